@@ -1,0 +1,144 @@
+"""The one door to other programs: argument lists, a log file, a deadline, and the last lines when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from m8d_build.errors import CommandFailed, PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Finished", "run", "tail_of", "which"]
+
+TAIL_LINES = 30
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program that ended with status 0.
+
+    Attributes:
+        stdout: what it wrote to standard output ("" if it went to a log).
+        seconds: wall-clock time.
+        peak_kib: largest resident set of the process and its waited-for children in KiB (0 if unknown).
+    """
+
+    stdout: str
+    seconds: float
+    peak_kib: int = 0
+
+
+def which(program: str, *, why: str, next_step: str) -> str:
+    """Return the full path of a program.
+
+    Raises:
+        PrerequisiteMissing: it is not on PATH.
+    """
+    found = shutil.which(program)
+    if found is None:
+        raise PrerequisiteMissing(f"{program!r} is not on PATH", rule=f"it is needed {why}", next_step=next_step)
+    return found
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    what: str,
+    log: Path | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 1800.0,
+    next_step: str = "",
+) -> Finished:
+    """Run a program to its end; never through a shell, never with our standard input.
+
+    Args:
+        command: program and arguments.
+        what: what it does, for messages ("compile NCCLUtils.cpp").
+        log: where its output goes (appended); without it stdout is returned and both are kept for the message.
+        cwd: its working folder.
+        env: variables set on top of ours.
+        timeout: seconds after which it and its children are ended.
+        next_step: what to do when it fails.
+
+    Raises:
+        CommandFailed: it could not start, ended with another status than 0, or ran past ``timeout``.
+    """
+    argv = [os.fspath(part) for part in command]
+    environ = {**os.environ, **(env or {})}
+    started = time.monotonic()
+    sink = log.open("ab") if log is not None else None
+    try:
+        if sink is not None:
+            sink.write(f"$ {' '.join(argv)}\n".encode())
+            sink.flush()
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=sink or subprocess.PIPE,
+                stderr=subprocess.STDOUT if sink else subprocess.PIPE,
+                cwd=cwd,
+                env=environ,
+                start_new_session=True,  # so that a deadline or Ctrl-C can end its children too
+            )
+        except OSError as exc:
+            raise CommandFailed(f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log) from exc
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException as exc:
+            _end(process)
+            if isinstance(exc, subprocess.TimeoutExpired):
+                raise CommandFailed(
+                    f"could not {what} within {timeout:.0f} s", next_step=next_step, log=log, tail=tail_of(log)
+                ) from exc
+            raise
+    finally:
+        if sink is not None:
+            sink.close()
+    stdout = (out or b"").decode(errors="replace")
+    if process.returncode != 0:
+        text = tail_of(log) if log else "\n".join((stdout + (err or b"").decode(errors="replace")).splitlines()[-TAIL_LINES:])
+        raise CommandFailed(
+            f"could not {what}: {os.path.basename(argv[0])} {_ending(process.returncode)}",
+            next_step=next_step,
+            log=log,
+            tail=text,
+        )
+    return Finished(stdout=stdout, seconds=time.monotonic() - started)
+
+
+def tail_of(log: Path | None, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log, "" if there is none."""
+    if log is None or not log.exists():
+        return ""
+    with log.open(encoding="utf-8", errors="replace") as file:
+        return "".join(deque(file, maxlen=lines)).rstrip()
+
+
+def _ending(returncode: int) -> str:
+    return f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with {returncode}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End our own child and its process group; it was started as a session of its own."""
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sig)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=5)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.communicate()

@@ -1,0 +1,65 @@
+"""Where things are: argument > M8D_* environment > default. The only reader of os.environ in the toolchain."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+__all__ = ["REPO_ROOT", "Settings"]
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Folders and switches of one run.
+
+    Attributes:
+        cache: downloads, sources, environments and objects that outlive a run (M8D_CACHE; default: a folder
+            ``m8d`` under the user's cache folder). Safe to delete at any time.
+        patches: the folder with targets.toml and the series.
+        out: wheels and logs of this run (``out/`` in the working folder).
+        compiler: the C++ compiler's command (M8D_CXX, then CXX, then ``g++``).
+        jobs: how many compilers run side by side (M8D_JOBS; default: the cores this process may use).
+        git_url: where PyTorch's git repository is (M8D_PYTORCH_GIT; default: upstream).
+    """
+
+    cache: Path
+    patches: Path
+    out: Path
+    compiler: str
+    jobs: int
+    git_url: str
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        cache: Path | None = None,
+        patches: Path | None = None,
+        out: Path | None = None,
+        jobs: int | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> Settings:
+        """Settle every setting.
+
+        Raises:
+            ValueError: M8D_JOBS is not a positive whole number.
+        """
+        env = dict(os.environ) if environ is None else environ
+        if jobs is None:
+            given = env.get("M8D_JOBS", "")
+            if given and (not given.isdigit() or int(given) < 1):
+                raise ValueError(f"M8D_JOBS is {given!r}. It must be a whole number from 1 up. Unset it or fix it.")
+            jobs = int(given) if given else len(os.sched_getaffinity(0))
+        return cls(
+            cache=(cache or Path(env.get("M8D_CACHE") or user_cache_path("m8d"))).expanduser().absolute(),
+            patches=(patches or REPO_ROOT / "patches").absolute(),
+            out=(out or Path.cwd() / "out").absolute(),
+            compiler=env.get("M8D_CXX") or env.get("CXX") or "g++",
+            jobs=jobs,
+            git_url=env.get("M8D_PYTORCH_GIT") or "https://github.com/pytorch/pytorch.git",
+        )
