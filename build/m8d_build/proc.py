@@ -9,13 +9,13 @@ import subprocess
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["Finished", "run", "tail_of", "which"]
 
@@ -29,12 +29,10 @@ class Finished:
     Attributes:
         stdout: what it wrote to standard output ("" if it went to a log).
         seconds: wall-clock time.
-        peak_kib: largest resident set of the process and its waited-for children in KiB (0 if unknown).
     """
 
     stdout: str
     seconds: float
-    peak_kib: int = 0
 
 
 def which(program: str, *, why: str, next_step: str) -> str:
@@ -45,7 +43,9 @@ def which(program: str, *, why: str, next_step: str) -> str:
     """
     found = shutil.which(program)
     if found is None:
-        raise PrerequisiteMissing(f"{program!r} is not on PATH", rule=f"it is needed {why}", next_step=next_step)
+        raise PrerequisiteMissing(
+            f"{program!r} is not on PATH", rule=f"it is needed {why}", next_step=next_step
+        )
     return found
 
 
@@ -92,14 +92,19 @@ def run(
                 start_new_session=True,  # so that a deadline or Ctrl-C can end its children too
             )
         except OSError as exc:
-            raise CommandFailed(f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log) from exc
+            raise CommandFailed(
+                f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log
+            ) from exc
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException as exc:
             _end(process)
             if isinstance(exc, subprocess.TimeoutExpired):
                 raise CommandFailed(
-                    f"could not {what} within {timeout:.0f} s", next_step=next_step, log=log, tail=tail_of(log)
+                    f"could not {what} within {timeout:.0f} s",
+                    next_step=next_step,
+                    log=log,
+                    tail=tail_of(log),
                 ) from exc
             raise
     finally:
@@ -107,9 +112,10 @@ def run(
             sink.close()
     stdout = (out or b"").decode(errors="replace")
     if process.returncode != 0:
-        text = tail_of(log) if log else "\n".join((stdout + (err or b"").decode(errors="replace")).splitlines()[-TAIL_LINES:])
+        said = stdout + (err or b"").decode(errors="replace")
+        text = tail_of(log) if log else "\n".join(said.splitlines()[-TAIL_LINES:])
         raise CommandFailed(
-            f"could not {what}: {os.path.basename(argv[0])} {_ending(process.returncode)}",
+            f"could not {what}: {Path(argv[0]).name} {_ending(process.returncode)}",
             next_step=next_step,
             log=log,
             tail=text,
@@ -126,7 +132,9 @@ def tail_of(log: Path | None, lines: int = TAIL_LINES) -> str:
 
 
 def _ending(returncode: int) -> str:
-    return f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with {returncode}"
+    return (
+        f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with {returncode}"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

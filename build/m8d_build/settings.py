@@ -53,7 +53,9 @@ class Settings:
         if jobs is None:
             given = env.get("M8D_JOBS", "")
             if given and (not given.isdigit() or int(given) < 1):
-                raise ValueError(f"M8D_JOBS is {given!r}. It must be a whole number from 1 up. Unset it or fix it.")
+                raise ValueError(
+                    f"M8D_JOBS is {given!r}. It must be a whole number from 1 up. Unset it or fix it."
+                )
             jobs = int(given) if given else len(os.sched_getaffinity(0))
         return cls(
             cache=(cache or Path(env.get("M8D_CACHE") or user_cache_path("m8d"))).expanduser().absolute(),

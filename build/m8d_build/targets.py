@@ -15,7 +15,7 @@ from m8d_build.errors import PatchRejected, UnknownVersion
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Status(str, Enum):
     """How far a target has come. Never more than was done."""
 
-    VERIFIED = "verified"  # exact sources seen, patches apply with no fuzz, wheel built and its behaviour tested
+    VERIFIED = (
+        "verified"  # exact sources seen, patches apply with no fuzz, wheel built and its behaviour tested
+    )
     APPLIES = "applies"  # exact or near sources seen (the note says which), patches apply to them
     PLANNED = "planned"  # the version is known; its sources were not seen
 
@@ -105,6 +107,8 @@ class Target:
     abi: Abi | None
     wheels: tuple[OfficialWheel, ...]
     distro_version: str  # the distribution's source package with these sources ("" if none)
+    pinned_packages: tuple[str, ...]  # packages whose headers the units need, in the version the wheel pins
+    build_packages: tuple[str, ...]  # further packages with headers, "name==version"
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -204,6 +208,8 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
                 for w in raw.get("wheels", ())
             ),
             distro_version=raw.get("distro_version", ""),
+            pinned_packages=tuple(raw.get("pinned_packages", ())),
+            build_packages=tuple(raw.get("build_packages", ())),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc
@@ -213,10 +219,14 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
     for wheel in target.wheels:
         if not _SHA256.fullmatch(wheel.sha256):
             raise _bad(path, where, f"sha256 of {wheel.filename} must be 64 hex digits")
-    if target.status is Status.VERIFIED and not (target.wheels and target.units and target.abi and target.topics):
+    if target.status is Status.VERIFIED and not (
+        target.wheels and target.units and target.abi and target.topics
+    ):
         raise _bad(path, where, "is verified, so it must name topics, units, abi and wheels")
     return target
 
 
 def _bad(path: Path, where: str, what: str) -> PatchRejected:
-    return PatchRejected(f"{path}: {where} {what}", next_step="Correct the entry; `git diff` shows what changed")
+    return PatchRejected(
+        f"{path}: {where} {what}", next_step="Correct the entry; `git diff` shows what changed"
+    )

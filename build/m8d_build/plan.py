@@ -1,0 +1,214 @@
+"""What an overlay build does, decided before anything runs: flags, commands, steps. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from m8d_build.targets import Abi, Unit
+    from m8d_build.toolbox import Toolbox
+
+__all__ = [
+    "EXPECTED_SECONDS", "LOCAL_SUFFIX", "CompileJob", "Layout", "compile_flags", "compile_jobs", "link_command",
+    "local_label", "overlay_file_name", "overlay_rpath",
+]  # fmt: skip
+
+# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
+LOCAL_SUFFIX = "m8d1"
+
+# Seconds per step on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only used to estimate the rest.
+EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
+    ("official wheel", 6.0),
+    ("sources", 2.0),
+    ("patches", 1.0),
+    ("headers", 8.0),
+    ("compile", 48.0),
+    ("libraries", 12.0),
+    ("link", 4.0),
+    ("check", 12.0),
+    ("graft", 4.0),
+    ("repack", 30.0),
+    ("inspect", 5.0),
+)
+
+# How the official build compiles these units, beyond what it says of itself: 2.6.0's CMakeLists.txt and
+# caffe2/CMakeLists.txt; the same names up to 2.14.
+_DEFINES = (
+    "USE_C10D_NCCL", "USE_C10D_GLOO", "USE_DISTRIBUTED", "USE_CUDA", "USE_NCCL", "USE_RPC", "USE_TENSORPIPE",
+    "TORCH_CUDA_BUILD_MAIN_LIB", "torch_cuda_EXPORTS", "NDEBUG",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Folders of one build.
+
+    Attributes:
+        stage: patched files, in PyTorch's layout; searched first, so a patched header wins.
+        source: PyTorch's tree; searched last, for the few headers the wheel does not ship.
+        work: objects and the library before they are moved to their place.
+    """
+
+    stage: Path
+    source: Path
+    work: Path
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One compiler call.
+
+    Attributes:
+        unit: the source's path in PyTorch's layout ("native/overlay.cpp" for our own).
+        source: the file that is compiled.
+        flags: every argument but source, output and dependency file.
+        identity: what makes the object, apart from the bytes it reads: the flags without this machine's paths.
+    """
+
+    unit: str
+    source: Path
+    flags: tuple[str, ...]
+    identity: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """File name of the object, unique within a build."""
+        return PurePosixPath(self.unit).with_suffix(".o").as_posix().replace("/", "_")
+
+
+def compile_flags(abi: Abi) -> tuple[str, ...]:
+    """Return the flags that do not depend on folders.
+
+    Args:
+        abi: as the official wheel was compiled (read from the wheel).
+    """
+    flags = [
+        f"-std={abi.std}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(abi.cxx11_abi)}",
+        "-O2",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fvisibility-inlines-hidden",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-w",  # warnings about PyTorch's own code are not ours to act on
+    ]
+    if abi.abi_version:
+        flags.append(f"-fabi-version={abi.abi_version}")
+    return (*flags, *(f"-D{name}" for name in _DEFINES))
+
+
+def compile_jobs(
+    units: Sequence[Unit], native: Path, abi: Abi, toolbox: Toolbox, layout: Layout
+) -> tuple[CompileJob, ...]:
+    """Return the compiler calls of a build: the target's units, then our own support unit.
+
+    Units that no patch touches are compiled from the source tree.
+    """
+    base = compile_flags(abi)
+    include = toolbox.torch_include
+    searched = [
+        f"-I{layout.stage}",
+        f"-I{include}",
+        f"-I{include}/torch/csrc/api/include",
+        *(arg for folder in toolbox.system_includes for arg in ("-isystem", str(folder))),
+        "-idirafter",
+        str(layout.source),
+    ]
+    # __FILE__ stands in NCCL's error messages: name PyTorch's files there, not this machine's folders.
+    prefixes = [
+        f"-ffile-prefix-map={folder}=." for folder in (layout.stage, layout.source, include, native.parent)
+    ]
+    jobs = []
+    for path, defines in [
+        *((u.path, u.defines) for u in units),
+        (f"native/{native.name}", _all_defines(units)),
+    ]:
+        staged = layout.stage / path
+        source = (
+            native if path.startswith("native/") else staged if staged.is_file() else layout.source / path
+        )
+        own = tuple(f"-D{d}" for d in defines)
+        jobs.append(CompileJob(path, source, (*base, *own, *searched, *prefixes), (*base, *own)))
+    return tuple(jobs)
+
+
+def _all_defines(units: Sequence[Unit]) -> tuple[str, ...]:
+    """Our support unit declares what some units were made to call by another name: it sees every define."""
+    return tuple(dict.fromkeys(d for unit in units for d in unit.defines))
+
+
+def link_command(
+    compiler: str,
+    objects: Sequence[Path],
+    libraries: Sequence[Path],
+    version_script: Path,
+    file_name: str,
+    rpath: str,
+    output: Path,
+) -> tuple[str, ...]:
+    """Return the command that makes the overlay library.
+
+    Args:
+        compiler: the C++ compiler.
+        objects: in the order of the units.
+        libraries: what it is linked against, by path.
+        version_script: which symbols it exports.
+        file_name: its DT_SONAME.
+        rpath: where it finds its neighbours, relative to itself.
+        output: the library.
+    """
+    return (
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-o",
+        str(output),
+        *map(str, objects),
+        f"-Wl,-soname,{file_name}",
+        f"-Wl,--version-script={version_script}",
+        "-Wl,--disable-new-dtags",  # DT_RPATH, as the official libraries have
+        f"-Wl,-rpath,{rpath}",
+        "-Wl,-z,defs",
+        "-Wl,-z,relro",
+        "-Wl,-z,now",
+        "-Wl,--build-id=sha1",
+        "-Wl,--no-as-needed",
+        *map(str, libraries),
+        "-lpthread",
+        "-ldl",
+    )
+
+
+def overlay_file_name(strings: Sequence[str]) -> str:
+    """Return the overlay's file name: a proper suffix of a NEEDED entry that names NCCL.
+
+    The name must stand in the grafted library's string table already, so that nothing has to grow.
+
+    Args:
+        strings: NEEDED entries of libtorch_cuda.so.
+
+    Raises:
+        ValueError: none of them names NCCL.
+    """
+    for name in strings:
+        if name.startswith("libnccl.so"):
+            return name.removeprefix("lib")
+    raise ValueError(f"no NEEDED entry names NCCL: {', '.join(strings)}")
+
+
+def overlay_rpath(official: str) -> str:
+    """Return the overlay's DT_RPATH: its own folder, then where the official library finds the nvidia packages."""
+    entries = ["$ORIGIN", *(e for e in official.split(":") if e and e != "$ORIGIN")]
+    return ":".join(dict.fromkeys(entries))
+
+
+def local_label(official: str) -> str:
+    """Return the patched wheel's local version label: "cu124" -> "cu124.m8d1"."""
+    return f"{official}.{LOCAL_SUFFIX}" if official else LOCAL_SUFFIX

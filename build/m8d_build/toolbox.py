@@ -1,0 +1,220 @@
+"""What an overlay is compiled and linked against: headers and libraries, unpacked from wheels.
+
+Nothing is installed. Headers go to the cache, named by what they came from; the libraries (over a gigabyte) are
+unpacked for as long as a build needs them.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+import zipfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = ["Toolbox", "extract", "link_libraries", "prepare_headers", "required_packages"]
+
+# libtorch_cuda.so's neighbours that the units' symbols live in (2.6.0 to 2.14: the same four).
+TORCH_LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
+COPY_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Folders of one build's headers.
+
+    Attributes:
+        torch_include: the official wheel's ``torch/include``.
+        system_includes: include folders of the other packages, in the order of the command line.
+        identity: digest of every wheel this came from; part of each object's cache key.
+    """
+
+    torch_include: Path
+    system_includes: tuple[Path, ...]
+    identity: str
+
+
+def required_packages(
+    pinned: Iterable[str], extra: Iterable[str], requirements: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the packages with headers, as "name==version".
+
+    Args:
+        pinned: names whose version the official wheel's METADATA pins.
+        extra: "name==version" of the others.
+        requirements: what METADATA pins, name to version.
+
+    Raises:
+        PrerequisiteMissing: METADATA does not pin one of ``pinned``.
+    """
+    lacking = [name for name in pinned if name not in requirements]
+    if lacking:
+        raise PrerequisiteMissing(
+            f"the official wheel does not pin {', '.join(lacking)}",
+            rule="targets.toml says that their headers are needed",
+            next_step="Correct pinned_packages of this target in patches/targets.toml",
+        )
+    return tuple(f"{name}=={requirements[name]}" for name in pinned) + tuple(extra)
+
+
+def prepare_headers(
+    torch_wheel: Path, torch_sha256: str, package_wheels: Mapping[str, Path], cache: Path
+) -> Toolbox:
+    """Unpack every header a build needs, once.
+
+    Args:
+        torch_wheel: the official wheel.
+        torch_sha256: its digest.
+        package_wheels: "name==version" to that package's wheel.
+        cache: the cache folder.
+
+    Raises:
+        WheelInvalid: a wheel is damaged.
+        PrerequisiteMissing: a package's wheel has no headers.
+        DiskFull: no room.
+    """
+    torch_root = cache / "headers" / f"torch-{torch_sha256[:16]}"
+    _once(torch_root, lambda into: extract(torch_wheel, into, lambda name: name.startswith("torch/include/")))
+    includes: list[Path] = []
+    for requirement, wheel in package_wheels.items():
+        root = cache / "headers" / wheel.stem
+        _once(root, lambda into, wheel=wheel: extract(wheel, into, _is_header))  # type: ignore[misc]
+        found = sorted(
+            path for path in root.rglob("include") if path.is_dir() and "include" not in path.parent.parts
+        )
+        if not found:
+            raise PrerequisiteMissing(
+                f"{requirement} ({wheel.name}) has no include folder",
+                rule="targets.toml says that its headers are needed",
+                next_step="Correct build_packages or pinned_packages of this target",
+            )
+        includes += found
+    identity = sha256("\n".join([torch_sha256, *sorted(w.name for w in package_wheels.values())]).encode())
+    return Toolbox(torch_root / "torch" / "include", tuple(includes), identity.hexdigest())
+
+
+def link_libraries(
+    torch_wheel: Path, package_wheels: Iterable[Path], needed: Iterable[str], into: Path
+) -> dict[str, Path]:
+    """Unpack the libraries an overlay is linked against into one folder.
+
+    Args:
+        torch_wheel: the official wheel.
+        package_wheels: wheels that may hold the others.
+        needed: file names (NEEDED entries of libtorch_cuda.so) to take from ``package_wheels`` where they are.
+        into: the folder; the caller removes it after use.
+
+    Returns:
+        File name to path.
+
+    Raises:
+        WheelInvalid: a wheel is damaged, or the official one lacks a library.
+        DiskFull: no room.
+    """
+    wanted = set(needed)
+    found: dict[str, Path] = {}
+    into.mkdir(parents=True, exist_ok=True)
+    places: list[tuple[Path, set[str] | None]] = [(torch_wheel, {f"torch/lib/{n}" for n in TORCH_LIBRARIES})]
+    places += [(wheel, None) for wheel in package_wheels]
+    for wheel, names in places:
+        with _opened(wheel) as archive:
+            for member in archive.namelist():
+                if not (member in names if names is not None else PurePosixPath(member).name in wanted):
+                    continue
+                target = into / PurePosixPath(member).name
+                if not target.exists():
+                    _copy_member(archive, member, target)
+                found[target.name] = target
+    lacking = [n for n in TORCH_LIBRARIES if n not in found]
+    if lacking:
+        raise WheelInvalid(
+            f"{torch_wheel.name} has no {', '.join('torch/lib/' + n for n in lacking)}",
+            rule="an overlay needs a CUDA build of torch",
+            next_step="Use the official CUDA wheel named in `python -m m8d_build targets`",
+        )
+    return found
+
+
+def extract(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> int:
+    """Unpack the members of a wheel that ``wanted`` accepts; return how many.
+
+    Raises:
+        WheelInvalid: the wheel is damaged.
+        DiskFull: no room.
+    """
+    with _opened(wheel) as archive:
+        chosen = [m for m in archive.namelist() if not m.endswith("/") and wanted(m)]
+        for member in chosen:
+            target = into / member
+            if ".." in PurePosixPath(member).parts or PurePosixPath(member).is_absolute():
+                raise WheelInvalid(
+                    f"{wheel.name} has a member {member!r}",
+                    rule="members must stay inside the wheel",
+                    next_step="Do not use this file",
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy_member(archive, member, target)
+    return len(chosen)
+
+
+def _is_header(name: str) -> bool:
+    return "/include/" in name
+
+
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError, FileNotFoundError) as exc:
+        raise WheelInvalid(
+            f"{wheel} cannot be read: {exc}",
+            rule="it must be a whole wheel",
+            next_step="Remove it and run again",
+        ) from exc
+
+
+def _copy_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.part")
+    try:
+        with archive.open(member) as source, partial.open("wb") as sink:
+            shutil.copyfileobj(source, sink, COPY_CHUNK)
+        partial.replace(target)
+    except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            raise DiskFull(
+                f"no room left for {target}", next_step="Free some space or set M8D_CACHE to another disk"
+            ) from exc
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _once(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Make ``folder`` whole or not at all; a finished one is reused."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        fill(partial)
+        try:
+            partial.rename(folder)
+        except OSError as exc:
+            if exc.errno not in (
+                errno.ENOTEMPTY,
+                errno.EEXIST,
+            ):  # another build was faster: the same contents
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
