@@ -87,7 +87,7 @@ def compile_all(
     workers: int,
     report: Reporter,
 ) -> tuple[Compiled, ...]:
-    """Compile every job, or take it from the cache; the slowest unit first.
+    """Compile every job, or take it from the cache; the largest unit first.
 
     Args:
         jobs: what to compile.
@@ -115,7 +115,8 @@ def compile_all(
             report.note(f"{job.unit}: unchanged")
         else:
             todo.append((job, key))
-    todo.sort(key=lambda entry: entry[0].source.stat().st_size, reverse=True)
+    # The largest first: it takes longest, and the second largest then ends before the first one's peak.
+    todo.sort(key=lambda entry: (entry[0].memory_mb, entry[0].source.stat().st_size), reverse=True)
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="m8d-cxx")
     futures = {pool.submit(_compile, job, key, layout, compiler, store, log): job for job, key in todo}
     try:

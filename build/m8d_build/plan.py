@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from m8d_build.targets import Unit
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from m8d_build.targets import Abi, Unit
+    from m8d_build.targets import Abi, Target
     from m8d_build.toolbox import Toolbox
 
 __all__ = [
-    "EXPECTED_SECONDS", "LOCAL_SUFFIX", "CompileJob", "Layout", "compile_flags", "compile_jobs", "link_command",
-    "local_label", "overlay_file_name", "overlay_rpath",
+    "EXPECTED_SECONDS", "LOCAL_SUFFIX", "CompileJob", "Layout", "compile_flags", "compile_jobs", "describe", "link_command",
+    "local_label", "overlay_file_name", "overlay_rpath", "workers_for",
 ]  # fmt: skip
 
 # Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
@@ -27,8 +29,8 @@ EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
     ("sources", 2.0),
     ("patches", 1.0),
     ("headers", 8.0),
+    ("libraries", 15.0),
     ("compile", 48.0),
-    ("libraries", 12.0),
     ("link", 4.0),
     ("check", 12.0),
     ("graft", 4.0),
@@ -68,12 +70,14 @@ class CompileJob:
         source: the file that is compiled.
         flags: every argument but source, output and dependency file.
         identity: what makes the object, apart from the bytes it reads: the flags without this machine's paths.
+        memory_mb: what the compiler will need, 0 if unknown.
     """
 
     unit: str
     source: Path
     flags: tuple[str, ...]
     identity: tuple[str, ...]
+    memory_mb: int = 0
 
     @property
     def name(self) -> str:
@@ -125,17 +129,35 @@ def compile_jobs(
         f"-ffile-prefix-map={folder}=." for folder in (layout.stage, layout.source, include, native.parent)
     ]
     jobs = []
-    for path, defines in [
-        *((u.path, u.defines) for u in units),
-        (f"native/{native.name}", _all_defines(units)),
-    ]:
+    support = Unit(f"native/{native.name}", _all_defines(units), memory_mb=100)
+    for unit in (*units, support):
+        path = unit.path
         staged = layout.stage / path
         source = (
             native if path.startswith("native/") else staged if staged.is_file() else layout.source / path
         )
-        own = tuple(f"-D{d}" for d in defines)
-        jobs.append(CompileJob(path, source, (*base, *own, *searched, *prefixes), (*base, *own)))
+        own = tuple(f"-D{define}" for define in unit.defines)
+        flags = (*base, *own, *searched, *prefixes)
+        jobs.append(CompileJob(path, source, flags, (*base, *own), unit.memory_mb))
     return tuple(jobs)
+
+
+def workers_for(memory_mb: Sequence[int], available_mb: int, jobs: int) -> int:
+    """Return how many compilers may run side by side.
+
+    Args:
+        memory_mb: what each needs.
+        available_mb: memory the machine can give; 0 if unknown.
+        jobs: the most that are wanted.
+
+    Returns:
+        1 to ``jobs``: as many as fit if the largest run at once.
+    """
+    largest = sorted(memory_mb, reverse=True)
+    count = max(1, min(jobs, len(largest)))
+    while count > 1 and 0 < available_mb < sum(largest[:count]):
+        count -= 1
+    return count
 
 
 def _all_defines(units: Sequence[Unit]) -> tuple[str, ...]:
@@ -212,3 +234,35 @@ def overlay_rpath(official: str) -> str:
 def local_label(official: str) -> str:
     """Return the patched wheel's local version label: "cu124" -> "cu124.m8d1"."""
     return f"{official}.{LOCAL_SUFFIX}" if official else LOCAL_SUFFIX
+
+
+def describe(target: Target, python: str, source: str, topics: Sequence[str], jobs: int) -> dict[str, str]:
+    """Return what each step of an overlay build does, for people, from what is on record.
+
+    Args:
+        target: the version.
+        python: Python tag of the wheel.
+        source: as given with ``--source``.
+        topics: of the series.
+        jobs: compilers side by side.
+    """
+    official = next((w.filename for w in target.wheels if f"-{python}-" in w.filename), "")
+    flags = " ".join(compile_flags(target.abi)) if target.abi else "as the wheel says"
+    places = "the cache, git, the distribution's source package" if source == "auto" else source
+    return {
+        "official wheel": official or f"none on record for {python}: name one with --wheel",
+        "sources": f"PyTorch {target.tag} from {places}; {len(target.files)} files checked by blob id",
+        "patches": ", ".join(topics) or "none",
+        "headers": ", ".join((*target.pinned_packages, *target.build_packages)) or "none on record",
+        "libraries": "torch/lib of the official wheel, unpacked for the time of the build",
+        "compile": f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at once; {flags}",
+        "link": "one library with the name of NCCL's own without its lib prefix",
+        "check": "strong symbols, class sizes, direct calls",
+        "graft": "torch/lib/libtorch_cuda.so: one DT_NEEDED more, the old definitions hidden",
+        "repack": f"torch-{target.version}+{local_label(_local(target))}",
+        "inspect": "marker, METADATA, RECORD, libraries and file name agree",
+    }
+
+
+def _local(target: Target) -> str:
+    return next((wheel.local for wheel in target.wheels), "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-__all__ = ["REPO_ROOT", "Settings"]
+__all__ = ["REPO_ROOT", "Settings", "available_memory_mb"]
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,3 +65,14 @@ class Settings:
             jobs=jobs,
             git_url=env.get("M8D_PYTORCH_GIT") or "https://github.com/pytorch/pytorch.git",
         )
+
+
+def available_memory_mb() -> int:
+    """Return the memory this machine can give without swapping, in MB; 0 where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(
+            int(line.split()[1]) * 1024 // 1_000_000 for line in lines if line.startswith("MemAvailable:")
+        )
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0

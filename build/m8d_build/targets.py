@@ -58,10 +58,12 @@ class Unit:
     Attributes:
         path: source file relative to PyTorch's repository.
         defines: preprocessor definitions this unit alone gets.
+        memory_mb: the compiler's largest resident set in MB, measured (g++ 12); 0 if nobody did.
     """
 
     path: str
     defines: tuple[str, ...] = ()
+    memory_mb: int = 0
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             defects=tuple(raw.get("defects", ())),
             topics=tuple(raw.get("topics", ())),
             files=tuple(SourceFile(p, b) for p, b in raw.get("files", {}).items()),
-            units=tuple(Unit(u["path"], tuple(u.get("defines", ()))) for u in raw.get("units", ())),
+            units=tuple(Unit(u["path"], tuple(u.get("defines", ())), int(u.get("memory_mb", 0))) for u in raw.get("units", ())),
             abi=Abi(abi["cxx11_abi"], abi["abi_version"], abi["std"], abi["cuda"]) if abi else None,
             wheels=tuple(
                 OfficialWheel(w["filename"], w["sha256"], w["local"], w["git_version"])

@@ -104,45 +104,46 @@ def prepare_headers(
 
 
 def link_libraries(
-    torch_wheel: Path, package_wheels: Iterable[Path], needed: Iterable[str], into: Path
-) -> dict[str, Path]:
-    """Unpack the libraries an overlay is linked against into one folder.
+    torch_lib: Path, package_wheels: Iterable[Path], needed: Iterable[str], into: Path
+) -> tuple[Path, ...]:
+    """Return the libraries an overlay is linked against, unpacking what is not PyTorch's own.
 
     Args:
-        torch_wheel: the official wheel.
-        package_wheels: wheels that may hold the others.
-        needed: file names (NEEDED entries of libtorch_cuda.so) to take from ``package_wheels`` where they are.
-        into: the folder; the caller removes it after use.
-
-    Returns:
-        File name to path.
+        torch_lib: the official wheel's ``torch/lib``, unpacked.
+        package_wheels: wheels that hold the others.
+        needed: file names of the others (NEEDED entries of libtorch_cuda.so).
+        into: where those go; the caller removes it after use.
 
     Raises:
         WheelInvalid: a wheel is damaged, or the official one lacks a library.
+        PrerequisiteMissing: no package has one of the others.
         DiskFull: no room.
     """
-    wanted = set(needed)
-    found: dict[str, Path] = {}
     into.mkdir(parents=True, exist_ok=True)
-    places: list[tuple[Path, set[str] | None]] = [(torch_wheel, {f"torch/lib/{n}" for n in TORCH_LIBRARIES})]
-    places += [(wheel, None) for wheel in package_wheels]
-    for wheel, names in places:
-        with _opened(wheel) as archive:
-            for member in archive.namelist():
-                if not (member in names if names is not None else PurePosixPath(member).name in wanted):
-                    continue
-                target = into / PurePosixPath(member).name
-                if not target.exists():
-                    _copy_member(archive, member, target)
-                found[target.name] = target
-    lacking = [n for n in TORCH_LIBRARIES if n not in found]
+    missing = dict.fromkeys(needed)
+    found = [torch_lib / name for name in TORCH_LIBRARIES]
+    lacking = [path.name for path in found if not path.is_file()]
     if lacking:
         raise WheelInvalid(
-            f"{torch_wheel.name} has no {', '.join('torch/lib/' + n for n in lacking)}",
+            f"the official wheel has no torch/lib/{', torch/lib/'.join(lacking)}",
             rule="an overlay needs a CUDA build of torch",
-            next_step="Use the official CUDA wheel named in `python -m m8d_build targets`",
+            next_step="Use the official CUDA wheel that `python -m m8d_build targets` names",
         )
-    return found
+    for wheel in package_wheels:
+        with _opened(wheel) as archive:
+            for member in archive.namelist():
+                name = PurePosixPath(member).name
+                if name in missing:
+                    _copy_member(archive, member, into / name)
+                    found.append(into / name)
+                    del missing[name]
+    if missing:
+        raise PrerequisiteMissing(
+            f"none of the packages has {', '.join(missing)}",
+            rule="libtorch_cuda.so needs it, so its package must be among pinned_packages",
+            next_step="Correct pinned_packages of this target in patches/targets.toml",
+        )
+    return tuple(found)
 
 
 def extract(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> int:

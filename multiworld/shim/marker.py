@@ -19,7 +19,7 @@ from multiworld.errors import MarkerError
 
 __all__ = [
     "LIBRARY_PREFIX", "MARKER_NAME", "OVERLAY_LIBRARY", "SCHEMA", "LibraryInfo", "Marker", "Overlay", "Topic",
-    "find_torch", "library_info", "library_info_in", "parse_marker", "read_marker",
+    "compare", "find_torch", "library_info", "library_info_in", "parse_marker", "read_marker",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -152,7 +152,7 @@ def read_marker(torch_dir: Path | None = None, *, check_library: bool = True) ->
     marker = parse_marker(data, where=str(path))
     if not check_library:
         return marker
-    return replace(marker, disagreements=disagreements(marker, folder.parent / marker.library))
+    return replace(marker, disagreements=_compare_on_disk(marker, folder.parent / marker.library))
 
 
 def parse_marker(data: bytes, *, where: str = MARKER_NAME) -> Marker:
@@ -168,7 +168,9 @@ def parse_marker(data: bytes, *, where: str = MARKER_NAME) -> Marker:
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise MarkerError(
-            f"{where} has schema {schema!r}", rule=f"this multiworld reads schema {SCHEMA}", next_step="Update multiworld"
+            f"{where} has schema {schema!r}",
+            rule=f"this multiworld reads schema {SCHEMA}",
+            next_step="Update multiworld",
         )
     try:
         overlay = raw["overlay"]
@@ -181,10 +183,7 @@ def parse_marker(data: bytes, *, where: str = MARKER_NAME) -> Marker:
             builder=_text(raw, "builder"),
             overlay=None if overlay is None else Overlay(_text(overlay, "file"), _text(overlay, "sha256")),
         )
-        if marker.mode not in {"overlay", "full"} or (marker.mode == "overlay") != (marker.overlay is not None):
-            raise ValueError(f"mode {marker.mode!r} with overlay {overlay!r}")
-        if marker.overlay and (marker.overlay.file.startswith("/") or ".." in marker.overlay.file.split("/")):
-            raise ValueError(f"overlay file {marker.overlay.file!r} leaves the installation")
+        _check_mode(marker)
     except (KeyError, TypeError, ValueError) as exc:
         raise MarkerError(
             f"{where} breaks the schema: {type(exc).__name__}: {exc}", next_step=_REINSTALL
@@ -233,35 +232,24 @@ def library_info_in(data: bytes | mmap.mmap, *, where: str) -> LibraryInfo | Non
         raise MarkerError(f"{where} carries {len(found)} patch infos that differ", next_step=_REINSTALL)
     try:
         raw: Any = json.loads(found.pop())
-        if raw["schema"] != SCHEMA:
-            raise ValueError(f"schema {raw['schema']!r}, this multiworld reads {SCHEMA}")
-        topics = tuple(raw["topics"])
-        if not all(isinstance(topic, str) for topic in topics):
-            raise TypeError("topics must be names")
-        return LibraryInfo(_text(raw, "torch"), topics)
+        return _info(raw)
     except (KeyError, TypeError, ValueError) as exc:
         raise MarkerError(
             f"{where}: the patch info is unreadable: {type(exc).__name__}: {exc}", next_step=_REINSTALL
         ) from exc
 
 
-def disagreements(marker: Marker, library: Path) -> tuple[str, ...]:
-    """Return where a marker and the library it names differ, one sentence each."""
-    try:
-        info = library_info(library)
-    except MarkerError as exc:
-        return (str(exc),)
+def compare(marker: Marker, info: LibraryInfo | None, sha256: str | None) -> tuple[str, ...]:
+    """Return where a marker and the library it names differ, one sentence each.
+
+    Args:
+        marker: what ``torch/m8d.json`` says.
+        info: what the library says, None if it says nothing.
+        sha256: of an overlay library's file, 64 hex digits; None if it was not computed.
+    """
+    name = marker.library.rpartition("/")[2]
     if info is None:
-        return (f"{library} {'says nothing of patches' if library.exists() else 'is missing'}",)
-    found = list(_differences(marker, info, library.name))
-    if marker.overlay is not None:
-        digest = hashlib.sha256(library.read_bytes()).hexdigest()
-        if digest != marker.overlay.sha256:
-            found.append(f"{library.name} has the SHA-256 {digest}, {MARKER_NAME} says {marker.overlay.sha256}")
-    return tuple(found)
-
-
-def _differences(marker: Marker, info: LibraryInfo, name: str) -> list[str]:
+        return (f"{name} says nothing of patches",)
     found = []
     if info.torch != marker.torch:
         found.append(f"{name} is of torch {info.torch}, {MARKER_NAME} says {marker.torch}")
@@ -270,7 +258,37 @@ def _differences(marker: Marker, info: LibraryInfo, name: str) -> list[str]:
         found.append(
             f"{name} has the topics {', '.join(info.topics) or 'none'}; {MARKER_NAME} says {', '.join(named) or 'none'}"
         )
-    return found
+    if marker.overlay is not None and sha256 is not None and sha256 != marker.overlay.sha256:
+        found.append(f"{name} has the SHA-256 {sha256}, {MARKER_NAME} says {marker.overlay.sha256}")
+    return tuple(found)
+
+
+def _compare_on_disk(marker: Marker, library: Path) -> tuple[str, ...]:
+    if not library.is_file():
+        return (f"{library} is missing",)
+    try:
+        info = library_info(library)
+    except MarkerError as exc:
+        return (str(exc),)
+    digest = hashlib.sha256(library.read_bytes()).hexdigest() if marker.overlay is not None else None
+    return compare(marker, info, digest)
+
+
+def _check_mode(marker: Marker) -> None:
+    overlay = marker.overlay
+    if marker.mode not in {"overlay", "full"} or (marker.mode == "overlay") != (overlay is not None):
+        raise ValueError(f"mode {marker.mode!r} with overlay {overlay!r}")
+    if overlay and (overlay.file.startswith("/") or ".." in overlay.file.split("/")):
+        raise ValueError(f"overlay file {overlay.file!r} leaves the installation")
+
+
+def _info(raw: Any) -> LibraryInfo:
+    if raw["schema"] != SCHEMA:
+        raise ValueError(f"schema {raw['schema']!r}, this multiworld reads {SCHEMA}")
+    topics = raw["topics"]
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise TypeError(f"topics are {topics!r}, must be names")
+    return LibraryInfo(_text(raw, "torch"), tuple(topics))
 
 
 def _text(raw: Any, key: str) -> str:

@@ -1,0 +1,6 @@
+"""check-wheel: a patched wheel, installed, shown to behave; every claim beside the same probe on the stock wheel."""
+
+from m8d_build.check.report import Report, Result
+from m8d_build.check.run import check_wheel
+
+__all__ = ["Report", "Result", "check_wheel"]

@@ -1,0 +1,105 @@
+"""The probes' native parts: the preloaded double of a GPU, and the extension linked against a wheel's libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m8d_build import proc
+from m8d_build.errors import PrerequisiteMissing
+
+if TYPE_CHECKING:
+    from m8d_build.envs import Environment
+
+__all__ = ["PROBES", "build_double", "build_extension", "extension_command", "nccl_library"]
+
+PROBES = Path(__file__).with_name("probes")
+_TIMEOUT = 300.0  # seconds; each takes about one
+_NEXT = "Look at the log; another compiler is named by M8D_CXX"
+
+
+def build_double(compiler: str, into: Path, log: Path) -> Path:
+    """Compile the library that is preloaded under the heartbeat probes; return its path.
+
+    Raises:
+        CommandFailed: the compiler failed.
+    """
+    made = into / "one_gpu.so"
+    proc.run(
+        [
+            compiler,
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            PROBES / "one_gpu.cpp",
+            "-o",
+            made,
+            "-ldl",
+            "-lpthread",
+        ],
+        what="compile the probes' double of a GPU",
+        log=log,
+        timeout=_TIMEOUT,
+        next_step=_NEXT,
+    )
+    return made
+
+
+def build_extension(compiler: str, made: Path, *, linked: Environment, run: Environment, log: Path) -> Path:
+    """Compile the AutoNcclGroup extension; return its path.
+
+    Args:
+        compiler: the C++ compiler's command.
+        made: the library's path.
+        linked: whose libraries it is linked against.
+        run: whose libraries it finds when it is loaded.
+        log: where the compiler writes.
+
+    Raises:
+        CommandFailed: the compiler or linker failed; an undefined symbol is such a failure.
+        PrerequisiteMissing: an environment has no libnccl.
+    """
+    proc.run(
+        extension_command(
+            compiler,
+            made,
+            link_folders=(linked.torch / "lib", nccl_library(linked.site).parent),
+            run_folders=(run.torch / "lib", nccl_library(run.site).parent),
+            nccl=nccl_library(linked.site).name,
+        ),
+        what=f"link an extension against {linked.name}",
+        log=log,
+        timeout=_TIMEOUT,
+        next_step=_NEXT,
+    )
+    return made
+
+
+def extension_command(
+    compiler: str, made: Path, *, link_folders: tuple[Path, ...], run_folders: tuple[Path, ...], nccl: str
+) -> list[str]:
+    """Return the compiler's arguments: no undefined symbol is let through, no library is dropped as unneeded."""
+    return [
+        compiler, "-std=c++17", "-O1", "-fPIC", "-shared", str(PROBES / "group.cpp"), "-o", str(made),
+        "-Wl,-z,defs", "-Wl,--no-as-needed",
+        *(f"-L{folder}" for folder in link_folders),
+        *(f"-Wl,-rpath,{folder}" for folder in run_folders),
+        "-ltorch_cuda", f"-l:{nccl}", "-ldl",
+    ]  # fmt: skip
+
+
+def nccl_library(site: Path) -> Path:
+    """Return the NCCL library beside an installed torch.
+
+    Raises:
+        PrerequisiteMissing: there is none.
+    """
+    found = sorted((site / "nvidia" / "nccl" / "lib").glob("libnccl.so.*"))
+    if not found:
+        raise PrerequisiteMissing(
+            f"{site} has no nvidia/nccl/lib/libnccl.so.*",
+            rule="the checks need the NCCL that the wheel depends on",
+            next_step="Give a CUDA wheel, or a stock environment with its nvidia packages",
+        )
+    return found[0]

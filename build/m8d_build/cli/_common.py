@@ -1,0 +1,57 @@
+"""What several commands share: which target, which Python, how a built wheel is announced."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from m8d_build.targets import load_targets
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from m8d_build.settings import Settings
+    from m8d_build.targets import Target
+
+__all__ = ["announce", "choose_target", "python_tag", "say"]
+
+
+def python_tag(asked: str | None) -> str:
+    """Return a Python tag ("cp311") for "3.11", "cp311", or, for None, the Python that runs this."""
+    if not asked:
+        return f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return asked if asked.startswith("cp") else "cp" + "".join(asked.split(".")[:2])
+
+
+def choose_target(args: argparse.Namespace, settings: Settings, python: str) -> Target:
+    """Return the target ``--torch`` names, or the newest verified one for this Python.
+
+    Raises:
+        UnknownVersion: there is none.
+    """
+    targets = load_targets(settings.patches)
+    return targets.get(args.torch) if args.torch else targets.newest_verified(python)
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are: no markup, no wrapping."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def announce(console: Console, wheel: Path, sha256: str, topics: Sequence[str]) -> None:
+    """Say what was built and how to install it."""
+    say(
+        console,
+        "",
+        f"wheel:    {wheel}",
+        f"size:     {wheel.stat().st_size / 1e6:.0f} MB",
+        f"sha256:   {sha256}",
+        f"topics:   {', '.join(topics)}",
+        f"install:  python -m pip install {shlex.quote(str(wheel))}",
+    )

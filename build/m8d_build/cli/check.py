@@ -1,0 +1,107 @@
+"""``check``: install a patched wheel in a fresh environment and show that it behaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m8d_build.check import check_wheel
+from m8d_build.check.run import EXPECTED_SECONDS, STOCK_AUTO, STOCK_NONE
+from m8d_build.cli import print_json
+from m8d_build.errors import OutputUnwritable, WheelUnreachable
+from m8d_build.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from m8d_build.settings import Settings
+
+__all__ = ["HELP", "NAME", "configure_parser", "execute"]
+
+NAME = "check"
+HELP = "Install a patched wheel in a fresh environment and show how it behaves, beside the stock one."
+
+
+def configure_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("wheel", nargs="?", type=Path, help="the patched wheel (default: the newest in out/)")
+    parser.add_argument(
+        "--stock",
+        default=STOCK_AUTO,
+        metavar="PYTHON|auto|none",
+        help="what to compare with: a Python that has the official wheel; auto: an environment kept in the cache; "
+        "none: do not compare (default: auto)",
+    )
+    parser.add_argument(
+        "--official", type=Path, metavar="WHEEL", help="the official wheel, instead of downloading it"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the wheel's environment in the cache")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder with the wheel and the logs (default: out/)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def execute(args: argparse.Namespace, settings: Settings, console: Console) -> int:
+    """Check a wheel and print every outcome.
+
+    Raises:
+        BehaviourFailed: an outcome is not the expected one.
+        BuildError: another of the toolchain's errors; see ``check_wheel``.
+    """
+    wheel = args.wheel or _newest(settings.out)
+    log = _new_log(settings.out / "logs", wheel)
+    report = check_wheel(
+        wheel,
+        settings,
+        Silent() if args.json else Progress(EXPECTED_SECONDS, console),
+        log=log,
+        stock=args.stock,
+        official=args.official,
+        keep=args.keep,
+    )
+    if args.json:
+        print_json(console, report.as_json())
+    else:
+        console.print(report.as_table())
+        stock = (
+            f"compared with {report.stock}"
+            if report.stock
+            else f"not compared with stock (--stock {STOCK_NONE})"
+        )
+        console.print(
+            f"{report.wheel.name}: torch {report.version}, {', '.join(report.topics)}; {stock}", markup=False
+        )
+    report.require_ok(log)
+    if not args.json:
+        console.print(
+            f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}", markup=False
+        )
+    return 0
+
+
+def _newest(out: Path) -> Path:
+    wheels = sorted(out.glob("torch-*.m8d*.whl"), key=lambda path: path.stat().st_mtime)
+    if not wheels:
+        raise WheelUnreachable(
+            f"{out} has no patched wheel",
+            rule="without a WHEEL argument the newest in the output folder is checked",
+            next_step="Build one (nox -s build-torch), or name one",
+        )
+    return wheels[-1]
+
+
+def _new_log(folder: Path, wheel: Path) -> Path:
+    log = folder / f"check-{wheel.stem}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+    except OSError as exc:
+        raise OutputUnwritable(
+            f"{log} cannot be written: {exc.strerror}",
+            rule="everything the check runs is logged there",
+            next_step="Name another folder with --out",
+        ) from exc
+    return log

@@ -1,0 +1,216 @@
+"""``full``: build a patched PyTorch from source, in conda or a plain venv."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m8d_build.blobs import file_sha256
+from m8d_build.full import run_full, unfinished
+from m8d_build.full_actions import StandardActions
+from m8d_build.full_plan import jobs_for, plan_full
+from m8d_build.full_recipes import load_recipes
+from m8d_build.full_steps import Command, FullOptions, Inputs, python_tag
+from m8d_build.machine import read_machine
+from m8d_build.preflight import Need, Problem, choose_route, preflight, require
+from m8d_build.progress import Progress
+from m8d_build.rules import reject, verify
+from m8d_build.series import load_series
+from m8d_build.settings import REPO_ROOT
+from m8d_build.targets import load_targets
+from multiworld import __version__ as builder
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from m8d_build.full_recipes import Recipes
+    from m8d_build.full_steps import FullPlan
+    from m8d_build.series import Series
+    from m8d_build.settings import Settings
+    from m8d_build.targets import Target
+
+__all__ = ["HELP", "NAME", "configure_parser", "execute"]
+
+NAME = "full"
+HELP = "build a patched PyTorch from source (hours, about 100 GB)"
+
+DISTRO = "distro"
+
+
+def configure_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--torch", metavar="VERSION", help="default: the newest verified one for this Python")
+    parser.add_argument(
+        "--env",
+        choices=("auto", "conda", "mamba", "micromamba", "venv"),
+        default="auto",
+        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a venv)",
+    )
+    parser.add_argument(
+        "--source",
+        default="auto",
+        metavar="WHERE",
+        help="git (auto is the same), or a clone with its submodules",
+    )
+    parser.add_argument("--python", metavar="X.Y", help="Python to build for (default: the one running this)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the wheel, the logs and the build go")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="compilers side by side (default: one per core and 6 GiB)"
+    )
+    parser.add_argument(
+        "--archs",
+        metavar="LIST",
+        help="GPU architectures, as in 8.0;9.0+PTX (default: those of the official wheel)",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="print the steps and their commands, and run nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="with --plan: print one JSON object")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument(
+        "--resume", action="store_true", help="go on from the last finished step (the default)"
+    )
+    again.add_argument("--fresh", action="store_true", help="remove what an earlier run left, and begin anew")
+
+
+def execute(args: argparse.Namespace, settings: Settings, console: Console) -> int:
+    """Plan the build; print it, or check the machine and run it.
+
+    Raises:
+        PreflightFailed: this machine cannot do it; every reason is listed.
+        UnknownVersion: the version has no target or no recipe.
+        PatchRejected: its series breaks a rule.
+        BuildError: as ``full.run_full``.
+    """
+    target, series, recipes = _subject(args, settings)
+    recipe = recipes.get(target.version)
+    out = args.out.absolute() if args.out else settings.out
+    machine = read_machine(out, settings.compiler)
+    route = choose_route(args.env, recipe, machine)
+    options = FullOptions(
+        route=route,
+        python=args.python or machine.python,
+        out=out,
+        jobs=args.jobs if args.jobs is not None else jobs_for(machine.memory, settings.jobs),
+        source="git" if args.source in {"auto", "git"} else str(Path(args.source).absolute()),
+        git_url=settings.git_url,
+        archs=tuple(args.archs.split(";")) if args.archs else (),
+    )
+    need = Need(
+        torch=target.version,
+        recipe=recipe,
+        kind=route.kind,
+        python=options.python,
+        jobs=options.jobs,
+        abi=target.abi,
+        patches=len(series.patches),
+        from_git=options.source == "git",
+    )
+    problems = [*preflight(need, machine), *_source_problem(args.source)]
+    plan = plan_full(
+        target,
+        recipe,
+        options,
+        _inputs(series, recipes, target.version),
+        cxx11_abi=bool(target.abi and target.abi.cxx11_abi),
+    )
+    if args.plan:
+        _show(plan, problems, console, as_json=args.json)
+        return 0
+    require(problems, target.version)
+    actions = StandardActions(
+        target=target,
+        series=series,
+        compiler=route.compiler,
+        patches=settings.patches,
+        licence=REPO_ROOT / "LICENSE",
+        builder=builder,
+    )
+    progress = Progress([(step.title, step.minutes * 60) for step in unfinished(plan)], console)
+    result = run_full(plan, actions, progress, fresh=args.fresh)
+    if result.wheel is not None:
+        _announce(result.wheel, series, console)
+    return 0
+
+
+def _subject(args: argparse.Namespace, settings: Settings) -> tuple[Target, Series, Recipes]:
+    targets = load_targets(settings.patches)
+    running = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    python = python_tag(args.python) if args.python else running
+    target = targets.get(args.torch) if args.torch else targets.newest_verified(python)
+    series = load_series(settings.patches, target.version)
+    reject(target.version, verify(target, series))
+    return target, series, load_recipes()
+
+
+def _inputs(series: Series, recipes: Recipes, version: str) -> Inputs:
+    recipe = recipes.get(version)
+    digest = hashlib.sha256("".join(f"{p.name} {p.sha256}\n" for p in series.patches).encode()).hexdigest()
+    return Inputs(
+        series=digest,
+        environment=recipes.text(recipe.environment),
+        requirements=(recipe.requirements, recipes.text(recipe.requirements)),
+        libraries=(recipe.libraries, recipes.text(recipe.libraries)),
+    )
+
+
+def _source_problem(source: str) -> list[Problem]:
+    if source != DISTRO:
+        return []
+    return [
+        Problem(
+            "source",
+            "the distribution's source package",
+            "it lacks PyTorch's submodules, which a full build takes",
+            "Use --source git, or a recursive clone",
+        )
+    ]
+
+
+def _show(plan: FullPlan, problems: Sequence[Problem], console: Console, *, as_json: bool) -> None:
+    if as_json:
+        said = {**plan.as_json(), "problems": [asdict(problem) for problem in problems]}
+        console.print_json(json.dumps(said))
+        return
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"torch {plan.version}, built in {plan.layout.work}")
+    shown: tuple[tuple[str, str], ...] = ()
+    for number, step in enumerate(plan.steps, 1):
+        say(f"\n{number}. {step.title}  [{step.id}, roughly {step.minutes:.0f} min]")
+        for part in step.parts:
+            if not isinstance(part, Command):
+                where = ", ".join(f"{name} {value}" for name, value in part.args if name != "text")
+                say(f"   - {part.act.value}: {where}")
+                continue
+            if part.env and part.env != shown:
+                for name, value in part.env:
+                    say(f"     {name}={shlex.quote(value)}")
+                shown = part.env
+            say(f"   $ {shlex.join(part.argv)}")
+    if problems:
+        say("\nThis machine cannot do it:")
+        for problem in problems:
+            say(f"  - {problem}")
+
+
+def _announce(wheel: Path, series: Series, console: Console) -> None:
+    size = wheel.stat().st_size / 2**20
+    for line in (
+        f"wheel:   {wheel}",
+        f"size:    {size:.0f} MiB",
+        f"sha256:  {file_sha256(wheel)}",
+        f"topics:  {', '.join(series.topics)}",
+        f"install: python -m pip install {shlex.quote(str(wheel))}",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""``wheel``: put an overlay library that was built already into an official wheel."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m8d_build.blobs import file_sha256
+from m8d_build.cli import print_json
+from m8d_build.elf.read import glibc_floor
+from m8d_build.errors import CheckFailed, PrerequisiteMissing
+from m8d_build.facts import read_facts
+from m8d_build.graft import graft_edits
+from m8d_build.lock import hold
+from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
+from m8d_build.plan import local_label
+from m8d_build.repack import Edit, Put, repack
+from m8d_build.series import load_series
+from m8d_build.settings import REPO_ROOT
+from m8d_build.targets import load_targets
+from m8d_build.toolbox import extract
+from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
+from multiworld import __version__
+from multiworld.errors import MarkerError
+from multiworld.shim.marker import Marker, Overlay, Topic, library_info
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from m8d_build.settings import Settings
+    from multiworld.shim.marker import LibraryInfo
+
+__all__ = ["HELP", "NAME", "configure_parser", "execute"]
+
+NAME = "wheel"
+HELP = "Put an overlay library that was built already into an official wheel."
+GRAFTED = "torch/lib/libtorch_cuda.so"
+
+
+def configure_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--wheel", type=Path, required=True, metavar="WHL", help="the official wheel")
+    parser.add_argument("--overlay", type=Path, required=True, metavar="LIB", help="the overlay library")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the wheel goes (default: out/)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compressors side by side (default: all cores)")
+    parser.add_argument(
+        "--allow-unverified", action="store_true", help="accept a wheel that is not on record"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def execute(args: argparse.Namespace, settings: Settings, console: Console) -> int:
+    """Check wheel and overlay, graft, repack; print the new wheel's path, size and SHA-256.
+
+    Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces them.
+
+    Raises:
+        WheelInvalid, WheelMismatch, WheelAlreadyPatched: the wheel is not the target's official one.
+        PrerequisiteMissing: the overlay is not there, or says nothing of patches.
+        CheckFailed, ElfInvalid: it does not fit the wheel.
+        BuildBusy, DiskFull, OutputUnwritable: the output folder.
+    """
+    wheel = open_wheel(args.wheel)
+    target = load_targets(settings.patches).get(wheel.version.public)
+    sha256 = file_sha256(wheel.path)
+    wheel.check_against(target, wheel.python_tags[0], sha256=sha256, allow_unverified=args.allow_unverified)
+    info = _info(args.overlay, target.version)
+    series = load_series(settings.patches, target.version)
+    topics = tuple(Topic(patch.topic, patch.sha256) for patch in series.patches)
+    if info.topics != series.topics:
+        raise CheckFailed(
+            f"{args.overlay} was built with {', '.join(info.topics) or 'no topics'}",
+            rule=f"the series of {target.version} is {', '.join(series.topics) or 'empty'}",
+            next_step="Build it anew from this checkout: `python -m m8d_build overlay`",
+        )
+    with (
+        hold(settings.out, what=f"repack {wheel.path.name}"),
+        tempfile.TemporaryDirectory(prefix=".wheel-", dir=settings.out) as folder,
+    ):
+        unpacked = Path(folder)
+        extract(wheel.path, unpacked, lambda name: name.startswith("torch/lib/") and ".so" in name)
+        facts = read_facts(wheel, installed=unpacked)
+        facts.check_against(target)
+        edits = graft_edits(unpacked / GRAFTED, args.overlay).edits
+        entry = f"torch/lib/{args.overlay.name}"
+        marker = Marker(
+            torch=target.version,
+            local=local_label(facts.local),
+            commit=facts.git_version,
+            topics=topics,
+            mode="overlay",
+            builder=__version__,
+            overlay=Overlay(entry, file_sha256(args.overlay)),
+        )
+        changed = (GRAFTED, entry, MARKER_ENTRY)
+        glibc = max(glibc_floor(args.overlay), facts.glibc)
+        made = repack(
+            wheel,
+            settings.out,
+            [
+                Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in edits)),
+                Put(entry, args.overlay, executable=True),
+                Put(MARKER_ENTRY, make_marker(marker)),
+            ],
+            local=marker.local,
+            platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
+            notices={
+                LICENCE_NAME: (REPO_ROOT / "LICENSE").read_bytes(),
+                NOTICE_NAME: make_notice(
+                    marker, source=wheel.path.name, source_sha256=sha256, changed=changed
+                ),
+            },
+            jobs=settings.jobs,
+            cache=settings.cache / "deflate",
+        )
+    if args.json:
+        print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})
+    else:
+        console.print(f"{made.path}\n  {made.size} bytes, sha256 {made.sha256}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _info(overlay: Path, version: str) -> LibraryInfo:
+    try:
+        info = library_info(overlay)
+    except MarkerError as exc:
+        raise CheckFailed(exc.value, rule=exc.rule, next_step=exc.next_step) from exc
+    if info is None or info.torch != version:
+        found = (
+            f"is of torch {info.torch}"
+            if info
+            else "says nothing of patches"
+            if overlay.exists()
+            else "is missing"
+        )
+        raise PrerequisiteMissing(
+            f"{overlay} {found}",
+            rule=f"it must be an overlay library built for torch {version}",
+            next_step="Build it with `python -m m8d_build overlay`",
+        )
+    return info

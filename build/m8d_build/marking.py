@@ -1,0 +1,65 @@
+"""What a patched wheel carries to say that it is one: the marker's bytes and the notice of modification."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from multiworld.shim.marker import SCHEMA, parse_marker
+
+if TYPE_CHECKING:
+    from multiworld.shim.marker import Marker
+
+__all__ = ["LICENCE_NAME", "NOTICE_NAME", "make_marker", "make_notice"]
+
+LICENCE_NAME = "LICENSE.multiworld"
+NOTICE_NAME = "NOTICE.multiworld"
+
+
+def make_marker(marker: Marker) -> bytes:
+    """Return the bytes of torch/m8d.json; the same marker gives the same bytes.
+
+    Raises:
+        MarkerError: the marker breaks its own schema.
+    """
+    raw = {
+        "schema": SCHEMA,
+        "torch": marker.torch,
+        "local": marker.local,
+        "commit": marker.commit,
+        "topics": [{"name": topic.name, "sha256": topic.sha256} for topic in marker.topics],
+        "mode": marker.mode,
+        "builder": marker.builder,
+        "overlay": {"file": marker.overlay.file, "sha256": marker.overlay.sha256} if marker.overlay else None,
+    }
+    data = (json.dumps(raw, indent=2) + "\n").encode()
+    parse_marker(data)
+    return data
+
+
+def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tuple[str, ...]) -> bytes:
+    """Return the notice of modification that stands in the wheel's dist-info.
+
+    Args:
+        marker: what was built.
+        source: file name of the wheel it was made from.
+        source_sha256: of that file; "" if it is not known.
+        changed: names of the entries replaced or added, in any order.
+    """
+    topics = ", ".join(topic.name for topic in marker.topics) or "none"
+    lines = [
+        f"This is a modified version of PyTorch {marker.torch}, not an official PyTorch build.",
+        "It was made by multiworld's patch toolchain. Please do not report its faults to the PyTorch project.",
+        "",
+        f"Made from: {source}" + (f" (SHA-256 {source_sha256})" if source_sha256 else ""),
+        f"Version:   {marker.torch}+{marker.local}",
+        f"Sources:   PyTorch commit {marker.commit}",
+        f"Patches:   {topics} ({marker.mode} build, toolchain {marker.builder})",
+        "",
+        "Files replaced or added, besides this folder's:",
+        *(f"  {name}" for name in sorted(changed)),
+        "",
+        "PyTorch's own licence and notices stand unchanged beside this file and go on to apply. The changes are",
+        f"under the Apache License 2.0, see {LICENCE_NAME}.",
+    ]
+    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,6 @@
+"""Where PyTorch's sources come from: a folder, the cache, git, the distribution; one interface, blob ids checked."""
+
+from m8d_build.sources.base import SPARSE, Source, SourceTree
+from m8d_build.sources.chain import CHOICES, fetch_source, obtain, sources_for
+
+__all__ = ["CHOICES", "SPARSE", "Source", "SourceTree", "fetch_source", "obtain", "sources_for"]

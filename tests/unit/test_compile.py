@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from m8d_build.compile import Compiled, compile_all, compiler_identity
+from m8d_build.errors import CommandFailed, CompilerMissing
+from m8d_build.plan import CompileJob, Layout
+from m8d_build.progress import Silent
+
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(tmp_path / "stage", tmp_path / "source", tmp_path / "work")
+    for folder in (made.stage, made.source, made.work):
+        folder.mkdir()
+    (made.stage / "unit.cpp").write_text(
+        '#include "own.h"\n#include "late.h"\nint unit() { return OWN + LATE; }\n'
+    )
+    (made.stage / "own.h").write_text("#define OWN 1\n")
+    (made.source / "late.h").write_text("#define LATE 2\n")
+    (made.stage / "other.cpp").write_text("int other() { return 3; }\n")
+    return made
+
+
+def build(
+    layout: Layout,
+    *,
+    identity: str = "g++ 1",
+    toolbox: str = "t",
+    units: tuple[str, ...] = ("unit.cpp", "other.cpp"),
+    define: str = "X=1",
+) -> dict[str, Compiled]:
+    flags = ("-O0", f"-D{define}", f"-I{layout.stage}", "-idirafter", str(layout.source))
+    jobs = [CompileJob(unit, layout.stage / unit, flags, ("-O0", define)) for unit in units]
+    compiled = compile_all(
+        jobs,
+        layout,
+        compiler="g++",
+        identity=identity,
+        toolbox_identity=toolbox,
+        cache=layout.work.parent / "cache",
+        log=layout.work / "build.log",
+        workers=2,
+        report=Silent(),
+    )
+    assert [c.job.unit for c in compiled] == list(units)
+    return {c.job.unit: c for c in compiled}
+
+
+def test_a_second_build_without_changes_compiles_nothing(layout: Layout) -> None:
+    first = build(layout)
+    assert not any(c.cached for c in first.values())
+    second = build(layout)
+    assert all(c.cached for c in second.values())
+    assert [c.path for c in second.values()] == [c.path for c in first.values()]
+
+
+@pytest.mark.parametrize("changed", ["stage/unit.cpp", "stage/own.h", "source/late.h"])
+def test_whatever_a_unit_read_makes_it_anew_and_only_it(layout: Layout, changed: str) -> None:
+    build(layout)
+    path = layout.stage.parent / changed
+    path.write_text(path.read_text() + "// changed\n")
+    again = build(layout)
+    assert not again["unit.cpp"].cached
+    assert again["other.cpp"].cached
+
+
+@pytest.mark.parametrize("change", [{"identity": "g++ 2"}, {"toolbox": "u"}, {"define": "X=2"}])
+def test_another_compiler_flag_or_set_of_headers_makes_everything_anew(
+    layout: Layout, change: dict[str, str]
+) -> None:
+    build(layout)
+    assert not any(c.cached for c in build(layout, **change).values())  # type: ignore[arg-type]
+
+
+def test_a_damaged_object_or_manifest_is_not_used(layout: Layout) -> None:
+    first = build(layout)
+    first["unit.cpp"].path.write_bytes(b"not an object")
+    first["other.cpp"].path.with_suffix(".json").write_text("{")
+    assert not any(c.cached for c in build(layout).values())
+
+
+def test_the_manifest_names_what_was_read_by_place_and_digest(layout: Layout) -> None:
+    made = build(layout, units=("unit.cpp",))["unit.cpp"]
+    files = json.loads(made.path.with_suffix(".json").read_text())["files"]
+    assert set(files) == {"stage:unit.cpp", "stage:own.h", "source:late.h"}
+
+
+def test_a_failing_compiler_says_what_and_where(layout: Layout) -> None:
+    (layout.stage / "unit.cpp").write_text("int unit() { return missing_name; }\n")
+    with pytest.raises(CommandFailed) as caught:
+        build(layout, units=("unit.cpp",))
+    assert "compile unit.cpp" in caught.value.value
+    assert "missing_name" in caught.value.tail
+    assert caught.value.log is not None
+    assert "missing_name" in caught.value.log.read_text()
+    assert not list((layout.work.parent / "cache" / "objects").glob("*.o"))
+
+
+def test_a_compiler_that_is_not_there_is_named() -> None:
+    with pytest.raises(CompilerMissing, match="no-such-compiler") as caught:
+        compiler_identity("no-such-compiler")
+    assert "M8D_CXX" in caught.value.next_step
+
+
+def test_a_compiler_that_cannot_compile_is_refused(tmp_path: Path) -> None:
+    fake = tmp_path / "fake-cxx"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\necho no C++17 here >&2\nexit 1\n'
+    )
+    fake.chmod(0o755)
+    with pytest.raises(CompilerMissing) as caught:
+        compiler_identity(str(fake))
+    assert "no C++17 here" in caught.value.tail
+
+
+def test_the_compiler_says_who_it_is() -> None:
+    assert "g++" in compiler_identity("g++")

@@ -1,0 +1,232 @@
+"""Who may import whom, and who may touch what: read from the source, so that new modules are held to it too."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLCHAIN = ROOT / "build" / "m8d_build"
+LIBRARY = ROOT / "multiworld"
+PROBES = TOOLCHAIN / "check" / "probes"  # programs that run in a foreign environment
+
+# multiworld's layers, lowest first; imports run downward or stay in their layer.
+LAYERS = (
+    ("errors", "events", "settings"),
+    ("_core",),
+    ("_c10d", "_net"),
+    ("world", "aio", "watchdog"),
+    ("cli", "shim", "manager", "communicator"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
+STARTS_PROGRAMS = {
+    "subprocess", "pty", "multiprocessing", "os.system", "os.popen", "os.posix_spawn", "os.fork", "os.startfile",
+    "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell",
+    *(f"os.{verb}{kind}" for verb in ("exec", "spawn") for kind in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+}  # fmt: skip
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}
+ENDS_THE_PROCESS = {"os._exit", "os.abort", "signal.raise_signal", "sys.exit", "os.kill"}
+
+
+@dataclass
+class Facts:
+    """What a file imports and touches, in full dotted names."""
+
+    imports: set[str] = field(default_factory=set)
+    touches: set[str] = field(default_factory=set)
+    faults: set[str] = field(default_factory=set)
+
+
+def facts(path: Path, source: str | None = None) -> Facts:
+    found = Facts()
+    aliases: dict[str, str] = {}
+    for node in ast.walk(ast.parse(path.read_text() if source is None else source)):
+        if isinstance(node, ast.Import):
+            found.imports |= {alias.name for alias in node.names}
+            aliases |= {
+                alias.asname or alias.name.split(".")[0]: alias.name
+                if alias.asname
+                else alias.name.split(".")[0]
+                for alias in node.names
+            }
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide what is imported"
+            found.imports |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(ast.parse(path.read_text() if source is None else source)):
+        if isinstance(node, ast.Name):
+            found.touches.add(aliases.get(node.id, node.id))
+        elif isinstance(node, ast.Attribute) and (dotted := _dotted(node)):
+            first, _, rest = dotted.partition(".")
+            found.touches.add(f"{aliases.get(first, first)}.{rest}")
+        elif isinstance(node, ast.ExceptHandler) and (
+            node.type is None or all(isinstance(s, ast.Pass) for s in node.body)
+        ):
+            found.faults.add(f"line {node.lineno}: an error is swallowed")
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg == "shell"
+            and getattr(node.value, "value", None) is not False
+        ):
+            found.faults.add(f"line {node.lineno}: shell=")
+    return found
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := _dotted(node.value)):
+        return f"{left}.{node.attr}"
+    return ""
+
+
+def sources(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*.py")) if PROBES not in path.parents]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(TOOLCHAIN if TOOLCHAIN in path.parents else LIBRARY).as_posix()
+
+
+def inside(name: str, *doors: str) -> bool:
+    return any(name == door or (door.endswith("/") and name.startswith(door)) for door in doors)
+
+
+def roots(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+TOOLCHAIN_FILES = [pytest.param(path, id=name_of(path)) for path in sources(TOOLCHAIN)]
+LIBRARY_FILES = [pytest.param(path, id=name_of(path)) for path in sources(LIBRARY)]
+
+
+def test_the_reader_sees_what_it_must():
+    seen = facts(
+        Path("x.py"),
+        "from os import environ as e\nimport os as o\ndef f():\n  import git.cmd\n  e['a']; o._exit(1)\n",
+    )
+    assert "git.cmd" in seen.imports
+    assert {"os.environ", "os._exit"} <= seen.touches
+    assert facts(Path("x.py"), "try:\n  x\nexcept E:\n  pass\nrun(shell=True)\n").faults
+
+
+@pytest.mark.parametrize("path", TOOLCHAIN_FILES)
+def test_the_toolchain_keeps_its_doors(path):
+    name, seen = name_of(path), facts(path)
+    if not inside(name, "proc.py"):
+        assert not STARTS_PROGRAMS & (seen.imports | seen.touches), "only proc starts programs"
+    if not inside(name, "gitdoor/"):
+        assert "git" not in roots(seen.imports), "only gitdoor imports git"
+    if not inside(name, "elf/"):
+        assert "elftools" not in roots(seen.imports), "only elf imports elftools"
+    if not inside(name, "settings.py", "proc.py"):  # proc hands the environment on and reads nothing of it
+        assert not ENVIRONMENT & seen.touches, "only settings reads the environment"
+    if not inside(name, "cli/"):
+        assert not {"print", "sys.stdout", "sys.stderr", "sys.argv", "input"} & seen.touches, (
+            "only cli prints"
+        )
+        assert "argparse" not in roots(seen.imports), "only cli reads arguments"
+    if not inside(name, "cli/", "progress.py", "__main__.py"):
+        runtime = {name for name in seen.imports if name.startswith("m8d_build.cli")}
+        assert not runtime, "nothing below the command line imports it"
+
+
+@pytest.mark.parametrize("path", TOOLCHAIN_FILES)
+def test_the_toolchain_takes_little_of_multiworld(path):
+    allowed = ("multiworld.errors", "multiworld.shim.marker", "multiworld.__version__")
+    of_ours = {name for name in facts(path).imports if name.startswith("multiworld.")}
+    assert {name for name in of_ours if not name.startswith(allowed)} == set()
+    assert "torch" not in roots(facts(path).imports)
+
+
+@pytest.mark.parametrize("path", [*TOOLCHAIN_FILES, *LIBRARY_FILES])
+def test_nothing_ends_the_process_or_swallows_errors(path):
+    seen = facts(path)
+    allowed = {"sys.exit"} if path.name == "__main__.py" else set()
+    if name_of(path) in {"proc.py", "gitdoor/fetch.py"}:
+        allowed |= {"os.kill"}  # of the programs they started themselves
+    assert ENDS_THE_PROCESS & seen.touches <= allowed
+    assert not seen.faults
+
+
+@pytest.mark.parametrize("path", LIBRARY_FILES)
+def test_the_library_imports_downward_only(path):
+    own = path.relative_to(LIBRARY).with_suffix("").parts[0]
+    seen = facts(path)
+    assert "m8d_build" not in roots(seen.imports), "nothing imports the toolchain"
+    if own == "__init__":
+        return
+    assert own in RANK, f"{own} has no layer yet: say in docs and here where it stands"
+    for name in seen.imports:
+        parts = name.split(".")
+        if parts[0] == "multiworld" and len(parts) > 1 and parts[1] in RANK:
+            assert RANK[parts[1]] <= RANK[own], f"{name} is above {own}"
+    if RANK[own] <= RANK["_core"]:
+        assert not PURE & roots(seen.imports), f"{own} decides; it does not act"
+    if own != "_c10d":
+        assert not {name for name in seen.imports if name.startswith("torch.distributed") and "._" in name}
+
+
+def test_the_marker_reader_is_torch_free():
+    path = LIBRARY / "shim" / "marker.py"
+    assert not {"torch", "ctypes", "numpy"} & roots(facts(path).imports)
+
+
+def test_nothing_else_imports_the_toolchain():
+    for folder in ("scripts", "benchmarks", "examples"):
+        for path in sources(ROOT / folder) if (ROOT / folder).is_dir() else []:
+            if folder != "benchmarks":  # they measure it
+                assert "m8d_build" not in roots(facts(path).imports), path
+
+
+SNAPSHOT = """
+import json, logging, os, signal, sys, threading, warnings
+
+def state():
+    return {
+        "environ": dict(os.environ),
+        "signals": [str(signal.getsignal(s)) for s in signal.valid_signals()],
+        "handlers": [str(h) for h in logging.getLogger().handlers],
+        "loggers": sorted(logging.root.manager.loggerDict),
+        "filters": [str(f) for f in warnings.filters],
+        "threads": threading.active_count(),
+        "hooks": [str(h) for h in (sys.excepthook, threading.excepthook, sys.meta_path)],
+        "path": sys.path,
+    }
+
+before, loaded = state(), set(sys.modules)
+import multiworld
+light = sorted(set(sys.modules) - loaded)
+import multiworld.errors, multiworld.shim, multiworld.shim.marker
+dir(multiworld), [getattr(multiworld, name) for name in multiworld.__all__]
+print(json.dumps({"light": light, "all": sorted(sys.modules), "same": before == state()}))
+"""
+
+
+def test_importing_multiworld_changes_nothing():
+    """Measured in a process of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", SNAPSHOT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environ,
+        cwd="/",
+    )
+    seen = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert seen["same"], "environment, signals, logging, warnings, threads or hooks changed"
+    assert not {"torch", "numpy", "m8d_build"} & {name.split(".")[0] for name in seen["all"]}
+    assert [name for name in seen["light"] if name.startswith("multiworld")] == ["multiworld"], (
+        "loaded too early"
+    )

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from m8d_build.plan import (
+    EXPECTED_SECONDS,
+    Layout,
+    compile_flags,
+    compile_jobs,
+    describe,
+    link_command,
+    local_label,
+    overlay_file_name,
+    overlay_rpath,
+    workers_for,
+)
+from m8d_build.settings import REPO_ROOT
+from m8d_build.targets import Abi, Unit, load_targets
+from m8d_build.toolbox import Toolbox
+
+OLD_ABI = Abi(cxx11_abi=False, abi_version=11, std="gnu++17", cuda="12.4")
+NEW_ABI = Abi(cxx11_abi=True, abi_version=0, std="gnu++20", cuda="13.0")
+
+
+def test_flags_follow_the_wheels_abi() -> None:
+    assert {"-D_GLIBCXX_USE_CXX11_ABI=0", "-fabi-version=11", "-std=gnu++17"} <= set(compile_flags(OLD_ABI))
+    new = compile_flags(NEW_ABI)
+    assert {"-D_GLIBCXX_USE_CXX11_ABI=1", "-std=gnu++20"} <= set(new)
+    assert not [flag for flag in new if flag.startswith("-fabi-version")]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    for name in ("stage/torch", "source/torch", "work", "native"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "stage/torch/touched.cpp").write_text("// patched\n")
+    (tmp_path / "source/torch/touched.cpp").write_text("// original\n")
+    (tmp_path / "source/torch/untouched.cpp").write_text("// original\n")
+    (tmp_path / "native/overlay.cpp").write_text("\n")
+    return Layout(tmp_path / "stage", tmp_path / "source", tmp_path / "work")
+
+
+def jobs_in(layout: Layout) -> dict[str, tuple[str, ...]]:
+    root = layout.stage.parent
+    toolbox = Toolbox(root / "headers/torch/include", (root / "cuda/include", root / "nccl/include"), "id")
+    units = (Unit("torch/touched.cpp", ("A=1",), 500), Unit("torch/untouched.cpp", ("B=2",)))
+    jobs = compile_jobs(units, root / "native/overlay.cpp", OLD_ABI, toolbox, layout)
+    assert [job.unit for job in jobs] == ["torch/touched.cpp", "torch/untouched.cpp", "native/overlay.cpp"]
+    assert len({job.name for job in jobs}) == 3
+    assert [job.source for job in jobs] == [
+        layout.stage / "torch/touched.cpp",
+        layout.source / "torch/untouched.cpp",
+        root / "native/overlay.cpp",
+    ]
+    return {job.unit: job.flags for job in jobs}
+
+
+def test_patched_files_are_compiled_from_the_stage_and_others_from_the_sources(layout: Layout) -> None:
+    flags = jobs_in(layout)
+    assert "-DA=1" in flags["torch/touched.cpp"]
+    assert "-DA=1" not in flags["torch/untouched.cpp"]
+    assert {"-DA=1", "-DB=2"} <= set(flags["native/overlay.cpp"])
+
+
+def test_a_patched_header_wins_and_the_source_tree_comes_last(layout: Layout) -> None:
+    flags = jobs_in(layout)["torch/touched.cpp"]
+    root = layout.stage.parent
+    order = [
+        flags.index(f"-I{layout.stage}"),
+        flags.index(f"-I{root / 'headers/torch/include'}"),
+        flags.index(str(root / "cuda/include")),
+        flags.index(str(root / "nccl/include")),
+        flags.index(str(layout.source)),
+    ]
+    assert order == sorted(order)
+    assert flags[order[-1] - 1] == "-idirafter"
+
+
+def test_no_folder_of_this_machine_is_part_of_an_objects_identity(layout: Layout) -> None:
+    root = layout.stage.parent
+    toolbox = Toolbox(root / "include", (root / "cuda",), "id")
+    for job in compile_jobs(
+        (Unit("torch/touched.cpp"),), root / "native/overlay.cpp", OLD_ABI, toolbox, layout
+    ):
+        assert not [part for part in job.identity if str(root) in part]
+        assert {f"-ffile-prefix-map={layout.stage}=.", f"-ffile-prefix-map={layout.source}=."} <= set(
+            job.flags
+        )
+
+
+def test_the_linker_refuses_undefined_symbols_and_names_the_library() -> None:
+    command = link_command(
+        "g++-12",
+        [Path("a.o"), Path("b.o")],
+        [Path("l/libc10.so")],
+        Path("map"),
+        "nccl.so.2",
+        "$ORIGIN",
+        Path("out/nccl.so.2"),
+    )
+    assert command[0] == "g++-12"
+    assert {"-Wl,-z,defs", "-Wl,-soname,nccl.so.2", "-Wl,--version-script=map", "-Wl,-rpath,$ORIGIN"} <= set(
+        command
+    )
+    assert command.index("a.o") < command.index("b.o") < command.index("l/libc10.so")
+
+
+def test_the_overlays_name_is_a_suffix_of_nccls_own() -> None:
+    assert overlay_file_name(["libc10.so", "libnccl.so.2"]) == "nccl.so.2"
+    with pytest.raises(ValueError, match=r"libc10\.so"):
+        overlay_file_name(["libc10.so"])
+
+
+def test_the_overlay_looks_beside_itself_first_and_where_the_official_library_looks() -> None:
+    official = "$ORIGIN/../../nvidia/nccl/lib:$ORIGIN/../../nvidia/nccl/lib:$ORIGIN"
+    assert overlay_rpath(official) == "$ORIGIN:$ORIGIN/../../nvidia/nccl/lib"
+
+
+@pytest.mark.parametrize(("official", "label"), [("cu124", "cu124.m8d1"), ("", "m8d1")])
+def test_the_local_label_is_appended(official: str, label: str) -> None:
+    assert local_label(official) == label
+
+
+def test_compilers_side_by_side_fit_the_memory() -> None:
+    assert workers_for([1800, 1000, 700], 24_000, 2) == 2
+    assert workers_for([1800, 1000, 700], 2_700, 2) == 1
+    assert workers_for([1800, 1000, 700], 2_800, 2) == 2
+    assert workers_for([1800, 1000, 700], 0, 8) == 3  # unknown memory: as many as there are units
+    assert workers_for([9000], 100, 4) == 1  # never none
+
+
+@given(st.lists(st.integers(0, 4000), max_size=6), st.integers(0, 10_000), st.integers(1, 8))
+def test_workers_are_at_least_one_and_never_more_than_asked(
+    memory: list[int], available: int, jobs: int
+) -> None:
+    count = workers_for(memory, available, jobs)
+    assert 1 <= count <= jobs
+    if count > 1 and available:
+        assert sum(sorted(memory, reverse=True)[:count]) <= available
+
+
+def test_the_plan_says_what_every_step_does() -> None:
+    target = load_targets(REPO_ROOT / "patches").get("2.6.0")
+    steps = describe(target, "cp311", "auto", ("group-guard",), 2)
+    assert list(steps) == [name for name, _ in EXPECTED_SECONDS]
+    assert "torch-2.6.0-cp311" in steps["official wheel"]
+    assert "none on record" in describe(target, "cp399", "git", (), 1)["official wheel"]

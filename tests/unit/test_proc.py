@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from m8d_build import proc
+from m8d_build.errors import CommandFailed, PrerequisiteMissing
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_output_is_returned_without_a_log() -> None:
+    assert proc.run(python("print('hello')"), what="say hello").stdout == "hello\n"
+
+
+def test_output_goes_to_the_log_with_the_command_before_it(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    finished = proc.run(
+        python("import sys; print('out'); print('err', file=sys.stderr)"), what="write", log=log
+    )
+    assert finished.stdout == ""
+    text = log.read_text()
+    assert text.startswith(f"$ {sys.executable}")
+    assert {"out", "err"} <= set(text.split())
+
+
+def test_a_failure_carries_status_log_and_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    code = "import sys\nfor i in range(100): print('line', i)\nsys.exit(7)"
+    with pytest.raises(CommandFailed) as caught:
+        proc.run(python(code), what="count", log=log, next_step="Look at the log")
+    assert "could not count" in caught.value.value
+    assert "exited with 7" in caught.value.value
+    assert caught.value.log == log
+    assert caught.value.tail.splitlines()[-1] == "line 99"
+    assert len(caught.value.tail.splitlines()) == proc.TAIL_LINES
+    assert caught.value.next_step == "Look at the log"
+
+
+def test_a_signal_is_named() -> None:
+    with pytest.raises(CommandFailed, match="ended by SIGKILL"):
+        proc.run(python("import os; os.kill(os.getpid(), 9)"), what="die")
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(CommandFailed, match="no-such-program"):
+        proc.run(["no-such-program"], what="run it")
+
+
+def test_past_the_deadline_the_program_and_its_children_are_ended(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)"
+    )
+    began = time.monotonic()
+    with pytest.raises(CommandFailed, match="within 2 s"):
+        proc.run(python(code), what="sleep", timeout=2)
+    assert time.monotonic() - began < 60
+    child = int(pid_file.read_text())
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and _runs(child):
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_variables_are_set_on_top_of_ours() -> None:
+    shown = proc.run(
+        python("import os; print(os.environ['M8D_X'], 'PATH' in os.environ)"), what="look", env={"M8D_X": "1"}
+    )
+    assert shown.stdout.split() == ["1", str("PATH" in os.environ)]
+
+
+def test_nothing_is_read_from_our_standard_input() -> None:
+    assert proc.run(python("import sys; print(repr(sys.stdin.read()))"), what="read").stdout == "''\n"
+
+
+def test_a_missing_tool_says_what_it_is_for() -> None:
+    with pytest.raises(PrerequisiteMissing) as caught:
+        proc.which("no-such-tool", why="to read tea leaves", next_step="Install it")
+    assert "no-such-tool" in caught.value.value
+    assert "tea leaves" in caught.value.rule
+    assert proc.which("sh", why="to test", next_step="")
+
+
+def test_the_tail_of_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert proc.tail_of(tmp_path / "no.log") == ""
+    assert proc.tail_of(None) == ""

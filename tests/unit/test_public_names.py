@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import m8d_build
+import multiworld
+
+PROBES = "m8d_build.check.probes"  # programs for a foreign environment, never imported here
+
+
+def test_the_public_names_of_multiworld_are_these():
+    assert sorted(multiworld.__all__) == ["MarkerError", "MultiworldError", "__version__"]
+
+
+@pytest.mark.parametrize("name", multiworld.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(multiworld, name) is not None
+    assert name in dir(multiworld)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nope"):
+        _ = multiworld.nope
+
+
+def modules(package) -> list[str]:
+    names = [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return [
+        package.__name__,
+        *(name for name in names if not name.startswith(PROBES) and "__main__" not in name),
+    ]
+
+
+@pytest.mark.parametrize("name", [*modules(multiworld), *modules(m8d_build)])
+def test_every_module_lists_its_public_names_and_has_them(name):
+    module = importlib.import_module(name)
+    if name == "m8d_build" or (not hasattr(module, "__all__") and hasattr(module, "__path__")):
+        return  # a package that only holds modules
+    assert [listed for listed in module.__all__ if not hasattr(module, listed)] == []
+    assert len(set(module.__all__)) == len(module.__all__)

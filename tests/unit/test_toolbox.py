@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import errno
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from m8d_build import toolbox
+from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
+from m8d_build.toolbox import extract, link_libraries, prepare_headers, required_packages
+
+
+def wheel(path: Path, members: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Path:
+    return wheel(
+        tmp_path / "torch.whl",
+        {
+            "torch/include/a.h": "torch a",
+            "torch/include/ATen/b.h": "b",
+            "torch/lib/libc10.so": "so",
+            "torch/x.py": "",
+        },
+    )
+
+
+@pytest.fixture
+def cuda(tmp_path: Path) -> Path:
+    return wheel(
+        tmp_path / "nvidia_cuda_runtime_cu12-12.4-py3-none-any.whl",
+        {
+            "nvidia/cuda_runtime/include/cuda.h": "cuda",
+            "nvidia/cuda_runtime/include/sub/include/x.h": "x",
+            "nvidia/cuda_runtime/lib/libcudart.so.12": "cudart",
+        },
+    )
+
+
+def test_pinned_versions_come_from_the_wheel_and_the_others_from_the_target() -> None:
+    found = required_packages(["nvidia-nccl-cu12"], ["nlohmann_json==3.12.0"], {"nvidia-nccl-cu12": "2.21.5"})
+    assert found == ("nvidia-nccl-cu12==2.21.5", "nlohmann_json==3.12.0")
+    with pytest.raises(PrerequisiteMissing, match="nvidia-nccl-cu13"):
+        required_packages(["nvidia-nccl-cu13"], [], {"nvidia-nccl-cu12": "2.21.5"})
+
+
+def test_only_headers_are_unpacked_and_only_once(tmp_path: Path, torch: Path, cuda: Path) -> None:
+    made = prepare_headers(torch, "a" * 64, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache")
+    assert (made.torch_include / "a.h").read_text() == "torch a"
+    assert not (made.torch_include.parent / "lib").exists()
+    (include,) = made.system_includes  # not the include folder inside it
+    assert (include / "cuda.h").read_text() == "cuda"
+    torch.unlink()
+    assert (
+        prepare_headers(torch, "a" * 64, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache") == made
+    )
+
+
+def test_another_set_of_wheels_has_another_identity(tmp_path: Path, torch: Path, cuda: Path) -> None:
+    one = prepare_headers(torch, "a" * 64, {"x==1": cuda}, tmp_path / "cache")
+    two = prepare_headers(torch, "b" * 64, {"x==1": cuda}, tmp_path / "cache")
+    three = prepare_headers(torch, "a" * 64, {}, tmp_path / "cache")
+    assert len({one.identity, two.identity, three.identity}) == 3
+
+
+def test_a_package_without_headers_is_named(tmp_path: Path, torch: Path) -> None:
+    bare = wheel(tmp_path / "bare-1-py3-none-any.whl", {"bare/__init__.py": ""})
+    with pytest.raises(PrerequisiteMissing, match="bare==1"):
+        prepare_headers(torch, "a" * 64, {"bare==1": bare}, tmp_path / "cache")
+
+
+def test_a_stop_while_unpacking_leaves_nothing_that_looks_finished(
+    tmp_path: Path, torch: Path, cuda: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toolbox, "extract", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_headers(torch, "a" * 64, {}, tmp_path / "cache")
+    assert list((tmp_path / "cache" / "headers").iterdir()) == []
+    monkeypatch.undo()
+    assert (prepare_headers(torch, "a" * 64, {}, tmp_path / "cache").torch_include / "a.h").exists()
+
+
+def test_a_full_disk_is_said_and_leaves_no_part(
+    tmp_path: Path, torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(toolbox.shutil, "copyfileobj", full)
+    with pytest.raises(DiskFull, match="no room left"):
+        extract(torch, tmp_path / "into", lambda name: True)
+    assert not [path for path in (tmp_path / "into").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("size", [0, 10, 200])
+def test_a_cut_wheel_is_refused(tmp_path: Path, torch: Path, size: int) -> None:
+    torch.write_bytes(torch.read_bytes()[:size])
+    with pytest.raises(WheelInvalid, match=r"torch\.whl"):
+        extract(torch, tmp_path / "into", lambda name: True)
+
+
+def test_a_damaged_member_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "torch.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("torch/include/a.h", "x" * 100)
+    path.write_bytes(path.read_bytes().replace(b"x" * 100, b"x" * 99 + b"y"))
+    with pytest.raises(WheelInvalid, match="CRC"):
+        extract(path, tmp_path / "into", lambda name: True)
+
+
+@pytest.mark.parametrize("name", ["../outside.h", "/absolute.h", "torch/../../outside.h"])
+def test_no_member_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WheelInvalid, match="member"):
+        extract(wheel(tmp_path / "evil.whl", {name: "x"}), tmp_path / "into", lambda member: True)
+    assert not (tmp_path / "outside.h").exists()
+
+
+def test_libraries_come_from_the_folder_and_the_packages(tmp_path: Path, cuda: Path) -> None:
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for name in toolbox.TORCH_LIBRARIES:
+        (lib / name).touch()
+    found = link_libraries(lib, [cuda], ["libcudart.so.12"], tmp_path / "nvidia")
+    assert [path.name for path in found] == [*toolbox.TORCH_LIBRARIES, "libcudart.so.12"]
+    with pytest.raises(PrerequisiteMissing, match=r"libnccl\.so\.2"):
+        link_libraries(lib, [cuda], ["libnccl.so.2"], tmp_path / "nvidia")
+    (lib / "libtorch_cuda.so").unlink()
+    with pytest.raises(WheelInvalid, match=r"libtorch_cuda\.so"):
+        link_libraries(lib, [cuda], [], tmp_path / "nvidia")
