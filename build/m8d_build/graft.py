@@ -17,7 +17,7 @@ from m8d_build.elf.read import Library, facts_of, read_library
 from m8d_build.errors import AlreadyGrafted, CheckFailed, ElfInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from m8d_build.elf.symbols import Symbol
@@ -83,7 +83,9 @@ class ExportNames:
     private: tuple[str, ...]
 
 
-def export_names(definitions: Mapping[str, Symbol], old: Mapping[str, Symbol]) -> ExportNames:
+def export_names(
+    definitions: Mapping[str, Symbol], old: Mapping[str, Symbol], constructed: Collection[str] = ()
+) -> ExportNames:
     """Decide what the overlay exports.
 
     Exported: strong definitions; every static there must be one of in the whole process (unique symbols, weak
@@ -94,13 +96,16 @@ def export_names(definitions: Mapping[str, Symbol], old: Mapping[str, Symbol]) -
     Args:
         definitions: what the overlay's objects define (:meth:`merge_definitions` of several), any visibility.
         old: what the library they replace exports.
+        constructed: variables that are constructed when their unit is loaded (``constructed_at_load``). They stay
+            private: the old library's copy of the unit constructs and destroys its own, and would do so to ours.
     """
     exported: list[str] = []
     private: list[str] = []
     for name, symbol in definitions.items():
         if symbol.visibility in {"HIDDEN", "INTERNAL"}:
             continue
-        (exported if _exports(name, symbol, old) else private).append(name)
+        shown = name not in constructed and _exports(name, symbol, old)
+        (exported if shown else private).append(name)
     return ExportNames(tuple(sorted(exported)), tuple(sorted(private)))
 
 

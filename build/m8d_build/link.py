@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
 from m8d_build.elf.read import read_object
+from m8d_build.elf.statics import constructed_at_load
 from m8d_build.graft import export_names, merge_definitions, version_script
 from m8d_build.plan import link_command
 
@@ -15,9 +17,22 @@ if TYPE_CHECKING:
 
     from m8d_build.elf.read import Library
 
-__all__ = ["link_overlay"]
+__all__ = ["Linked", "link_overlay"]
 
 LINK_TIMEOUT = 300.0  # seconds; it takes less than one
+
+
+@dataclass(frozen=True)
+class Linked:
+    """The overlay library.
+
+    Attributes:
+        path: in the work folder.
+        private: variables the old library exports and this one keeps to itself.
+    """
+
+    path: Path
+    private: frozenset[str]
 
 
 def link_overlay(
@@ -30,7 +45,7 @@ def link_overlay(
     rpath: str,
     work: Path,
     log: Path,
-) -> Path:
+) -> Linked:
     """Link the overlay; every symbol it uses must be found (``-z defs``).
 
     Args:
@@ -43,16 +58,13 @@ def link_overlay(
         work: folder for it and the version script.
         log: where the linker writes.
 
-    Returns:
-        The library, in ``work``.
-
     Raises:
         CommandFailed: the linker failed.
         ElfInvalid: an object is damaged.
     """
-    names = export_names(
-        merge_definitions(read_object(path).definitions for path in objects), official.exports
-    )
+    constructed = frozenset[str]().union(*(constructed_at_load(path) for path in objects))
+    definitions = merge_definitions(read_object(path).definitions for path in objects)
+    names = export_names(definitions, official.exports, constructed)
     script = work / "exports.map"
     script.write_text(version_script(names))
     output = work / file_name
@@ -63,4 +75,4 @@ def link_overlay(
         timeout=LINK_TIMEOUT,
         next_step="An undefined reference means that a unit of this target needs another unit: see its `units`",
     )
-    return output
+    return Linked(output, frozenset(constructed & official.exports.keys()))

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from m8d_build import proc
 from m8d_build.apply import patched_files, pristine_files
 from m8d_build.blobs import file_sha256
 from m8d_build.changes import Edit, Put
-from m8d_build.checks import check_overlay
 from m8d_build.compile import compile_all, compiler_identity
 from m8d_build.disk import needs_room, remove_tree
 from m8d_build.download import WheelRequest, get_wheel, official_request
+from m8d_build.dropin import Candidate, check_headers, check_overlay
 from m8d_build.elf.read import glibc_floor, read_library
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, PatchRejected
 from m8d_build.facts import pinned_requirements, read_facts
@@ -37,11 +38,12 @@ from multiworld import __version__ as builder
 from multiworld.shim.marker import Marker, Overlay, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from m8d_build.compile import Compiled
     from m8d_build.facts import WheelFacts
     from m8d_build.graft import GraftResult
+    from m8d_build.link import Linked
     from m8d_build.progress import Reporter
     from m8d_build.repack import Repacked
     from m8d_build.series import Series
@@ -176,25 +178,16 @@ class _Build:
         with step("compile"):
             compiled = self.compile(facts, toolbox, layout, compiler)
         with step("link"):
-            overlay = self.link(compiled, packages)
+            linked = self.link(compiled, packages)
         with step("check"):
-            check_overlay(
-                [c.path for c in compiled],
-                overlay,
-                self.work / GRAFTED,
-                toolbox=toolbox,
-                layout=layout,
-                facts=facts,
-                compiler=self.settings.compiler,
-                log=self.log,
-            )
+            self.check(compiled, linked, touched, toolbox, layout, facts)
         with step("graft"):
-            grafted = graft_edits(self.work / GRAFTED, overlay)
+            grafted = graft_edits(self.work / GRAFTED, linked.path)
             self.report.note(
                 f"{grafted.changed_bytes} bytes of {GRAFTED} change; {len(grafted.plan.hide)} symbols move"
             )
         with step("repack"):
-            repacked = self.repack(wheel, sha256, facts, series, overlay, grafted, touched)
+            repacked = self.repack(wheel, sha256, facts, series, linked.path, grafted, touched)
         with step("inspect"):
             found = inspect_wheel(repacked.path, self.settings.patches)
             if not found.consistent:
@@ -263,6 +256,7 @@ class _Build:
         extract(wheel.path, self.work, lambda name: name.startswith("torch/lib/") and ".so" in name)
         facts = read_facts(wheel, scratch=self.work, installed=self.work)
         facts.check_against(self.request.target)
+        check_headers(self.request.target, wheel)
         return facts
 
     def compile(
@@ -282,7 +276,7 @@ class _Build:
             report=self.report,
         )
 
-    def link(self, compiled: Sequence[Compiled], packages: dict[str, Path]) -> Path:
+    def link(self, compiled: Sequence[Compiled], packages: dict[str, Path]) -> Linked:
         official = read_library(self.work / GRAFTED)
         wanted = [n for n in official.needed if n.startswith(("libnccl.so", "libcudart.so"))]
         folder = self.work / "torch" / "lib"
@@ -298,6 +292,49 @@ class _Build:
             work=self.work,
             log=self.log,
         )
+
+    def check(
+        self,
+        compiled: Sequence[Compiled],
+        linked: Linked,
+        touched: Sequence[str],
+        toolbox: Toolbox,
+        layout: Layout,
+        facts: WheelFacts,
+    ) -> None:
+        library = self.work / GRAFTED
+        candidate = Candidate(
+            units=[c.path for c in compiled if not c.job.unit.startswith("native/")],
+            overlay=linked.path,
+            library=library,
+            siblings=sorted(path for path in library.parent.glob("*.so*") if path != library),
+            private=linked.private,
+            accepted=self.request.target.accepted,
+            patched_headers=[path for path in touched if path.endswith((".h", ".hpp"))],
+            official_include=toolbox.torch_include,
+            patched_include=layout.stage,
+            compile_probe=self.prober(toolbox, layout, facts),
+        )
+        for line in check_overlay(candidate):
+            self.report.note(line)
+
+    def prober(self, toolbox: Toolbox, layout: Layout, facts: WheelFacts) -> Callable[[str, Path], Path]:
+        """Return what compiles a probe of class layouts with a folder searched before all others."""
+
+        def compile_probe(text: str, first: Path) -> Path:
+            source = self.work / f"probe-{first.name}.cpp"
+            source.write_text(text, encoding="utf-8")
+            bare = Layout(first, layout.source, layout.work)
+            (job,) = compile_jobs((), source, facts.abi, toolbox, bare)
+            made = source.with_suffix(".o")
+            proc.run(
+                [self.settings.compiler, *job.flags, "-c", source, "-o", made],
+                what="compile the probe of class layouts",
+                log=self.log,
+            )
+            return made
+
+        return compile_probe
 
     def repack(
         self,

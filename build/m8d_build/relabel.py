@@ -58,15 +58,18 @@ def set_metadata_version(metadata: bytes, version: str) -> bytes:
     """Return METADATA with another Version; every other byte stays.
 
     Raises:
-        WheelInvalid: its header has no Version.
+        WheelInvalid: its header has not one Version.
     """
-    head, separator, body = metadata.partition(b"\n\n")
-    changed, count = re.subn(rb"(?m)^Version:[^\r\n]*", f"Version: {version}".encode(), head, count=1)
+    end = re.search(rb"\r?\n\r?\n", metadata)
+    cut = end.start() if end else len(metadata)
+    changed, count = re.subn(rb"(?m)^Version:[^\r\n]*", f"Version: {version}".encode(), metadata[:cut])
     if count != 1:
         raise WheelInvalid(
-            "METADATA has no Version", rule="every wheel's has one", next_step="Download the wheel again"
+            f"METADATA has {count or 'no'} Version lines",
+            rule="every wheel's has one",
+            next_step="Download the wheel again",
         )
-    return changed + separator + body
+    return changed + metadata[cut:]
 
 
 def set_module_version(source: bytes, version: str) -> bytes:

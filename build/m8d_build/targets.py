@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -111,6 +112,8 @@ class Target:
     distro_version: str  # the distribution's source package with these sources ("" if none)
     pinned_packages: tuple[str, ...]  # packages whose headers the units need, in the version the wheel pins
     build_packages: tuple[str, ...]  # further packages with headers, "name==version"
+    # Old definitions that code outside the units goes on calling directly: mangled name to why that is harmless.
+    accepted: Mapping[str, str]
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -203,7 +206,10 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             defects=tuple(raw.get("defects", ())),
             topics=tuple(raw.get("topics", ())),
             files=tuple(SourceFile(p, b) for p, b in raw.get("files", {}).items()),
-            units=tuple(Unit(u["path"], tuple(u.get("defines", ())), int(u.get("memory_mb", 0))) for u in raw.get("units", ())),
+            units=tuple(
+                Unit(u["path"], tuple(u.get("defines", ())), int(u.get("memory_mb", 0)))
+                for u in raw.get("units", ())
+            ),
             abi=Abi(abi["cxx11_abi"], abi["abi_version"], abi["std"], abi["cuda"]) if abi else None,
             wheels=tuple(
                 OfficialWheel(w["filename"], w["sha256"], w["local"], w["git_version"])
@@ -212,6 +218,7 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             distro_version=raw.get("distro_version", ""),
             pinned_packages=tuple(raw.get("pinned_packages", ())),
             build_packages=tuple(raw.get("build_packages", ())),
+            accepted=MappingProxyType(dict(raw.get("accepted", {}))),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc

@@ -110,9 +110,7 @@ def window_of(unit: ObjectFile, library: SymbolMap) -> Window:
     group = groups.pop() if len(groups) == 1 else _only_group(unit.source, library)
     if group:
         low, high = _with_statics(low, high, before, after, group)
-    inside = [
-        s for s in library.between(low, high) if s.kind != "OBJECT" and not (group and s.group == group)
-    ]
+    inside = [s for s in library.between(low, high) if not (group and s.group == group)]
     foreign = tuple(s for s in inside if s.group)
     unknown = tuple(s for s in inside if not s.group and s.name not in mine)
     return Window(unit.source, low, high, group, foreign, unknown)

@@ -13,7 +13,7 @@ from patchkit import GROUP, NCCL, NEW, TOPICS, Text, commit_all, make_kit, snaps
 from m8d_build.apply import apply_series, revert_series
 from m8d_build.errors import BlobMismatch, DirtyTree, NotApplied, PatchRejected, WrongTree
 from m8d_build.export import export_series
-from m8d_build.gitdoor.tree import diff_contents, merge_contents
+from m8d_build.gitdoor.tree import check_applies, diff_contents, merge_contents
 from m8d_build.receipt import load_receipt
 from m8d_build.rules import verify
 
@@ -209,14 +209,23 @@ def test_a_file_a_patch_makes_may_go_again(applied):
 
 
 def test_the_diff_is_the_same_whatever_the_user_configured(monkeypatch, tmp_path):
-    (tmp_path / ".gitconfig").write_text(
-        "[diff]\nnoprefix = true\nalgorithm = patience\n[core]\nautocrlf = true\n"
+    config = (
+        "[diff]\nnoprefix = true\nalgorithm = patience\nsuppressBlankEmpty = true\n[core]\nautocrlf = true\n"
     )
-    expected = diff_contents({"a/b.cpp": b"1\n2\n"}, {"a/b.cpp": b"1\n3\n", "c": b"x"}, 1, {"c"})
+    (tmp_path / ".gitconfig").write_text(config)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert diff_contents({"a/b.cpp": b"1\n2\n"}, {"a/b.cpp": b"1\n3\n", "c": b"x"}, 1, {"c"}) == expected
-    assert b"--- a/a/b.cpp\n+++ b/a/b.cpp\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n" in expected
-    assert b"new file mode 100755" in expected
+    diff = diff_contents({"a/b.cpp": b"\n2\n"}, {"a/b.cpp": b"\n3\n", "c": b"x"}, 1, {"c"})
+    assert b"--- a/a/b.cpp\n+++ b/a/b.cpp\n@@ -1,2 +1,2 @@\n \n-2\n+3\n" in diff
+    assert b"new file mode 100755" in diff
+
+
+def test_git_says_in_its_own_words_what_does_not_apply(git_kit):
+    good = git_kit.series.patches[0]
+    diff = good.data[len(good.header_text) :]
+    assert check_applies(git_kit.tree, diff) == ""
+    assert "patch does not apply" in check_applies(
+        git_kit.tree, diff.replace(b"-nccl line 10", b"-nccl line X")
+    )
 
 
 def test_merge_is_three_way_and_refuses_conflicts():

@@ -230,6 +230,12 @@ def test_a_version_that_has_a_series_keeps_it(kit, tree):
     refused(kit, kit.tree, WrongTree, "2.6.0")
 
 
+def test_a_folder_without_an_entry_is_not_written_into(kit, tree):
+    (kit.patches / f"v{NEXT}").mkdir()
+    (kit.patches / f"v{NEXT}" / "series").write_text("mine\n")
+    refused(kit, tree, PortConflict, "has a series in")
+
+
 def test_a_dry_run_writes_nothing(kit, tree):
     before = snapshot(kit.patches)
     assert port(kit, tree, dry_run=True).exact == 5

@@ -37,6 +37,14 @@ def test_only_the_version_header_changes():
 def test_metadata_without_a_version_is_refused():
     with pytest.raises(WheelInvalid, match="no Version"):
         set_metadata_version(b"Name: torch\n\nVersion: 1\n", "2")
+    with pytest.raises(WheelInvalid, match="2 Version lines"):
+        set_metadata_version(b"Version: 1\nVersion: 1\n\n", "2")
+
+
+def test_line_endings_stay():
+    assert set_metadata_version(b"A: 1\r\nVersion: 1\r\n\r\nVersion: 1\r\n", "2") == (
+        b"A: 1\r\nVersion: 2\r\n\r\nVersion: 1\r\n"
+    )
 
 
 def test_only_the_version_string_of_the_module_changes():

@@ -133,6 +133,10 @@ def test_every_fault_of_a_patch_file_is_found_with_its_line(data, code, line):
     assert (code, line) in {(fault.code, fault.line) for fault in faults}, faults
 
 
+def test_carriage_returns_are_one_fault_not_many():
+    assert codes(parse_patch(NAME, patch().replace(b"\n", b"\r\n"))[1]) == {"crlf"}
+
+
 @pytest.mark.parametrize(
     "name", ["1-topic.patch", "0001_topic.patch", "0001-Topic.patch", "0001-topic.diff", "x"]
 )

@@ -35,7 +35,8 @@ class Case:
         name: short, unique.
         shows: what a good outcome means, one sentence.
         programs: scripts of probes/ with their arguments, run at the same time. "{...}" stands for a path of
-            the environment the probe runs in: {work}, {extension}, {official_extension}, {whole}, {bare}.
+            the environment the probe runs in: {work}, {extension}, {official_extension}, {one_gpu},
+            {exits}, {whole}, {bare}.
         patched: outcome expected of the patched wheel; None where there is nothing to run.
         stock: same of the stock wheel.
         env: variables of the probe.
@@ -78,7 +79,7 @@ def all_cases(marker: Marker) -> tuple[Case, ...]:
         *_bindings(marker),
         *_groups(),
         *_heartbeats(),
-        *_overlay_missing(marker),
+        *_overlay(marker),
     )
 
 
@@ -207,11 +208,19 @@ def _heartbeat(trigger: str, mode: int, shows: str, patched: str, sign: str) -> 
     )
 
 
-def _overlay_missing(marker: Marker) -> tuple[Case, ...]:
+def _overlay(marker: Marker) -> tuple[Case, ...]:
     if marker.overlay is None:
         return ()
     name = marker.overlay.file.rpartition("/")[2]
     return (
+        Case(
+            "overlay-exit",
+            f"no object of {name} is destroyed twice when the process ends",
+            (("exits.py", name),),
+            "each object once",
+            None,
+            env={"LD_PRELOAD": "{exits}"},
+        ),
         Case(
             "overlay-whole",
             "torch can be imported through a tree of links (the next case's counterpart)",

@@ -77,7 +77,7 @@ def supervisor_plan(
         bytecode: where Python keeps compiled files, so that nothing is written into the environment.
         parallel: jobs side by side.
     """
-    interpreter = [str(python), "-I", "-W", "ignore", "-X", f"pycache_prefix={bytecode}"]
+    interpreter = [str(python), "-I", "-W", "ignore", "-X", "faulthandler", "-X", f"pycache_prefix={bytecode}"]
     return {
         "parallel": parallel,
         "jobs": [

@@ -1,4 +1,4 @@
-"""The probes' native parts: the preloaded double of a GPU, and the extension linked against a wheel's libraries."""
+"""The probes' native parts: the preloaded libraries, and the extension linked against a wheel's libraries."""
 
 from __future__ import annotations
 
@@ -11,34 +11,30 @@ from m8d_build.errors import PrerequisiteMissing
 if TYPE_CHECKING:
     from m8d_build.envs import Environment
 
-__all__ = ["PROBES", "build_double", "build_extension", "extension_command", "nccl_library"]
+__all__ = ["PROBES", "build_extension", "build_preload", "extension_command", "nccl_library"]
 
 PROBES = Path(__file__).with_name("probes")
 _TIMEOUT = 300.0  # seconds; each takes about one
 _NEXT = "Look at the log; another compiler is named by M8D_CXX"
 
 
-def build_double(compiler: str, into: Path, log: Path) -> Path:
-    """Compile the library that is preloaded under the heartbeat probes; return its path.
+def build_preload(compiler: str, name: str, into: Path, log: Path) -> Path:
+    """Compile a library that is preloaded under probes; return its path.
+
+    Args:
+        compiler: the C++ compiler's command.
+        name: "one_gpu" or "exits": a source in probes/.
+        into: the folder it goes to.
+        log: where the compiler writes.
 
     Raises:
         CommandFailed: the compiler failed.
     """
-    made = into / "one_gpu.so"
+    made = into / f"{name}.so"
+    source = PROBES / f"{name}.cpp"
     proc.run(
-        [
-            compiler,
-            "-std=c++17",
-            "-O1",
-            "-fPIC",
-            "-shared",
-            PROBES / "one_gpu.cpp",
-            "-o",
-            made,
-            "-ldl",
-            "-lpthread",
-        ],
-        what="compile the probes' double of a GPU",
+        [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", source, "-o", made, "-ldl", "-lpthread"],
+        what=f"compile {source.name} for the probes",
         log=log,
         timeout=_TIMEOUT,
         next_step=_NEXT,

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from m8d_build import proc
 from m8d_build.blobs import file_sha256
 from m8d_build.check.cases import all_cases
 from m8d_build.check.jobs import Observed, observe, read_ends, supervisor_plan
-from m8d_build.check.native import PROBES, build_double, build_extension
+from m8d_build.check.native import PROBES, build_extension, build_preload
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.trees import link_torch
 from m8d_build.compile import compiler_identity
@@ -96,8 +96,8 @@ class _Bench:
     settings: Settings
     work: Path
     log: Path
-    double: Path
-    extensions: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+    preloads: Mapping[str, Path]
+    extensions: Mapping[str, Mapping[str, Path]]
 
 
 def read_subject(path: Path) -> Subject:
@@ -266,7 +266,7 @@ def _compare(
 def _bench(
     work: Path, settings: Settings, base: Environment | None, patched: Environment, log: Path
 ) -> _Bench:
-    double = build_double(settings.compiler, work, log)
+    preloads = {name: build_preload(settings.compiler, name, work, log) for name in ("one_gpu", "exits")}
     extensions: dict[str, dict[str, Path]] = {"stock": {}, "patched": {}}
 
     def extension(name: str, linked: Environment, run: Environment) -> Path:
@@ -276,7 +276,7 @@ def _bench(
     if base is not None:
         extensions["patched"]["official_extension"] = extension("official.so", base, patched)
         extensions["stock"]["extension"] = extension("stock.so", base, base)
-    return _Bench(settings, work, log, double, extensions)
+    return _Bench(settings, work, log, preloads, extensions)
 
 
 def run_cases(
@@ -302,8 +302,8 @@ def run_cases(
     work.mkdir()
     paths = {
         "work": work,
-        "one_gpu": bench.double,
         "whole": link_torch(environment.site, work / "whole"),
+        **bench.preloads,
         **bench.extensions[kind],
     }
     if marker.overlay is not None and kind == "patched":

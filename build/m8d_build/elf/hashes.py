@@ -54,7 +54,7 @@ def unfindable_hash(stored: int, own: int, buckets: int) -> int:
     bucket = own % buckets
     fallback = MASK - 1 if own | 1 != MASK else MASK - 3
     for value in range(MASK - 1, MASK - 1 - 2 * TRIES, -2):
-        if value >> 1 != own >> 1 and value % buckets != bucket and (value | 1) % buckets != bucket:
+        if value % buckets != bucket and (value | 1) % buckets != bucket:
             fallback = value
             break
     return fallback | (stored & 1)
