@@ -245,7 +245,7 @@ def _exports(name: str, symbol: Symbol, old: Mapping[str, Symbol]) -> bool:
 
 
 def _hides(name: str, new: Symbol, old: Symbol | None) -> bool:
-    if old is None or name in LINKER_SYMBOLS or new.binding == "UNIQUE":
+    if old is None or name in LINKER_SYMBOLS:
         return False
     return new.binding == "GLOBAL" or (is_own(name) and old.binding != "UNIQUE")
 

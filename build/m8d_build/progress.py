@@ -87,7 +87,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print one line inside the step."""
-        self._console.print(f"      {text}", markup=False)
+        self._console.print(f"      {text}", markup=False, soft_wrap=True)
 
     def remaining(self) -> str:
         """Return "about N s left", "" when nothing is known."""
@@ -95,5 +95,5 @@ class Progress:
         planned = sum(self._expected[name] for name in self.seconds if name in self._expected)
         spent = sum(took for name, took in self.seconds.items() if name in self._expected)
         if planned > 0 and spent > 0:
-            left *= min(max(spent / planned, 0.25), 4.0)
+            left *= min(max(spent / planned, 0.5), 2.0)  # a slow download says little about the rest
         return f"about {left:.0f} s left" if left >= 1 else ""

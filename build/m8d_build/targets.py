@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -113,7 +113,7 @@ class Target:
     pinned_packages: tuple[str, ...]  # packages whose headers the units need, in the version the wheel pins
     build_packages: tuple[str, ...]  # further packages with headers, "name==version"
     # Old definitions that code outside the units goes on calling directly: mangled name to why that is harmless.
-    accepted: Mapping[str, str]
+    accepted: Mapping[str, str] = field(default_factory=dict)
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""

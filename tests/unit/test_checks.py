@@ -17,6 +17,7 @@ from m8d_build.elf.references import code_references
 from m8d_build.errors import CheckFailed, CommandFailed, ElfInvalid
 from m8d_build.layouts import ClassProbe, probe_source, read_layouts, same_layouts
 from m8d_build.stale import StaleUse, no_stale_uses, stale_uses
+from m8d_build.windows import SymbolMap, window_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ struct API Group {
 #endif
 };
 API int open(); API extern int limit; API extern int wide[WIDTH];
-int secret(); int deeper(); extern int state;
+int secret(); int deeper(); __attribute__((visibility("hidden"))) extern int state;
 FAR inline int passes() { return secret() + 1; }
 FAR inline int harmless() { return 4; }
 inline int& counter() { static int value = 0; return value; }
@@ -184,17 +185,25 @@ def test_two_files_of_one_name_are_told_apart(site: Site) -> None:
                                     '__attribute__((visibility("default"))) int even(int a) { return odd(a) + 1; }\n')  # fmt: skip
     library = site.library("", compile_object(other / "unit.cpp", site.folder / "sub.o").as_posix())
     assert differences(library, site.unit()) == []
-    assert differences(library, site.unit(), read_object(site.folder / "sub.o")) == []
+    units = [site.unit(), read_object(site.folder / "sub.o")]
+    assert differences(library, *units) == []
+    groups = [window_of(unit, SymbolMap(read_symtab(library))).group for unit in units]
+    assert len(set(groups)) == 2
+    assert 0 not in groups
 
+
+JUMPS = """asm(".text\\n.globl jumps\\n.type jumps, @function\\njumps: testl %edi, %edi\\n"
+    "jne _ZN4c10d6secretEv\\nret\\n.size jumps, . - jumps");"""
 
 STALE = [
     ("API int last() { return c10d::open() + c10d::limit; }", None),  # by name: the graft turns it
     ("API int last() { return c10d::secret() + 1; }", ("_Z4lastv", "secret")),  # call
     ("API int last() { return c10d::secret(); }", ("_Z4lastv", "secret")),  # jump
-    (
-        "API int last(int a) { if (a) return c10d::secret(); return 3; }",
-        ("_Z4lasti", "secret"),
-    ),  # conditional jump
+    (JUMPS, ("jumps", "secret")),  # conditional jump
+    (  # from a static function of another file
+        "static FAR int mid(int a) { return a * c10d::secret(); } API int last() { return mid(3) + mid(4); }",
+        ("_ZL3midi", "secret"),
+    ),
     ("API auto last() { return &c10d::secret; }", ("_Z4lastv", "secret")),  # lea
     ("API int last() { return c10d::state; }", ("_Z4lastv", "state")),  # mov
     ("API void last() { c10d::state = 7; }", ("_Z4lastv", "state")),  # with an immediate operand after it
@@ -259,7 +268,8 @@ def test_references_are_those_the_disassembler_shows(
 ) -> None:
     monkeypatch.setattr("m8d_build.elf.references.CHUNK", chunk)
     library = site.library(
-        "API int last(int a) { if (a > c10d::state) return c10d::secret(); c10d::state = a; return c10d::deeper(); }"
+        "API int last(int a) { if (a > c10d::state) return c10d::secret(); c10d::state = 9; return c10d::deeper(); }"
+        + JUMPS
     )
     symbols = {s.name: s for s in read_symtab(library)}
     targets = {
@@ -270,7 +280,7 @@ def test_references_are_those_the_disassembler_shows(
     shown = subprocess.run(["objdump", "-dw", library], capture_output=True, text=True, check=True).stdout
     expected = re.findall(r"<(_ZN4c10d(?:6secretEv|6deeperEv|5stateE))>$", shown, re.MULTILINE)
     assert sorted(name for _, name in found) == sorted(expected)
-    assert len(found) >= 6
+    assert len(found) >= 8
 
 
 PROBES = (ClassProbe("shapes::Outer", ("first", "hidden_")), ClassProbe("shapes::Outer::Inner", ("y",)))

@@ -12,7 +12,7 @@ from elf_fixtures import OVERLAY, Bench, build, compile_object, link, shared_ben
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m8d_build.elf.dynamic import DynamicTable
+from m8d_build.elf.dynamic import DynamicTable, Tag
 from m8d_build.elf.hashes import GnuHash, gnu_hash, unfindable_hash
 from m8d_build.elf.image import Image, open_image
 from m8d_build.elf.names import Entity, entity_of, is_own, scope_of
@@ -199,9 +199,9 @@ def test_an_object_says_its_source_and_what_it_defines(bench: Bench) -> None:
 
 def test_statics_are_told_apart_by_file(bench: Bench) -> None:
     symbols = read_symtab(bench.library)
-    files = {s.name: s.file for s in symbols if s.binding == "LOCAL" and s.kind == "FUNC"}
-    assert files["_ZN4c10dL5quietERSt6vectorIiSaIiEE"] == "unit.cpp"
-    assert files["_ZN4c10d6secretEv"] == ""  # hidden, made local by the linker: no file's static
+    files = {s.name: (s.file, s.group > 0) for s in symbols if s.binding == "LOCAL" and s.kind == "FUNC"}
+    assert files["_ZN4c10dL5quietERSt6vectorIiSaIiEE"] == ("unit.cpp", True)
+    assert files["_ZN4c10d6secretEv"] == ("", False)  # hidden, made local by the linker: no file's static
 
 
 def test_constants_are_read_from_an_object(tmp_path: Path) -> None:
@@ -336,6 +336,22 @@ def test_damage_anywhere_is_elf_invalid_or_harmless(small: bytes, data: st.DataO
         read_everything(bytes(damaged))
 
 
+def test_strings_and_sections_that_reach_past_their_end_are_refused(small: bytes) -> None:
+    image = Image(small, "small")
+    table = DynamicTable(image)
+    soname = next(n for n, (tag, _) in enumerate(table.slots) if tag == Tag.SONAME)
+    data = bytearray(small)
+    data[table.offset + 16 * soname + 8 : table.offset + 16 * soname + 16] = (0xFFFFFF).to_bytes(8, "little")
+    with pytest.raises(ElfInvalid, match=r"string at 16777215 of \.dynstr"):
+        facts_of(Image(bytes(data), "damaged"))
+    headers = int.from_bytes(small[40:48], "little")
+    comment = next(n for n, section in enumerate(image.sections) if section.name == ".comment")
+    data = bytearray(small)
+    data[headers + 64 * comment + 32 : headers + 64 * comment + 40] = len(small).to_bytes(8, "little")
+    with pytest.raises(ElfInvalid, match=r"section \.comment would need"):
+        facts_of(Image(bytes(data), "damaged"))
+
+
 def test_a_damaged_hash_table_is_refused(small: bytes) -> None:
     image = Image(small, "small")
     section = image.section(".gnu.hash")
@@ -364,6 +380,7 @@ NAMES = [
     ("_ZTWN4c10d5depthE", ("c10d", "depth"), Entity.GUARD, True),
     ("_ZN4c10dL5quietEv", ("c10d", "quiet"), Entity.PLAIN, True),
     ("_ZN4c10d4nameB5cxx11Ev", ("c10d", "name"), Entity.PLAIN, True),
+    ("_ZN4c10d4NameB5cxx113fooEv", ("c10d", "Name", "foo"), Entity.PLAIN, True),
     ("_ZNK4c10d7BackendD2Ev", ("c10d", "Backend"), Entity.PLAIN, True),
     ("_ZN4c10d3fooIiEEvT_", ("c10d", "foo"), Entity.PLAIN, True),
     ("_ZTIPFvvE", (), Entity.TABLE, False),

@@ -50,7 +50,7 @@ def test_one_step_out_of_proportion_does_not_carry_the_estimate_away(clock: Cloc
     progress, _ = shown(clock, ("fetch", 1), ("compile", 40))
     with progress.step("fetch"):
         clock.now += 1000  # a slow download says nothing about compiling
-    assert progress.remaining() == "about 160 s left"
+    assert progress.remaining() == "about 80 s left"
 
 
 def test_a_step_that_fails_is_not_done(clock: Clock) -> None:
