@@ -293,7 +293,7 @@ def _make_whole(folder: Path, recipe: Recipe, log: Path) -> None:
 
 def _make_thin(folder: Path, recipe: Recipe, base: Environment, log: Path) -> None:
     # pip is among the links.
-    command = [base.python, "-I", "-m", "venv", "--without-pip", folder]
+    command: list[str | Path] = [base.python, "-I", "-m", "venv", "--without-pip", folder]
     proc.run(command, what="make a virtual environment", log=log, timeout=120)
     site = _site_of(folder)
     if base.site.parent.name != site.parent.name:
@@ -305,31 +305,34 @@ def _make_thin(folder: Path, recipe: Recipe, base: Environment, log: Path) -> No
 
 
 def _pip_install(python: Path, requirement: str, options: list[str], log: Path) -> None:
-    command = [
+    command: list[str | Path] = [
         python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60",
         "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", *options, requirement,
     ]  # fmt: skip
-    for attempt in range(1, _PIP_ATTEMPTS + 1):
-        try:
-            proc.run(
-                command,
-                what=f"install {requirement}",
-                log=log,
-                timeout=_PIP_TIMEOUT,
-                next_step="Look at the log",
-            )
-        except CommandFailed as exc:
-            if not _NETWORK.search(exc.tail):
-                raise
-            if attempt == _PIP_ATTEMPTS:
-                raise WheelUnreachable(
-                    f"pip could not get what {requirement} needs, {attempt} times",
-                    next_step="Check the network and pip's index settings, then run it again",
-                    log=log,
-                    tail=exc.tail,
-                ) from exc
-        else:
+    what = f"install {requirement}"
+    failed = _network_failure(command, what, log)
+    for _ in range(1, _PIP_ATTEMPTS):
+        if failed is None:
             return
+        failed = _network_failure(command, what, log)
+    if failed is not None:
+        raise WheelUnreachable(
+            f"pip could not get what {requirement} needs, in {_PIP_ATTEMPTS} attempts",
+            next_step="Check the network and pip's index settings, then run it again",
+            log=log,
+            tail=failed.tail,
+        ) from failed
+
+
+def _network_failure(command: list[str | Path], what: str, log: Path) -> CommandFailed | None:
+    """Run pip; return its failure if the network was at fault, None if it succeeded, and raise any other."""
+    try:
+        proc.run(command, what=what, log=log, timeout=_PIP_TIMEOUT, next_step="Look at the log")
+    except CommandFailed as exc:
+        if _NETWORK.search(exc.tail):
+            return exc
+        raise
+    return None
 
 
 def _require_room(root: Path, need: int) -> None:

@@ -24,7 +24,7 @@ _MONITOR = "Terminating the process after attempting to dump debug info, due to 
 _HEARTBEAT = 2
 _WATCH = 12.0  # at least twice as long as stock takes
 _LONG_WATCH = 60.0  # where an end is expected: on a busy machine it may come later
-_IMPORT_TIMEOUT = 120.0  # importing torch from a cold disk
+_IMPORT_TIMEOUT = 300.0  # importing torch takes 2 s, on a cold and busy machine a minute and more
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def supervisor_plan(
     python: Path,
     probes: Path,
     paths: Mapping[str, str],
-    bytecode: Path,
+    bytecode: Path | None,
     parallel: int,
 ) -> dict[str, Any]:
     """Return the plan of every case that has something to run in this kind of environment.
@@ -74,10 +74,12 @@ def supervisor_plan(
         python: the environment's interpreter.
         probes: folder of the scripts.
         paths: what the cases' placeholders stand for.
-        bytecode: where Python keeps compiled files, so that nothing is written into the environment.
+        bytecode: where Python keeps compiled files if nothing may be written into the environment.
         parallel: jobs side by side.
     """
-    interpreter = [str(python), "-I", "-W", "ignore", "-X", "faulthandler", "-X", f"pycache_prefix={bytecode}"]
+    interpreter = [str(python), "-I", "-W", "ignore", "-X", "faulthandler"]
+    if bytecode is not None:
+        interpreter += ["-X", f"pycache_prefix={bytecode}"]
     return {
         "parallel": parallel,
         "jobs": [

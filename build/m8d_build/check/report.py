@@ -21,6 +21,7 @@ __all__ = ["Report", "Result", "judge"]
 
 SCHEMA = 1
 NOT_RUN = "not run"
+BLANK = "-"
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,8 @@ class Report:
             table.add_row(
                 result.name,
                 result.shows,
-                Text(result.stock or "–"),
-                Text(result.patched or "–"),
+                Text(result.stock or BLANK),
+                Text(result.patched or BLANK),
                 Text("yes", style="green") if result.ok else Text("NO", style="bold red"),
                 f"{result.seconds:.1f}",
             )

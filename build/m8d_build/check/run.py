@@ -17,35 +17,24 @@ from m8d_build.check.cases import all_cases
 from m8d_build.check.jobs import Observed, observe, read_ends, supervisor_plan
 from m8d_build.check.native import PROBES, build_extension, build_preload
 from m8d_build.check.report import Report, Result, judge
+from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
 from m8d_build.compile import compiler_identity
 from m8d_build.download import get_wheel, official_request
 from m8d_build.envs import Environment, Environments, Recipe, pip_check
-from m8d_build.errors import OutputUnwritable, WheelMismatch
+from m8d_build.errors import OutputUnwritable
 from m8d_build.targets import load_targets
-from m8d_build.versionfile import VERSION_ENTRY, parse_version_file
-from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
-from multiworld.errors import MarkerError
-from multiworld.shim.marker import parse_marker, read_marker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from m8d_build.check.cases import Case
+    from m8d_build.check.subject import Subject
     from m8d_build.progress import Reporter
     from m8d_build.settings import Settings
-    from m8d_build.wheelfile import WheelFile
     from multiworld.shim.marker import Marker
 
-__all__ = [
-    "EXPECTED_SECONDS",
-    "STOCK_AUTO",
-    "STOCK_NONE",
-    "Subject",
-    "check_wheel",
-    "read_subject",
-    "run_cases",
-]
+__all__ = ["EXPECTED_SECONDS", "STOCK_AUTO", "STOCK_NONE", "check_wheel", "run_cases"]
 
 STOCK_AUTO = "auto"
 STOCK_NONE = "none"
@@ -67,29 +56,6 @@ EXPECTED_SECONDS = (
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The wheel under test, read.
-
-    Attributes:
-        wheel: the file, validated.
-        sha256: of the file.
-        marker: what it says of itself.
-        python_tag: the interpreter it is installed for ("cp311").
-    """
-
-    wheel: WheelFile
-    sha256: str
-    marker: Marker
-    python_tag: str
-
-    @property
-    def recipe(self) -> Recipe:
-        """What its environment is made from."""
-        brings = tuple(sorted({name.split("/", 1)[0] for name in self.wheel.entries}))
-        return Recipe(self.marker.torch, self.sha256, self.python_tag, str(self.wheel.path), brings)
-
-
-@dataclass(frozen=True)
 class _Bench:
     """Where probes run: shared by both environments of one check."""
 
@@ -98,30 +64,7 @@ class _Bench:
     log: Path
     preloads: Mapping[str, Path]
     extensions: Mapping[str, Mapping[str, Path]]
-
-
-def read_subject(path: Path) -> Subject:
-    """Read the wheel under test.
-
-    Raises:
-        WheelInvalid: it is no whole wheel.
-        WheelMismatch: it is not a patched wheel for one CPython.
-        MarkerError: its marker breaks the schema.
-    """
-    wheel = open_wheel(path.absolute())
-    if not wheel.patched:
-        raise WheelMismatch(
-            f"{path.name} carries no {MARKER_ENTRY}",
-            rule="check-wheel is for patched wheels",
-            next_step="Build one: nox -s build-torch",
-        )
-    if len(wheel.python_tags) != 1:
-        raise WheelMismatch(
-            f"{path.name} is for {', '.join(wheel.python_tags)}", rule="a torch wheel is for one Python"
-        )
-    return Subject(
-        wheel, file_sha256(wheel.path), parse_marker(wheel.read(MARKER_ENTRY)), wheel.python_tags[0]
-    )
+    ours: bool  # no environment of somebody else's is involved, so Python may write its compiled files
 
 
 def check_wheel(
@@ -136,7 +79,7 @@ def check_wheel(
 ) -> Report:
     """Install a patched wheel in a fresh environment and compare how it behaves with the stock wheel.
 
-    Leaves behind one environment for this torch version, the stock one, and none with ``stock`` "none".
+    Leaves behind one environment for this torch version, the stock one; with ``stock`` other than "auto", none.
 
     Args:
         path: the patched wheel.
@@ -158,20 +101,18 @@ def check_wheel(
     subject = read_subject(path)
     compiler_identity(settings.compiler)
     environments = Environments(settings.cache / "envs")
-    kept = {subject.recipe.name} if keep else set()
     with ExitStack() as stack:
         with report.step(STEP_STOCK):
             base = _stock(
                 stack, environments, subject, settings, report, log=log, stock=stock, official=official
             )
-            if base is not None and base.root is not None:
-                kept.add(base.name)
         with report.step(STEP_INSTALL):
             patched = stack.enter_context(environments.fresh(subject.recipe, base=base, log=log, keep=keep))
         results = _compare(stack, subject, base, patched, settings, report, log)
-        removed = environments.prune(kept | {subject.recipe.name}, torch=subject.marker.torch)
-        if removed:
-            report.note(f"removed {', '.join(removed)}")
+        if base is not None and base.root is not None:
+            removed = environments.prune({base.name, subject.recipe.name}, torch=subject.marker.torch)
+            for name in removed:
+                report.note(f"removed the environment {name}")
     return Report(
         wheel=subject.wheel.path,
         sha256=subject.sha256,
@@ -199,7 +140,7 @@ def _stock(
         return None
     if stock != STOCK_AUTO:
         given = Environment.of(Path(stock).expanduser())
-        _require_stock(given, subject)
+        require_stock(given, subject)
         return given
     target = load_targets(settings.patches).get(subject.marker.torch)
     request = official_request(target, subject.python_tag)
@@ -207,24 +148,8 @@ def _stock(
     sha256 = request.sha256 if wheel.name == request.filename else file_sha256(wheel)
     recipe = Recipe(subject.marker.torch, sha256, subject.python_tag, str(wheel))
     made = stack.enter_context(environments.kept(recipe, log=log))
-    _require_stock(made, subject)
+    require_stock(made, subject)
     return made
-
-
-def _require_stock(environment: Environment, subject: Subject) -> None:
-    next_step = "Give the official wheel's environment, or leave it to us with --stock auto"
-    entry = environment.site / VERSION_ENTRY
-    found = parse_version_file(entry.read_bytes(), where=str(entry))
-    if read_marker(environment.torch, check_library=False) is not None:
-        raise WheelMismatch(
-            f"{environment.name} has a patched torch", rule="stock is unpatched", next_step=next_step
-        )
-    if found.git_version != subject.marker.commit:
-        raise WheelMismatch(
-            f"{environment.name} has torch {found.version} of commit {found.git_version}",
-            rule=f"the wheel under test was made from {subject.marker.torch}, commit {subject.marker.commit}",
-            next_step=next_step,
-        )
 
 
 def _compare(
@@ -276,7 +201,7 @@ def _bench(
     if base is not None:
         extensions["patched"]["official_extension"] = extension("official.so", base, patched)
         extensions["stock"]["extension"] = extension("stock.so", base, base)
-    return _Bench(settings, work, log, preloads, extensions)
+    return _Bench(settings, work, log, preloads, extensions, ours=base is None or base.root is not None)
 
 
 def run_cases(
@@ -316,7 +241,7 @@ def run_cases(
         python=environment.python,
         probes=PROBES,
         paths={name: str(path) for name, path in paths.items()},
-        bytecode=work / "pycache",
+        bytecode=None if bench.ours else bench.work / "pycache",
         parallel=parallel,
     )
     asked, answer = work / "plan.json", work / "result.json"
@@ -350,24 +275,12 @@ def _pip_result(patched: Environment) -> Result:
 
 
 def _marker_result(subject: Subject, base: Environment | None, patched: Environment) -> Result:
-    stock = _marker_outcome(base, subject) if base is not None else None
+    stock = marker_outcome(base, subject) if base is not None else None
     return Result(
         "marker",
         "torch/m8d.json and the library agree, read without importing torch",
-        "no marker",
+        NO_MARKER,
         stock,
         "agrees",
-        _marker_outcome(patched, subject),
+        marker_outcome(patched, subject),
     )
-
-
-def _marker_outcome(environment: Environment, subject: Subject) -> str:
-    try:
-        marker = read_marker(environment.torch)
-    except MarkerError as exc:
-        return str(exc)
-    if marker is None:
-        return "no marker"
-    if not marker.agrees:
-        return "; ".join(marker.disagreements)
-    return "agrees" if marker == subject.marker else "not the marker in the wheel"

@@ -15,4 +15,9 @@ watch.m8d_destructors.restype = ctypes.c_long
 number = watch.m8d_destructors()
 twice = [said for said in watch.m8d_destroyed_twice().decode().split(", ") if sys.argv[1] in said]
 outcome = f"twice: {', '.join(twice)}" if twice else "each object once"
-print("M8D " + json.dumps({"outcome": outcome if number > 100 else f"only {number} objects were seen", "objects": number}))
+print(
+    "M8D "
+    + json.dumps(
+        {"outcome": outcome if number > 100 else f"only {number} objects were seen", "objects": number}
+    )
+)

@@ -5,8 +5,9 @@ usage: supervise.py PLAN.json RESULT.json
 PLAN:   {"parallel": N, "jobs": [{"name": .., "programs": [[argv], ..], "env": {..}, "timeout": seconds}, ..]}
 RESULT: {"jobs": {name: [{"returncode": .., "timed_out": .., "seconds": .., "stdout": .., "stderr": ..}, ..]}}
 
-A job's programs run at the same time. A program's end is what is looked at, so a signal is no failure here. Nothing
-of our environment that steers torch, NCCL, CUDA, Python or the loader reaches a program; it gets what its job says.
+The first job runs alone: what it imports is compiled once, not by everyone. A job's programs run at the same time. A
+program's end is what is looked at, so a signal is no failure here. Nothing of our environment that steers torch, NCCL,
+CUDA, Python or the loader reaches a program; it gets what its job says.
 """
 
 import json
@@ -37,6 +38,7 @@ KEPT_BYTES = 1 << 16  # of each output, from its end
 
 def base_environment():
     env = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+    env["OMP_NUM_THREADS"] = "2"  # several programs share the machine
     env["CUDA_VISIBLE_DEVICES"] = ""  # the same outcome on a machine with GPUs and on one without
     return env
 
@@ -89,10 +91,13 @@ def main(plan_path, result_path):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # programs that end by SIGABRT leave no core file
     with open(plan_path, encoding="utf-8") as file:
         plan = json.load(file)
+    first, *others = plan["jobs"]
+    ends = {first["name"]: run_job(first)}
     with ThreadPoolExecutor(plan["parallel"]) as pool:
-        results = {job["name"]: pool.submit(run_job, job) for job in plan["jobs"]}
+        results = {job["name"]: pool.submit(run_job, job) for job in others}
+        ends.update((name, future.result()) for name, future in results.items())
     with open(result_path + ".part", "w", encoding="utf-8") as file:
-        json.dump({"jobs": {name: future.result() for name, future in results.items()}}, file)
+        json.dump({"jobs": ends}, file)
     os.replace(result_path + ".part", result_path)
 
 

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from m8d_build.cli import main
+from m8d_build.keep import KINDS, prune, survey, unused
+from m8d_build.settings import REPO_ROOT
+
+NOW = 1_000_000_000.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    made = tmp_path / "cache"
+    for name, age in {
+        "wheels/old.whl": 40,
+        "wheels/new.whl": 1,
+        "envs/torch-2.6.0/bin/python": 50,
+        "objects/a.o": 0,
+    }.items():
+        path = made / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 5000)
+        os.utime(path, (NOW - age * 86400, NOW - age * 86400))
+    os.utime(made / "envs/torch-2.6.0/bin", (NOW - 50 * 86400,) * 2)
+    os.utime(made / "envs/torch-2.6.0", (NOW - 50 * 86400,) * 2)
+    (made / "envs/.locks").mkdir()
+    return made
+
+
+def test_entries_are_what_lies_directly_in_a_kinds_folder(cache: Path) -> None:
+    found = {entry.path.relative_to(cache).as_posix(): entry for entry in survey(cache)}
+    assert set(found) == {"wheels/old.whl", "wheels/new.whl", "envs/torch-2.6.0", "objects/a.o"}
+    assert all(entry.size >= 5000 for entry in found.values())
+    assert {entry.kind for entry in found.values()} <= set(KINDS)
+
+
+def test_only_what_was_not_used_lately_goes(cache: Path) -> None:
+    old = unused(survey(cache), 30, NOW)
+    assert {entry.path.name for entry in old} == {"old.whl", "torch-2.6.0"}
+    assert prune(old) >= 10_000
+    assert {entry.path.name for entry in survey(cache)} == {"new.whl", "a.o"}
+    assert (cache / "envs/.locks").is_dir()
+
+
+def test_a_folder_is_as_young_as_its_youngest_file(cache: Path) -> None:
+    os.utime(cache / "envs/torch-2.6.0/bin/python", (NOW, NOW))
+    assert {entry.path.name for entry in unused(survey(cache), 30, NOW)} == {"old.whl"}
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (cache / "sources").mkdir()
+    (cache / "sources" / "v2.6.0").symlink_to(tmp_path / "mine")
+    prune([entry for entry in survey(cache) if entry.kind == "sources"])
+    assert (tmp_path / "mine" / "file").exists()
+    assert not (cache / "sources" / "v2.6.0").is_symlink()
+
+
+def shown(cache: Path, *words: str) -> str:
+    text = io.StringIO()
+    assert main(["--cache", str(cache), "cache", *words], console=Console(file=text, width=200)) == 0
+    return text.getvalue()
+
+
+def test_the_command_shows_and_prunes(cache: Path) -> None:
+    assert json.loads(shown(cache, "--json"))["kinds"]["wheels"]["entries"] == 2
+    assert "removed" in shown(cache, "--prune", "--days", "0")
+    assert survey(cache) == ()
+
+
+def test_an_empty_cache_is_shown(tmp_path: Path) -> None:
+    assert "wheels" in shown(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    assert REPO_ROOT not in (tmp_path / "nothing").parents
