@@ -142,7 +142,7 @@ def inspect_wheel(
         path: the wheel.
         patches: folder with the series, to compare the topics' hashes with.
         symbols: also read where symbols bind; unpacks libtorch_cuda.so (about 10 s and 900 MB of room).
-        deep: also read every entry and compare it with RECORD (about 15 s).
+        deep: also read every entry and compare it with RECORD (about 10 s).
         scratch: folder to unpack in; the system's if None.
 
     Raises:

@@ -108,6 +108,21 @@ def test_names_with_commas_stand_in_record(tmp_path):
     assert "torch/a,b.py" in {row.path for row in wheel.record}
 
 
+def test_the_deep_check_reads_the_directory_once(tmp_path, monkeypatch):
+    # An official wheel has 11 000 entries; opening it for each took minutes.
+    wheel = open_wheel(write_wheel(tmp_path))
+    opened = []
+    real = zipfile.ZipFile.__init__
+
+    def counted(self, *args, **kwargs):
+        opened.append(args)
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", counted)
+    wheel.verify_record(deep=True)
+    assert len(opened) == 1
+
+
 @pytest.mark.parametrize("missing", ["METADATA", "WHEEL"])
 def test_a_missing_dist_info_file_is_refused(tmp_path, missing):
     files = contents()

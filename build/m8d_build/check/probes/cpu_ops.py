@@ -1,4 +1,4 @@
-"""CPU operations with known results: arithmetic, linear algebra, convolution, autograd, an optimiser, saving, threads."""
+"""CPU operations with known results: arithmetic, linear algebra, convolution, autograd, training, saving, threads."""
 
 import io
 import json
@@ -28,14 +28,14 @@ def checks():
     layer = torch.nn.Linear(3, 1)
     data = torch.randn(64, 3)
     wanted = data @ torch.tensor([[1.0], [-2.0], [0.5]])
-    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
     losses = []
-    for _ in range(60):
-        optimiser.zero_grad()
+    for _ in range(60):  # by hand: torch.optim imports the compiler, which takes seconds
         loss = torch.nn.functional.mse_loss(layer(data), wanted)
-        loss.backward()
-        optimiser.step()
         losses.append(loss.item())
+        gradients = torch.autograd.grad(loss, list(layer.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(layer.parameters(), gradients):
+                parameter -= 0.1 * gradient
     yield "training", losses[-1] < losses[0] / 100
     file = io.BytesIO()
     torch.save({"a": a}, file)
