@@ -46,7 +46,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="2.6.0")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "benchmarks")
-    parser.add_argument("--rounds", type=int, default=5, help="of verify, apply and revert; the median counts")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of verify, apply and revert; the median counts"
+    )
     args = parser.parse_args()
     settings = Settings.load()
     figures: dict[str, Any] = {}
@@ -56,7 +58,11 @@ def main() -> int:
         "what": "toolchain",
         "torch": args.torch,
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
         "figures": figures,
         "goals": GOALS,
     }
@@ -145,7 +151,19 @@ def _download(version: str, settings: Settings) -> None:
 
 def _build(version: str, cache: Path, out: Path) -> tuple[dict[str, Any], float, float]:
     """Run one build; return its JSON, its seconds, and the peak of its whole process tree in GB."""
-    command = [sys.executable, "-m", "m8d_build", "--cache", str(cache), "overlay", "--torch", version, "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "m8d_build",
+        "--cache",
+        str(cache),
+        "overlay",
+        "--torch",
+        version,
+        "--out",
+        str(out),
+        "--json",
+    ]
     began = time.monotonic()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{ROOT / 'build'}:{ROOT}"}

@@ -17,6 +17,9 @@ from pathlib import Path
 import fakewheel
 import pytest
 import toytorch
+from rich.console import Console
+from toytorch import PYTHON, Toy
+
 from m8d_build import errors, overlay
 from m8d_build.cli import main
 from m8d_build.lock import hold
@@ -25,9 +28,6 @@ from m8d_build.plan import EXPECTED_SECONDS
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
-from rich.console import Console
-from toytorch import PYTHON, Toy
-
 from multiworld.shim.marker import read_marker
 
 pytestmark = [pytest.mark.compiler, pytest.mark.git]
@@ -317,7 +317,10 @@ def test_an_official_wheel_of_another_kind(
 
 def test_a_wheel_that_is_not_the_official_file(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
     given = rebuilt(
-        toy, tmp_path, name=f"torch-2.6.0-1-{PYTHON}-{PYTHON}-manylinux1_x86_64.whl", **{"torch/new.py": b"1\n"}
+        toy,
+        tmp_path,
+        name=f"torch-2.6.0-1-{PYTHON}-{PYTHON}-manylinux1_x86_64.whl",
+        **{"torch/new.py": b"1\n"},
     )
     refused(command(toy, tmp_path, shared_cache, wheel=given), errors.WheelMismatch)
 

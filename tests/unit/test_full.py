@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003  (pytest reads fixtures' annotations)
+from pathlib import Path
 
 import pytest
 

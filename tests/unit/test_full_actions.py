@@ -10,7 +10,7 @@ import json
 import subprocess
 import zipfile
 from dataclasses import fields, replace
-from pathlib import Path  # noqa: TC003  (pytest reads fixtures' annotations)
+from pathlib import Path
 
 import pytest
 from rich.console import Console
