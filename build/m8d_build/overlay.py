@@ -25,7 +25,7 @@ from m8d_build.graft import graft_edits
 from m8d_build.inspect import inspect_wheel
 from m8d_build.link import link_overlay
 from m8d_build.lock import hold
-from m8d_build.marking import make_marker, make_notice
+from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
 from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath, workers_for
 from m8d_build.repack import repack
 from m8d_build.rules import reject, verify
@@ -373,8 +373,8 @@ class _Build:
             local=local,
             platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
             notices={
-                "licenses/LICENSE.multiworld": LICENCE.read_bytes(),
-                "NOTICE.multiworld": make_notice(
+                LICENCE_NAME: LICENCE.read_bytes(),
+                NOTICE_NAME: make_notice(
                     marker, source=wheel.path.name, source_sha256=sha256, changed=changed
                 ),
             },

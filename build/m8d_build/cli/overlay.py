@@ -10,13 +10,11 @@ from m8d_build.cli import print_json
 from m8d_build.cli._common import announce, choose_target, python_tag, say
 from m8d_build.overlay import OverlayRequest, build_overlay
 from m8d_build.plan import EXPECTED_SECONDS, describe
-from m8d_build.progress import Progress, Silent
+from m8d_build.progress import Console, Progress
 from m8d_build.series import load_series
 
 if TYPE_CHECKING:
     import argparse
-
-    from rich.console import Console
 
     from m8d_build.overlay import Built
     from m8d_build.settings import Settings
@@ -86,8 +84,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         source=args.source,
         allow_unverified=args.allow_unverified,
     )
-    progress = Progress(EXPECTED_SECONDS, console)
-    built = build_overlay(request, settings, Silent() if args.json else progress)
+    # With --json standard output is for the program that asked; a person still sees the steps.
+    progress = Progress(EXPECTED_SECONDS, Console(stderr=True, highlight=False) if args.json else console)
+    built = build_overlay(request, settings, progress)
     _remember(built, settings)
     if args.json:
         print_json(console, _as_json(built, progress.seconds))
