@@ -39,7 +39,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     if args.json:
         print_json(console, [_plain(target) for target in targets])
         return 0
-    table = Table("torch", "status", "CUDA", "defects", "patches", "official wheels", "note")
+    table = Table("torch", "status", "CUDA", "defects", "patches", "official wheels", box=None)
     for target in targets:
         table.add_row(
             target.version,
@@ -48,14 +48,16 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             " ".join(target.defects),
             " ".join(target.topics),
             " ".join(_tags(target)),
-            target.note,
         )
     console.print(table)
+    for target in targets:
+        if target.note:
+            console.print(f"\n{target.version}: {target.note}.", markup=False, highlight=False)
     return 0
 
 
 def _tags(target: Target) -> list[str]:
-    return sorted({f"{wheel.filename.split('-')[2]}+{wheel.local}" for wheel in target.wheels})
+    return sorted({wheel.filename.split("-")[2] for wheel in target.wheels})
 
 
 def _plain(target: Target) -> dict[str, object]:
