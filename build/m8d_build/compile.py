@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from hashlib import sha256
@@ -117,8 +118,9 @@ def compile_all(
             todo.append((job, key))
     # The largest first: it takes longest, and the second largest then ends before the first one's peak.
     todo.sort(key=lambda entry: (entry[0].memory_mb, entry[0].source.stat().st_size), reverse=True)
+    stop = threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="m8d-cxx")
-    futures = {pool.submit(_compile, job, key, layout, compiler, store, log): job for job, key in todo}
+    futures = {pool.submit(_compile, job, key, layout, compiler, store, log, stop): job for job, key in todo}
     try:
         pending = set(futures)
         while pending:
@@ -129,11 +131,14 @@ def compile_all(
                 done[compiled.job.unit] = compiled
                 report.note(f"{compiled.job.unit}: {compiled.seconds:.1f} s")
     finally:
+        stop.set()  # after a failure or Ctrl-C the other compilers are ended; when all is done there are none
         pool.shutdown(wait=True, cancel_futures=True)
     return tuple(done[job.unit] for job in jobs)
 
 
-def _compile(job: CompileJob, key: str, layout: Layout, compiler: str, store: Path, log: Path) -> Compiled:
+def _compile(
+    job: CompileJob, key: str, layout: Layout, compiler: str, store: Path, log: Path, stop: threading.Event
+) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="m8d-obj-", dir=layout.work) as folder:
         made, deps = Path(folder, "unit.o"), Path(folder, "unit.d")
         unit_log = log.with_name(f"{log.stem}-{Path(job.unit).stem}{log.suffix}")
@@ -142,6 +147,7 @@ def _compile(job: CompileJob, key: str, layout: Layout, compiler: str, store: Pa
             what=f"compile {job.unit}",
             log=unit_log,
             timeout=COMPILE_TIMEOUT,
+            cancel=stop,
             next_step="Look at the log; a compiler too new for this torch is named by M8D_CXX=g++-12, say",
         )
         manifest = {

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Finished", "run", "tail_of", "which"]
 
 TAIL_LINES = 30
+CANCEL_POLL = 0.2  # seconds between looks at a cancel event
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 1800.0,
     next_step: str = "",
+    cancel: threading.Event | None = None,
 ) -> Finished:
     """Run a program to its end; never through a shell, never with our standard input.
 
@@ -69,9 +72,10 @@ def run(
         env: variables set on top of ours.
         timeout: seconds after which it and its children are ended.
         next_step: what to do when it fails.
+        cancel: once it is set (from another thread) the program and its children are ended.
 
     Raises:
-        CommandFailed: it could not start, ended with another status than 0, or ran past ``timeout``.
+        CommandFailed: it could not start, ended with another status than 0, ran past ``timeout``, or was cancelled.
     """
     argv = [os.fspath(part) for part in command]
     environ = {**os.environ, **(env or {})}
@@ -96,17 +100,20 @@ def run(
                 f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log
             ) from exc
         try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException as exc:
+            ended = _finish(process, started + timeout, cancel)
+        except BaseException:
             _end(process)
-            if isinstance(exc, subprocess.TimeoutExpired):
-                raise CommandFailed(
-                    f"could not {what} within {timeout:.0f} s",
-                    next_step=next_step,
-                    log=log,
-                    tail=tail_of(log),
-                ) from exc
             raise
+        if ended is None:
+            _end(process)
+            stopped = cancel is not None and cancel.is_set()
+            raise CommandFailed(
+                f"stopped: {what}" if stopped else f"could not {what} within {timeout:.0f} s",
+                next_step=next_step,
+                log=log,
+                tail=tail_of(log),
+            )
+        out, err = ended
     finally:
         if sink is not None:
             sink.close()
@@ -129,6 +136,18 @@ def tail_of(log: Path | None, lines: int = TAIL_LINES) -> str:
         return ""
     with log.open(encoding="utf-8", errors="replace") as file:
         return "".join(deque(file, maxlen=lines)).rstrip()
+
+
+def _finish(
+    process: subprocess.Popen[bytes], deadline: float, cancel: threading.Event | None
+) -> tuple[bytes | None, bytes | None] | None:
+    """Wait for the end and return the output; None if the deadline passed or it was cancelled before."""
+    while (left := deadline - time.monotonic()) > 0 and not (cancel and cancel.is_set()):
+        try:
+            return process.communicate(timeout=left if cancel is None else min(left, CANCEL_POLL))
+        except subprocess.TimeoutExpired:  # noqa: PERF203  (five times a second)
+            continue
+    return None
 
 
 def _ending(returncode: int) -> str:

@@ -288,9 +288,11 @@ def test_what_was_fetched_survives_a_time_without_network(settings, remote, comm
 
 
 FETCHES_FOR_LONG = """
+import signal
 import sys
 from pathlib import Path
 from m8d_build.gitdoor.fetch import fetch_tag
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started us in the background may have it ignored
 base = Path(sys.argv[2])
 fetch_tag(sys.argv[1], "v2.6.0", repo=base / "r", tree=base / "t", folders=(), timeout=60)
 """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,30 @@ def test_a_compiler_that_cannot_compile_is_refused(tmp_path: Path) -> None:
 
 def test_the_compiler_says_who_it_is() -> None:
     assert "g++" in compiler_identity("g++")
+
+
+class Interrupting(Silent):
+    """Presses Ctrl-C when the first unit is done."""
+
+    def note(self, text: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_the_compilers_that_still_run(layout: Layout, tmp_path: Path) -> None:
+    fake = tmp_path / "slow-cxx"
+    fake.write_text(
+        f'#!/bin/sh\ncase "$*" in *unit.cpp*) echo $$ > {tmp_path}/pid; sleep 600;; esac\nexec g++ "$@"\n'
+    )
+    fake.chmod(0o755)
+    jobs = [
+        CompileJob(unit, layout.stage / unit, (f"-I{layout.stage}",), ())
+        for unit in ("unit.cpp", "other.cpp")
+    ]
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compile_all(
+            jobs, layout, compiler=str(fake), identity="i", toolbox_identity="t", cache=tmp_path / "cache",
+            log=layout.work / "build.log", workers=2, report=Interrupting(),
+        )  # fmt: skip
+    assert time.monotonic() - began < 60
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()

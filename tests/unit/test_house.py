@@ -130,3 +130,18 @@ def test_the_sdist_has_the_toolchain_the_patches_and_the_tests(built):
     assert {f"patches/{name}" for name in patch_files()} <= in_sdist
     assert {"pyproject.toml", "noxfile.py", "tests/unit/test_house.py", ".ci/run"} <= in_sdist
     assert not [name for name in in_sdist if "__pycache__" in name or name.endswith(".pyc")]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").iterdir()), ids=lambda path: path.name)
+def test_scripts_are_thin_and_run(script):
+    assert len(script.read_text().splitlines()) < 30
+    done = subprocess.run(
+        [script],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2.6.0: ok" in done.stdout

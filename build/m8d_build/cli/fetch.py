@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from m8d_build.cli._common import choose_target, python_tag
 from m8d_build.disk import needs_room
 from m8d_build.errors import OutputUnwritable
 from m8d_build.progress import Progress, Silent
 from m8d_build.sources import CHOICES, SPARSE, fetch_source
-from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
     import argparse
@@ -48,9 +47,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     Raises:
         BuildError: as m8d_build.sources.fetch_source; OutputUnwritable: ``--out`` is not an empty folder.
     """
-    targets = load_targets(settings.patches)
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    target = targets.get(args.torch) if args.torch else targets.newest_verified(python)
+    target = choose_target(args, settings, python_tag(None))
     out: Path | None = args.out.absolute() if args.out else None
     if out is not None:
         _refuse_used(out)
