@@ -90,7 +90,6 @@ def test_an_official_wheel_becomes_a_patched_one(toy: Toy, tmp_path: Path, share
         f"[{number}/{len(EXPECTED_SECONDS)}".replace("[", "[")
         for number in range(1, len(EXPECTED_SECONDS) + 1)
     ]
-    assert json.loads((tmp_path / "out" / "last-build.json").read_text())["wheel"] == wheel.name
 
 
 @pytest.fixture

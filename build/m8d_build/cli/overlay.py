@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +18,10 @@ if TYPE_CHECKING:
     from m8d_build.overlay import Built
     from m8d_build.settings import Settings
 
-__all__ = ["HELP", "LAST_BUILD", "NAME", "configure_parser", "execute"]
+__all__ = ["HELP", "NAME", "configure_parser", "execute"]
 
 NAME = "overlay"
 HELP = "build a patched wheel from the official one (minutes)"
-
-LAST_BUILD = "last-build.json"  # in the output folder: what `check` takes when no wheel is named
 
 
 def configure_parser(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +84,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     # With --json standard output is for the program that asked; a person still sees the steps.
     progress = Progress(EXPECTED_SECONDS, Console(stderr=True, highlight=False) if args.json else console)
     built = build_overlay(request, settings, progress)
-    _remember(built, settings)
     if args.json:
         print_json(console, _as_json(built, progress.seconds))
     else:
@@ -108,9 +104,3 @@ def _as_json(built: Built, seconds: dict[str, float]) -> dict[str, object]:
         "grafted_bytes": built.grafted_bytes,
         "seconds": seconds,
     }
-
-
-def _remember(built: Built, settings: Settings) -> None:
-    part = settings.out / f".{LAST_BUILD}.part"
-    part.write_text(json.dumps({"wheel": built.path.name, "sha256": built.sha256}) + "\n", encoding="utf-8")
-    part.replace(settings.out / LAST_BUILD)
