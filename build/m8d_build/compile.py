@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.blobs import file_sha256
 from m8d_build.errors import CommandFailed, CompilerMissing
+from m8d_build.plan import next_to_start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +87,7 @@ def compile_all(
     cache: Path,
     log: Path,
     workers: int,
+    budget_mb: int,
     report: Reporter,
 ) -> tuple[Compiled, ...]:
     """Compile every job, or take it from the cache; the largest unit first.
@@ -98,7 +100,8 @@ def compile_all(
         toolbox_identity: digest of the headers' origin.
         cache: the cache folder; objects go to ``objects/`` in it.
         log: where compilers write (one file per unit beside it).
-        workers: compilers side by side.
+        workers: the most compilers side by side.
+        budget_mb: the most memory they may take together, by what is on record of each.
         report: told of each object.
 
     Raises:
@@ -116,17 +119,24 @@ def compile_all(
             report.note(f"{job.unit}: unchanged")
         else:
             todo.append((job, key))
-    # The largest first: it takes longest, and the second largest then ends before the first one's peak.
+    # The largest first: it takes longest.
     todo.sort(key=lambda entry: (entry[0].memory_mb, entry[0].source.stat().st_size), reverse=True)
     stop = threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="m8d-cxx")
-    futures = {pool.submit(_compile, job, key, layout, compiler, store, log, stop): job for job, key in todo}
+    running: dict[Future[Compiled], int] = {}
     try:
-        pending = set(futures)
-        while pending:
-            # A deadline per wait keeps Ctrl-C responsive; each compiler has its own deadline.
-            finished, pending = wait(pending, timeout=1.0, return_when=FIRST_EXCEPTION)
+        while todo or running:
+            while len(running) < max(1, workers) and todo:
+                index = next_to_start([job.memory_mb for job, _ in todo], list(running.values()), budget_mb)
+                if index is None:
+                    break
+                job, key = todo.pop(index)
+                future = pool.submit(_compile, job, key, layout, compiler, store, log, stop)
+                running[future] = job.memory_mb
+            # A short wait keeps Ctrl-C responsive; each compiler has its own deadline.
+            finished, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in finished:
+                del running[future]
                 compiled = future.result()
                 done[compiled.job.unit] = compiled
                 report.note(f"{compiled.job.unit}: {compiled.seconds:.1f} s")

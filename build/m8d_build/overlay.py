@@ -26,11 +26,11 @@ from m8d_build.inspect import inspect_wheel
 from m8d_build.link import link_overlay
 from m8d_build.lock import hold
 from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath, workers_for
+from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath
 from m8d_build.repack import repack
 from m8d_build.rules import reject, verify
 from m8d_build.series import load_series
-from m8d_build.settings import REPO_ROOT, available_memory_mb
+from m8d_build.settings import REPO_ROOT
 from m8d_build.sources import fetch_source
 from m8d_build.toolbox import extract, link_libraries, prepare_headers, required_packages
 from m8d_build.wheelfile import open_wheel
@@ -189,7 +189,8 @@ class _Build:
         with step("repack"):
             repacked = self.repack(wheel, sha256, facts, series, linked.path, grafted, touched)
         with step("inspect"):
-            found = inspect_wheel(repacked.path, self.settings.patches)
+            # Without symbols: the graft has checked those, and repack that what it wrote reads back.
+            found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
             if not found.consistent:
                 repacked.path.unlink()
                 raise CheckFailed(
@@ -253,7 +254,12 @@ class _Build:
 
     def libraries(self, wheel: WheelFile) -> WheelFacts:
         """Unpack the official wheel's libraries for this build, and read what they were built with."""
-        extract(wheel.path, self.work, lambda name: name.startswith("torch/lib/") and ".so" in name)
+        extract(
+            wheel.path,
+            self.work,
+            lambda name: name.startswith("torch/lib/") and ".so" in name,
+            jobs=self.settings.jobs,
+        )
         facts = read_facts(wheel, scratch=self.work, installed=self.work)
         facts.check_against(self.request.target)
         check_headers(self.request.target, wheel)
@@ -263,7 +269,6 @@ class _Build:
         self, facts: WheelFacts, toolbox: Toolbox, layout: Layout, compiler: str
     ) -> tuple[Compiled, ...]:
         jobs = compile_jobs(self.request.target.units, NATIVE, facts.abi, toolbox, layout)
-        workers = workers_for([j.memory_mb for j in jobs], available_memory_mb(), self.settings.jobs)
         return compile_all(
             jobs,
             layout,
@@ -272,7 +277,8 @@ class _Build:
             toolbox_identity=toolbox.identity,
             cache=self.settings.cache,
             log=self.log,
-            workers=workers,
+            workers=self.settings.jobs,
+            budget_mb=self.settings.memory_mb,
             report=self.report,
         )
 

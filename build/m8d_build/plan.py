@@ -16,12 +16,24 @@ if TYPE_CHECKING:
     from m8d_build.toolbox import Toolbox
 
 __all__ = [
-    "EXPECTED_SECONDS", "LOCAL_SUFFIX", "CompileJob", "Layout", "compile_flags", "compile_jobs", "describe", "link_command",
-    "local_label", "overlay_file_name", "overlay_rpath", "workers_for",
+    "EXPECTED_SECONDS",
+    "LOCAL_SUFFIX",
+    "CompileJob",
+    "Layout",
+    "compile_flags",
+    "compile_jobs",
+    "describe",
+    "link_command",
+    "local_label",
+    "next_to_start",
+    "overlay_file_name",
+    "overlay_rpath",
 ]  # fmt: skip
 
 # Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
 LOCAL_SUFFIX = "m8d1"
+
+UNKNOWN_MB = 1000  # taken for a unit whose compiler nobody has measured
 
 # Seconds per step on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only used to estimate the rest.
 EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
@@ -142,22 +154,22 @@ def compile_jobs(
     return tuple(jobs)
 
 
-def workers_for(memory_mb: Sequence[int], available_mb: int, jobs: int) -> int:
-    """Return how many compilers may run side by side.
+def next_to_start(waiting: Sequence[int], running: Sequence[int], budget_mb: int) -> int | None:
+    """Return which of the waiting compilers to start now, None to wait for one that runs.
 
     Args:
-        memory_mb: what each needs.
-        available_mb: memory the machine can give; 0 if unknown.
-        jobs: the most that are wanted.
+        waiting: what each needs in MB, in the order they are wanted; 0 if unknown, taken for UNKNOWN_MB.
+        running: same of those that run.
+        budget_mb: memory they may take together. One always runs, whatever it needs.
 
     Returns:
-        1 to ``jobs``: as many as fit if the largest run at once.
+        An index into ``waiting``.
     """
-    largest = sorted(memory_mb, reverse=True)
-    count = max(1, min(jobs, len(largest)))
-    while count > 1 and 0 < available_mb < sum(largest[:count]):
-        count -= 1
-    return count
+    taken = sum(need or UNKNOWN_MB for need in running)
+    for index, need in enumerate(waiting):
+        if not running or taken + (need or UNKNOWN_MB) <= budget_mb:
+            return index
+    return None
 
 
 def _all_defines(units: Sequence[Unit]) -> tuple[str, ...]:

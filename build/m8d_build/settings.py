@@ -10,6 +10,8 @@ from platformdirs import user_cache_path
 
 __all__ = ["REPO_ROOT", "Settings", "available_memory_mb"]
 
+# The largest unit of 2.6.0 takes 1.9 GB; with the toolchain itself a build stays below 2.5 GB.
+MEMORY_MB = 2300
 REPO_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,6 +26,8 @@ class Settings:
         out: wheels and logs of this run (``out/`` in the working folder).
         compiler: the C++ compiler's command (M8D_CXX, then CXX, then ``g++``).
         jobs: how many compilers run side by side (M8D_JOBS; default: the cores this process may use).
+        memory_mb: what the compilers may take together (M8D_MEMORY_MB; default: 2300, or less where the machine
+            has less to give). More lets the largest units compile side by side.
         git_url: where PyTorch's git repository is (M8D_PYTORCH_GIT; default: upstream).
     """
 
@@ -32,6 +36,7 @@ class Settings:
     out: Path
     compiler: str
     jobs: int
+    memory_mb: int
     git_url: str
 
     @classmethod
@@ -47,24 +52,29 @@ class Settings:
         """Settle every setting.
 
         Raises:
-            ValueError: M8D_JOBS is not a positive whole number.
+            ValueError: M8D_JOBS or M8D_MEMORY_MB is not a positive whole number.
         """
         env = dict(os.environ) if environ is None else environ
         if jobs is None:
-            given = env.get("M8D_JOBS", "")
-            if given and (not given.isdigit() or int(given) < 1):
-                raise ValueError(
-                    f"M8D_JOBS is {given!r}. It must be a whole number from 1 up. Unset it or fix it."
-                )
-            jobs = int(given) if given else len(os.sched_getaffinity(0))
+            jobs = _number(env, "M8D_JOBS") or len(os.sched_getaffinity(0))
+        memory = _number(env, "M8D_MEMORY_MB") or min(MEMORY_MB, available_memory_mb() or MEMORY_MB)
         return cls(
             cache=(cache or Path(env.get("M8D_CACHE") or user_cache_path("m8d"))).expanduser().absolute(),
             patches=(patches or REPO_ROOT / "patches").absolute(),
             out=(out or Path.cwd() / "out").absolute(),
             compiler=env.get("M8D_CXX") or env.get("CXX") or "g++",
             jobs=jobs,
+            memory_mb=memory,
             git_url=env.get("M8D_PYTORCH_GIT") or "https://github.com/pytorch/pytorch.git",
         )
+
+
+def _number(env: dict[str, str], name: str) -> int:
+    """Return a positive whole number from the environment, 0 if it is not set."""
+    given = env.get(name, "")
+    if given and (not given.isdigit() or int(given) < 1):
+        raise ValueError(f"{name} is {given!r}. It must be a whole number from 1 up. Unset it or fix it.")
+    return int(given) if given else 0
 
 
 def available_memory_mb() -> int:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -146,25 +147,37 @@ def link_libraries(
     return tuple(found)
 
 
-def extract(wheel: Path, into: Path, wanted: Callable[[str], bool]) -> int:
+def extract(wheel: Path, into: Path, wanted: Callable[[str], bool], *, jobs: int = 1) -> int:
     """Unpack the members of a wheel that ``wanted`` accepts; return how many.
+
+    Args:
+        wheel: the file.
+        into: the folder.
+        wanted: told a member's name.
+        jobs: members unpacked side by side (inflating does not hold the interpreter); the largest first.
 
     Raises:
         WheelInvalid: the wheel is damaged.
         DiskFull: no room.
     """
     with _opened(wheel) as archive:
-        chosen = [m for m in archive.namelist() if not m.endswith("/") and wanted(m)]
+        chosen = [m for m in archive.infolist() if not m.is_dir() and wanted(m.filename)]
         for member in chosen:
-            target = into / member
-            if ".." in PurePosixPath(member).parts or PurePosixPath(member).is_absolute():
+            if ".." in PurePosixPath(member.filename).parts or PurePosixPath(member.filename).is_absolute():
                 raise WheelInvalid(
-                    f"{wheel.name} has a member {member!r}",
+                    f"{wheel.name} has a member {member.filename!r}",
                     rule="members must stay inside the wheel",
                     next_step="Do not use this file",
                 )
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_member(archive, member, target)
+            (into / member.filename).parent.mkdir(parents=True, exist_ok=True)
+        chosen.sort(key=lambda member: member.file_size, reverse=True)
+        with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="m8d-unzip") as pool:
+            made = [pool.submit(_copy_member, archive, m.filename, into / m.filename) for m in chosen]
+            try:
+                for future in made:
+                    future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
     return len(chosen)
 
 

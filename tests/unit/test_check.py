@@ -41,7 +41,13 @@ FULL = Marker("2.6.0", "cu124.m8d1", COMMIT, TOPICS, "full", "0.1", None)
 
 def settings_in(folder: Path) -> Settings:
     return Settings(
-        cache=folder / "cache", patches=folder, out=folder / "out", compiler="g++", jobs=2, git_url=""
+        cache=folder / "cache",
+        patches=folder,
+        out=folder / "out",
+        compiler="g++",
+        jobs=2,
+        memory_mb=2300,
+        git_url="",
     )
 
 

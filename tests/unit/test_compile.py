@@ -47,6 +47,7 @@ def build(
         cache=layout.work.parent / "cache",
         log=layout.work / "build.log",
         workers=2,
+        budget_mb=5000,
         report=Silent(),
     )
     assert [c.job.unit for c in compiled] == list(units)
@@ -145,7 +146,7 @@ def test_ctrl_c_ends_the_compilers_that_still_run(layout: Layout, tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         compile_all(
             jobs, layout, compiler=str(fake), identity="i", toolbox_identity="t", cache=tmp_path / "cache",
-            log=layout.work / "build.log", workers=2, report=Interrupting(),
+            log=layout.work / "build.log", workers=2, budget_mb=5000, report=Interrupting(),
         )  # fmt: skip
     assert time.monotonic() - began < 60
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from m8d_build.plan import (
     EXPECTED_SECONDS,
+    UNKNOWN_MB,
     Layout,
     compile_flags,
     compile_jobs,
     describe,
     link_command,
     local_label,
+    next_to_start,
     overlay_file_name,
     overlay_rpath,
-    workers_for,
 )
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import Abi, Unit, load_targets
@@ -126,21 +127,27 @@ def test_the_local_label_is_appended(official: str, label: str) -> None:
 
 
 def test_compilers_side_by_side_fit_the_memory() -> None:
-    assert workers_for([1800, 1000, 700], 24_000, 2) == 2
-    assert workers_for([1800, 1000, 700], 2_700, 2) == 1
-    assert workers_for([1800, 1000, 700], 2_800, 2) == 2
-    assert workers_for([1800, 1000, 700], 0, 8) == 3  # unknown memory: as many as there are units
-    assert workers_for([9000], 100, 4) == 1  # never none
+    assert next_to_start([1862, 1060, 905], [], 2300) == 0
+    assert next_to_start([1060, 905, 736], [1862], 2300) is None
+    assert next_to_start([1060, 905, 100], [1862], 2300) == 2
+    assert next_to_start([905, 736], [1060], 2300) == 0
+    assert next_to_start([9000], [], 100) == 0  # one always runs
+    assert next_to_start([0], [1500], 2300) is None  # unknown: not taken for nothing
+    assert next_to_start([], [], 2300) is None
 
 
-@given(st.lists(st.integers(0, 4000), max_size=6), st.integers(0, 10_000), st.integers(1, 8))
-def test_workers_are_at_least_one_and_never_more_than_asked(
-    memory: list[int], available: int, jobs: int
-) -> None:
-    count = workers_for(memory, available, jobs)
-    assert 1 <= count <= jobs
-    if count > 1 and available:
-        assert sum(sorted(memory, reverse=True)[:count]) <= available
+@given(st.lists(st.integers(0, 4000), max_size=6), st.integers(100, 10_000))
+def test_all_units_get_compiled_within_the_budget(needs: list[int], budget: int) -> None:
+    waiting, running, finished = list(needs), list[int](), 0
+    while waiting or running:
+        index = next_to_start(waiting, running, budget)
+        if index is None:
+            running.pop(0)
+            finished += 1
+            continue
+        running.append(waiting.pop(index))
+        assert len(running) == 1 or sum(need or UNKNOWN_MB for need in running) <= budget
+    assert finished == len(needs)
 
 
 def test_the_plan_says_what_every_step_does() -> None:

@@ -25,10 +25,16 @@ def test_the_compiler_is_ours_then_everybodys_then_gcc(environ: dict[str, str], 
     assert Settings.load(environ=environ).compiler == compiler
 
 
+@pytest.mark.parametrize("name", ["M8D_JOBS", "M8D_MEMORY_MB"])
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
-def test_a_wrong_number_of_jobs_is_refused_by_name(value: str) -> None:
-    with pytest.raises(ValueError, match=f"M8D_JOBS is {value!r}"):
-        Settings.load(environ={"M8D_JOBS": value})
+def test_a_wrong_number_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+        Settings.load(environ={name: value})
+
+
+def test_compilers_get_the_memory_that_is_asked_for_or_a_modest_share() -> None:
+    assert Settings.load(environ={"M8D_MEMORY_MB": "9000"}).memory_mb == 9000
+    assert 0 < Settings.load(environ={}).memory_mb <= 2300
 
 
 def test_nothing_is_kept_inside_the_repository_by_default() -> None:

@@ -143,16 +143,14 @@ class Report:
         }
 
     def as_table(self) -> Table:
-        """Return the report as a table for a terminal."""
-        table = Table(show_lines=False, pad_edge=False)
-        for heading in ("check", "what it shows", "stock", "patched"):
+        """Return the report as a table for a terminal: a line of outcomes a check, and below it what it shows."""
+        table = Table(box=None, pad_edge=False)
+        for heading in ("check", "stock", "patched", "ok"):
             table.add_column(heading, overflow="fold")
-        table.add_column("ok")
         table.add_column("s", justify="right")
         for result in self.results:
             table.add_row(
-                result.name,
-                result.shows,
+                f"[bold]{result.name}[/]\n[dim]{result.shows}[/]",
                 Text(result.stock or BLANK),
                 Text(result.patched or BLANK),
                 Text("yes", style="green") if result.ok else Text("NO", style="bold red"),
