@@ -72,7 +72,7 @@ def main() -> int:
     print(f"{'figure':24} {'measured':>10} {'goal':>8}")
     for name, value in figures.items():
         goal = GOALS.get(name)
-        print(f"{name:24} {value:10.2f} {'' if goal is None else f'{goal:8.2f}'}")
+        print(f"{name:24} {value:10.4g} {'' if goal is None else f'{goal:8.4g}'}")
     print(path)
     return 0
 

@@ -172,7 +172,7 @@ class _Build:
             layout = Layout(self.work / "stage", tree.root, self.work)
             touched = self.stage(series, layout)
         with step("headers"):
-            toolbox, packages = self.headers(wheel, sha256)
+            toolbox, packages = self.headers(wheel)
         with step("libraries"):
             facts = self.libraries(wheel)
         with step("compile"):
@@ -239,7 +239,7 @@ class _Build:
         self.report.note(f"{', '.join(series.topics)}: {len(made)} files")
         return tuple(made)
 
-    def headers(self, wheel: WheelFile, sha256: str) -> tuple[Toolbox, dict[str, Path]]:
+    def headers(self, wheel: WheelFile) -> tuple[Toolbox, dict[str, Path]]:
         target = self.request.target
         required = required_packages(
             target.pinned_packages, target.build_packages, pinned_requirements(wheel)
@@ -250,7 +250,7 @@ class _Build:
             packages[requirement] = get_wheel(
                 WheelRequest(name, version, self.request.python), self.settings, reporter=self.report
             )
-        return prepare_headers(wheel.path, sha256, packages, self.settings.cache), packages
+        return prepare_headers(wheel.path, packages, self.settings.cache), packages
 
     def libraries(self, wheel: WheelFile) -> WheelFacts:
         """Unpack the official wheel's libraries for this build, and read what they were built with."""

@@ -37,17 +37,17 @@ UNKNOWN_MB = 1000  # taken for a unit whose compiler nobody has measured
 
 # Seconds per step on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only used to estimate the rest.
 EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
-    ("official wheel", 6.0),
-    ("sources", 2.0),
-    ("patches", 1.0),
-    ("headers", 8.0),
-    ("libraries", 15.0),
-    ("compile", 48.0),
-    ("link", 4.0),
-    ("check", 12.0),
-    ("graft", 4.0),
-    ("repack", 30.0),
-    ("inspect", 5.0),
+    ("official wheel", 2.0),
+    ("sources", 1.0),
+    ("patches", 0.5),
+    ("headers", 5.0),
+    ("libraries", 11.0),
+    ("compile", 80.0),
+    ("link", 5.0),
+    ("check", 9.0),
+    ("graft", 2.0),
+    ("repack", 37.0),
+    ("inspect", 0.5),
 )
 
 # How the official build compiles these units, beyond what it says of itself: 2.6.0's CMakeLists.txt and

@@ -27,6 +27,7 @@ __all__ = ["Toolbox", "extract", "link_libraries", "prepare_headers", "required_
 
 # libtorch_cuda.so's neighbours that the units' symbols live in (2.6.0 to 2.14: the same four).
 TORCH_LIBRARIES = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
+TORCH_INCLUDE = "torch/include/"
 COPY_CHUNK = 4 << 20
 
 
@@ -68,14 +69,11 @@ def required_packages(
     return tuple(f"{name}=={requirements[name]}" for name in pinned) + tuple(extra)
 
 
-def prepare_headers(
-    torch_wheel: Path, torch_sha256: str, package_wheels: Mapping[str, Path], cache: Path
-) -> Toolbox:
+def prepare_headers(torch_wheel: Path, package_wheels: Mapping[str, Path], cache: Path) -> Toolbox:
     """Unpack every header a build needs, once.
 
     Args:
         torch_wheel: the official wheel.
-        torch_sha256: its digest.
         package_wheels: "name==version" to that package's wheel.
         cache: the cache folder.
 
@@ -84,8 +82,10 @@ def prepare_headers(
         PrerequisiteMissing: a package's wheel has no headers.
         DiskFull: no room.
     """
-    torch_root = cache / "headers" / f"torch-{torch_sha256[:16]}"
-    _once(torch_root, lambda into: extract(torch_wheel, into, lambda name: name.startswith("torch/include/")))
+    # By what the headers are, not by the wheel: those for several Pythons have the same, and share their objects.
+    own = _headers_digest(torch_wheel)
+    torch_root = cache / "headers" / f"torch-{own[:16]}"
+    _once(torch_root, lambda into: extract(torch_wheel, into, lambda name: name.startswith(TORCH_INCLUDE)))
     includes: list[Path] = []
     for requirement, wheel in package_wheels.items():
         root = cache / "headers" / wheel.stem
@@ -100,7 +100,7 @@ def prepare_headers(
                 next_step="Correct build_packages or pinned_packages of this target",
             )
         includes += found
-    identity = sha256("\n".join([torch_sha256, *sorted(w.name for w in package_wheels.values())]).encode())
+    identity = sha256("\n".join([own, *sorted(w.name for w in package_wheels.values())]).encode())
     return Toolbox(torch_root / "torch" / "include", tuple(includes), identity.hexdigest())
 
 
@@ -179,6 +179,17 @@ def extract(wheel: Path, into: Path, wanted: Callable[[str], bool], *, jobs: int
             finally:
                 pool.shutdown(cancel_futures=True)
     return len(chosen)
+
+
+def _headers_digest(torch_wheel: Path) -> str:
+    """Digest names, sizes and CRCs of a wheel's headers, from its directory alone."""
+    with _opened(torch_wheel) as archive:
+        entries = [
+            f"{m.filename} {m.file_size} {m.CRC}"
+            for m in archive.infolist()
+            if m.filename.startswith(TORCH_INCLUDE)
+        ]
+    return sha256("\n".join(sorted(entries)).encode()).hexdigest()
 
 
 def _is_header(name: str) -> bool:

@@ -51,28 +51,37 @@ def test_pinned_versions_come_from_the_wheel_and_the_others_from_the_target() ->
 
 
 def test_only_headers_are_unpacked_and_only_once(tmp_path: Path, torch: Path, cuda: Path) -> None:
-    made = prepare_headers(torch, "a" * 64, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache")
+    made = prepare_headers(torch, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache")
     assert (made.torch_include / "a.h").read_text() == "torch a"
     assert not (made.torch_include.parent / "lib").exists()
     (include,) = made.system_includes  # not the include folder inside it
     assert (include / "cuda.h").read_text() == "cuda"
-    torch.unlink()
-    assert (
-        prepare_headers(torch, "a" * 64, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache") == made
+    written = (made.torch_include / "a.h").stat().st_mtime_ns
+    assert prepare_headers(torch, {"nvidia-cuda-runtime-cu12==12.4": cuda}, tmp_path / "cache") == made
+    assert (made.torch_include / "a.h").stat().st_mtime_ns == written
+
+
+def test_other_headers_have_another_identity_and_another_wheel_with_the_same_ones_has_not(
+    tmp_path: Path, torch: Path, cuda: Path
+) -> None:
+    one = prepare_headers(torch, {"x==1": cuda}, tmp_path / "cache")
+    without = prepare_headers(torch, {}, tmp_path / "cache")
+    same = {"torch/include/a.h": "torch a", "torch/include/ATen/b.h": "b", "torch/for_another_python.so": "x"}
+    sibling = prepare_headers(wheel(tmp_path / "t2.whl", same), {"x==1": cuda}, tmp_path / "cache")
+    other = prepare_headers(
+        wheel(tmp_path / "t3.whl", {**same, "torch/include/a.h": "torch A"}),
+        {"x==1": cuda},
+        tmp_path / "cache",
     )
-
-
-def test_another_set_of_wheels_has_another_identity(tmp_path: Path, torch: Path, cuda: Path) -> None:
-    one = prepare_headers(torch, "a" * 64, {"x==1": cuda}, tmp_path / "cache")
-    two = prepare_headers(torch, "b" * 64, {"x==1": cuda}, tmp_path / "cache")
-    three = prepare_headers(torch, "a" * 64, {}, tmp_path / "cache")
-    assert len({one.identity, two.identity, three.identity}) == 3
+    assert sibling == one
+    assert len({one.identity, without.identity, other.identity}) == 3
+    assert (other.torch_include / "a.h").read_text() == "torch A"
 
 
 def test_a_package_without_headers_is_named(tmp_path: Path, torch: Path) -> None:
     bare = wheel(tmp_path / "bare-1-py3-none-any.whl", {"bare/__init__.py": ""})
     with pytest.raises(PrerequisiteMissing, match="bare==1"):
-        prepare_headers(torch, "a" * 64, {"bare==1": bare}, tmp_path / "cache")
+        prepare_headers(torch, {"bare==1": bare}, tmp_path / "cache")
 
 
 def test_a_stop_while_unpacking_leaves_nothing_that_looks_finished(
@@ -83,10 +92,10 @@ def test_a_stop_while_unpacking_leaves_nothing_that_looks_finished(
 
     monkeypatch.setattr(toolbox, "extract", stop)
     with pytest.raises(KeyboardInterrupt):
-        prepare_headers(torch, "a" * 64, {}, tmp_path / "cache")
+        prepare_headers(torch, {}, tmp_path / "cache")
     assert list((tmp_path / "cache" / "headers").iterdir()) == []
     monkeypatch.undo()
-    assert (prepare_headers(torch, "a" * 64, {}, tmp_path / "cache").torch_include / "a.h").exists()
+    assert (prepare_headers(torch, {}, tmp_path / "cache").torch_include / "a.h").exists()
 
 
 def test_a_full_disk_is_said_and_leaves_no_part(
