@@ -72,12 +72,16 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             else f"not compared with stock (--stock {STOCK_NONE})"
         )
         console.print(
-            f"{report.wheel.name}: torch {report.version}, {', '.join(report.topics)}; {stock}", markup=False
+            f"{report.wheel.name}: torch {report.version}, {', '.join(report.topics)}; {stock}",
+            markup=False,
+            soft_wrap=True,
         )
     report.require_ok(log)
     if not args.json:
         console.print(
-            f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}", markup=False
+            f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}",
+            markup=False,
+            soft_wrap=True,
         )
     return 0
 
