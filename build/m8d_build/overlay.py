@@ -19,14 +19,14 @@ from m8d_build.disk import needs_room, remove_tree
 from m8d_build.download import WheelRequest, get_wheel, official_request
 from m8d_build.dropin import Candidate, check_headers, check_overlay
 from m8d_build.elf.read import glibc_floor, read_library
-from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, PatchRejected
+from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.facts import pinned_requirements, read_facts
 from m8d_build.graft import graft_edits
 from m8d_build.inspect import inspect_wheel
 from m8d_build.link import link_overlay
 from m8d_build.lock import hold
 from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath
+from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath, require_recipe
 from m8d_build.repack import repack
 from m8d_build.rules import reject, verify
 from m8d_build.series import load_series
@@ -113,12 +113,7 @@ def build_overlay(request: OverlayRequest, settings: Settings, report: Reporter)
         BuildError: one subclass per kind of failure; nothing half-made is left in the output folder.
     """
     target = request.target
-    if not target.units:
-        raise PatchRejected(
-            f"torch {target.version} has no overlay recipe (status {target.status.value}: {target.note or 'no note'})",
-            rule="a target that is built names its units in targets.toml",
-            next_step="Build another version, or add `units` to this target",
-        )
+    require_recipe(target)
     work = settings.cache / "work" / f"torch-{target.version}-{request.python}"
     what = f"build torch {target.version} for {request.python}"
     _writable(settings.out)

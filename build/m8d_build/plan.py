@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from m8d_build.errors import UnknownVersion
 from m8d_build.targets import Unit
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ __all__ = [
     "local_label",
     "next_to_start",
     "overlay_file_name",
-    "overlay_rpath",
+    "overlay_rpath", "require_recipe",
 ]  # fmt: skip
 
 # Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
@@ -246,6 +247,20 @@ def overlay_rpath(official: str) -> str:
 def local_label(official: str) -> str:
     """Return the patched wheel's local version label: "cu124" -> "cu124.m8d1"."""
     return f"{official}.{LOCAL_SUFFIX}" if official else LOCAL_SUFFIX
+
+
+def require_recipe(target: Target) -> None:
+    """Check that an overlay of this target can be built at all.
+
+    Raises:
+        UnknownVersion: it has no units on record.
+    """
+    if not target.units:
+        raise UnknownVersion(
+            f"torch {target.version} cannot be built yet (status {target.status.value}: {target.note or 'no note'})",
+            rule="a target that is built names its units and patches",
+            next_step="`nox -s m8d -- targets` shows which versions can; docs/patching.md says how to add one",
+        )
 
 
 def describe(target: Target, python: str, source: str, topics: Sequence[str], jobs: int) -> dict[str, str]:

@@ -463,4 +463,24 @@ def test_headers_of_other_sources_than_the_wheels(toy: Toy, tmp_path: Path, shar
 
 def test_a_target_without_a_recipe(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
     toytorch.write_target(toy, units="[]", status='"applies"')
-    refused(command(toy, tmp_path, shared_cache), errors.PatchRejected, "units")
+    refused(command(toy, tmp_path, shared_cache), errors.UnknownVersion, "cannot be built yet", "targets")
+    refused(command(toy, tmp_path, shared_cache, "--plan"), errors.UnknownVersion)
+
+
+def test_a_target_that_is_not_verified_says_so_first(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
+    toytorch.write_target(toy, status='"applies"', note='"near sources"')
+    code, said = command(toy, tmp_path, shared_cache, "--plan")
+    assert code == 0
+    assert said.startswith("torch 2.6.0 is not verified (applies): near sources.")
+
+
+@pytest.mark.parametrize("jobs", ["0", "-3", "two"])
+def test_a_wrong_number_of_jobs(toy: Toy, tmp_path: Path, shared_cache: Path, jobs: str) -> None:
+    assert command(toy, tmp_path, shared_cache, "--jobs", jobs)[0] == 2
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("check",)])
+def test_a_wheel_that_is_not_there(tmp_path: Path, words: tuple[str, ...]) -> None:
+    said = io.StringIO()
+    code = main([*words, str(tmp_path / "no.whl")], console=Console(file=said, width=400))
+    refused((code, said.getvalue()), errors.WheelUnreachable, "is not there")

@@ -655,5 +655,6 @@ def test_command_without_a_wheel_says_where_it_looked(tmp_path):
 
 def test_command_needs_a_folder_for_its_log(tmp_path):
     (tmp_path / "out").write_text("a file")
+    (tmp_path / "some.whl").touch()
     with pytest.raises(OutputUnwritable):
-        check_cli.execute(arguments(tmp_path, "some.whl"), settings_in(tmp_path), Console())
+        check_cli.execute(arguments(tmp_path, str(tmp_path / "some.whl")), settings_in(tmp_path), Console())

@@ -10,7 +10,7 @@ import pytest
 from m8d_build import errors
 from m8d_build.cli import commands
 from m8d_build.settings import REPO_ROOT
-from m8d_build.targets import load_targets
+from m8d_build.targets import Target, load_targets
 
 README = (REPO_ROOT / "README.md").read_text(encoding="utf-8")
 PATCHING = (REPO_ROOT / "docs" / "patching.md").read_text(encoding="utf-8")
@@ -26,10 +26,21 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
+def pythons(target: Target) -> str:
+    minors = sorted(int(wheel.filename.split("-")[2][3:]) for wheel in target.wheels)
+    return ", ".join(f"3.{minor}" for minor in minors) or "-"
+
+
 def test_the_readmes_table_of_versions_is_that_of_targets_toml() -> None:
     shown = [row for row in rows(README) if re.fullmatch(r"\d+\.\d+\.\d+", row[0])]
     expected = [
-        [t.version, t.status.value, ", ".join(t.topics) or "-", ", ".join(t.defects) or "not looked for"]
+        [
+            t.version,
+            t.status.value,
+            pythons(t),
+            ", ".join(t.topics) or "-",
+            ", ".join(t.defects) or "not looked for",
+        ]
         for t in reversed(load_targets(REPO_ROOT / "patches").entries)
     ]
     assert shown == expected

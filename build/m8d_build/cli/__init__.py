@@ -61,7 +61,9 @@ def print_json(console: Console, data: Any) -> None:
 def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -> int:
     """Run a command line and return its exit code; see ``m8d_build.errors`` for what each means."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    out = console or Console(highlight=False)
+    # In a file or a CI log nothing is gained by breaking lines at 80 columns.
+    width = None if sys.stdout.isatty() else 160
+    out = console or Console(highlight=False, width=width)
     messages = console or Console(stderr=True, highlight=False)
     try:
         return _run(arguments, out)

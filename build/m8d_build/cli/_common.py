@@ -6,6 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from m8d_build.errors import WheelUnreachable
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
 
-__all__ = ["announce", "choose_target", "python_tag", "say"]
+__all__ = ["announce", "choose_target", "existing_wheel", "positive", "python_tag", "say"]
 
 
 def python_tag(asked: str | None) -> str:
@@ -36,6 +37,33 @@ def choose_target(args: argparse.Namespace, settings: Settings, python: str) -> 
     """
     targets = load_targets(settings.patches)
     return targets.get(args.torch) if args.torch else targets.newest_verified(python)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number from 1 up (for argparse).
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def existing_wheel(path: Path) -> Path:
+    """Return a wheel's path if there is a file.
+
+    Raises:
+        WheelUnreachable: there is none.
+    """
+    if not path.is_file():
+        raise WheelUnreachable(
+            f"{path} is not there",
+            rule="a wheel given by path must be a file",
+            next_step="Correct the path, or build one: nox -s build-torch",
+        )
+    return path
 
 
 def say(console: Console, *lines: str) -> None:

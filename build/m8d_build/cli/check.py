@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from m8d_build.check import check_wheel
 from m8d_build.check.run import EXPECTED_SECONDS, STOCK_AUTO, STOCK_NONE
 from m8d_build.cli import print_json
+from m8d_build.cli._common import existing_wheel
 from m8d_build.errors import OutputUnwritable, WheelUnreachable
 from m8d_build.progress import Progress, Silent
 
@@ -51,7 +52,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         BehaviourFailed: an outcome is not the expected one.
         BuildError: another of the toolchain's errors; see ``check_wheel``.
     """
-    wheel = args.wheel or _newest(settings.out)
+    wheel = existing_wheel(args.wheel) if args.wheel else _newest(settings.out)
     log = _new_log(settings.out / "logs", wheel)
     report = check_wheel(
         wheel,
@@ -80,6 +81,11 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     if not args.json:
         console.print(
             f"{len(report.results)} checks as expected, {report.seconds:.0f} s. Log: {log}",
+            markup=False,
+            soft_wrap=True,
+        )
+        console.print(
+            "Not tested here, as it needs a GPU: D1, D2, D6 and a slow ncclCommAbort (docs/patching.md).",
             markup=False,
             soft_wrap=True,
         )

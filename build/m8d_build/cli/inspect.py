@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.cli import print_json
+from m8d_build.cli._common import existing_wheel
 from m8d_build.errors import CheckFailed
 from m8d_build.inspect import inspect_wheel
 
@@ -38,7 +39,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     Raises:
         WheelInvalid, ElfInvalid, DiskFull: as in ``m8d_build.inspect.inspect_wheel``.
     """
-    found = inspect_wheel(args.wheel, settings.patches, symbols=not args.no_symbols, deep=args.deep)
+    found = inspect_wheel(
+        existing_wheel(args.wheel), settings.patches, symbols=not args.no_symbols, deep=args.deep
+    )
     if args.json:
         print_json(console, _plain(found))
     else:

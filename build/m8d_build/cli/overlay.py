@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.cli import print_json
-from m8d_build.cli._common import announce, choose_target, python_tag, say
+from m8d_build.cli._common import announce, choose_target, positive, python_tag, say
 from m8d_build.overlay import OverlayRequest, build_overlay
-from m8d_build.plan import EXPECTED_SECONDS, describe
+from m8d_build.plan import EXPECTED_SECONDS, describe, require_recipe
 from m8d_build.progress import Console, Progress
 from m8d_build.series import load_series
+from m8d_build.targets import Status
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,7 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="where the wheel and the logs go (default: out)"
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="compilers side by side (default: one per core)"
+        "--jobs", type=positive, metavar="N", help="compilers side by side (default: one per core)"
     )
     parser.add_argument(
         "--allow-unverified",
@@ -60,6 +61,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """
     python = python_tag(args.python)
     target = choose_target(args, settings, python)
+    require_recipe(target)
+    if target.status is not Status.VERIFIED and not args.json:
+        say(console, f"torch {target.version} is not verified ({target.status.value}): {target.note}.", "")
     if args.plan:
         series = load_series(settings.patches, target.version)
         steps = describe(target, python, args.source, series.topics, settings.jobs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.blobs import file_sha256
 from m8d_build.cli import print_json
+from m8d_build.cli._common import positive
 from m8d_build.elf.read import glibc_floor
 from m8d_build.errors import CheckFailed, PrerequisiteMissing
 from m8d_build.facts import read_facts
@@ -45,7 +46,9 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wheel", type=Path, required=True, metavar="WHL", help="the official wheel")
     parser.add_argument("--overlay", type=Path, required=True, metavar="LIB", help="the overlay library")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the wheel goes (default: out/)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="compressors side by side (default: all cores)")
+    parser.add_argument(
+        "--jobs", type=positive, metavar="N", help="compressors side by side (default: all cores)"
+    )
     parser.add_argument(
         "--allow-unverified", action="store_true", help="accept a wheel that is not on record"
     )
