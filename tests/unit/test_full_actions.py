@@ -480,7 +480,7 @@ def test_the_command_builds_and_says_how_to_install(repository, tmp_path, machin
     rc, said = execute(repository, "--torch", "2.6.0", "--env", "micromamba", "--python", "3.11")
     assert rc == 0
     wheel = next((tmp_path / "out").glob("torch-*.whl"))
-    assert f"wheel:   {wheel}" in said
+    assert f"wheel:    {wheel}" in said
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() in said
-    assert "topics:  marker" in said
+    assert "topics:   marker" in said
     assert "pip install" in said

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.blobs import file_sha256
+from m8d_build.cli._common import announce
 from m8d_build.full import run_full, unfinished
 from m8d_build.full_actions import StandardActions
 from m8d_build.full_plan import jobs_for, plan_full
@@ -137,7 +138,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     progress = Progress([(step.title, step.minutes * 60) for step in unfinished(plan)], console)
     result = run_full(plan, actions, progress, fresh=args.fresh)
     if result.wheel is not None:
-        _announce(result.wheel, series, console)
+        announce(console, result.wheel, file_sha256(result.wheel), series.topics)
     return 0
 
 
@@ -202,15 +203,3 @@ def _show(plan: FullPlan, problems: Sequence[Problem], console: Console, *, as_j
         say("\nThis machine cannot do it:")
         for problem in problems:
             say(f"  - {problem}")
-
-
-def _announce(wheel: Path, series: Series, console: Console) -> None:
-    size = wheel.stat().st_size / 2**20
-    for line in (
-        f"wheel:   {wheel}",
-        f"size:    {size:.0f} MiB",
-        f"sha256:  {file_sha256(wheel)}",
-        f"topics:  {', '.join(series.topics)}",
-        f"install: python -m pip install {shlex.quote(str(wheel))}",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
