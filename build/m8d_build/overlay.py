@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
-from m8d_build.apply import patched_files, pristine_files
+from m8d_build.apply import patched_files
 from m8d_build.blobs import file_sha256
 from m8d_build.changes import Edit, Put
 from m8d_build.compile import compile_all, compiler_identity
@@ -28,7 +28,6 @@ from m8d_build.lock import hold
 from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
 from m8d_build.plan import Layout, compile_jobs, local_label, overlay_file_name, overlay_rpath, require_recipe
 from m8d_build.repack import repack
-from m8d_build.rules import reject, verify
 from m8d_build.series import load_series
 from m8d_build.settings import REPO_ROOT
 from m8d_build.sources import fetch_source
@@ -224,8 +223,6 @@ class _Build:
     def stage(self, series: Series, layout: Layout) -> tuple[str, ...]:
         """Put the patched files where the compiler looks first; return their paths."""
         target = self.request.target
-        files = pristine_files(layout.source, series.paths)
-        reject(target.version, verify(target, series, files))
         made = patched_files(layout.source, target, series, allow_unverified=self.request.allow_unverified)
         for name, content in made.items():
             path = layout.stage / name

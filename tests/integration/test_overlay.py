@@ -87,8 +87,7 @@ def test_an_official_wheel_becomes_a_patched_one(toy: Toy, tmp_path: Path, share
     for word in (str(wheel), "sha256:", "cleanup-only, marker", "python -m pip install"):
         assert word in said
     assert [line.split("]")[0] for line in said.splitlines() if line.startswith("[")] == [
-        f"[{number}/{len(EXPECTED_SECONDS)}".replace("[", "[")
-        for number in range(1, len(EXPECTED_SECONDS) + 1)
+        f"[{number}/{len(EXPECTED_SECONDS)}" for number in range(1, len(EXPECTED_SECONDS) + 1)
     ]
 
 
@@ -258,6 +257,16 @@ def test_a_blob_id_that_differs(toy: Toy, tmp_path: Path, shared_cache: Path) ->
     path = toy.tree / "torch/csrc/cuda/nccl.cpp"
     path.write_text(path.read_text() + "// somebody was here\n")
     refused(command(toy, tmp_path, shared_cache), errors.BlobMismatch, "nccl.cpp")
+
+
+def test_near_sources_are_taken_if_asked_for_and_the_patches_still_apply_exactly(
+    toy: Toy, tmp_path: Path, shared_cache: Path
+) -> None:
+    path = toy.tree / "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp"
+    path.write_text(path.read_text() + "// somebody was here\n")
+    code, said = command(toy, tmp_path, shared_cache, "--allow-unverified")
+    assert code == 0, said
+    assert len(wheels_in(tmp_path / "out")) == 1
 
 
 def edit_patch(toy: Toy, old: bytes, new: bytes) -> None:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.blobs import file_sha256
-from m8d_build.cli._common import announce
+from m8d_build.cli._common import announce, choose_target, python_tag
 from m8d_build.full import run_full, unfinished
 from m8d_build.full_actions import StandardActions
 from m8d_build.full_plan import jobs_for, plan_full
 from m8d_build.full_recipes import load_recipes
-from m8d_build.full_steps import Command, FullOptions, Inputs, python_tag
+from m8d_build.full_steps import Command, FullOptions, Inputs
 from m8d_build.machine import read_machine
 from m8d_build.preflight import Need, Problem, choose_route, preflight, require
 from m8d_build.progress import Progress
 from m8d_build.rules import reject, verify
 from m8d_build.series import load_series
 from m8d_build.settings import REPO_ROOT
-from m8d_build.targets import load_targets
 from multiworld import __version__ as builder
 
 if TYPE_CHECKING:
@@ -143,10 +141,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
 
 
 def _subject(args: argparse.Namespace, settings: Settings) -> tuple[Target, Series, Recipes]:
-    targets = load_targets(settings.patches)
-    running = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    python = python_tag(args.python) if args.python else running
-    target = targets.get(args.torch) if args.torch else targets.newest_verified(python)
+    target = choose_target(args, settings, python_tag(args.python))
     series = load_series(settings.patches, target.version)
     reject(target.version, verify(target, series))
     return target, series, load_recipes()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = [
-    "changed_files", "check_applies", "diff_contents", "head_commit", "head_contents", "is_git_tree", "is_ignored",
+    "changed_files", "check_applies", "diff_contents", "head_commit", "head_contents", "is_git_tree",
     "merge_contents", "uncommitted",
 ]  # fmt: skip
 
@@ -41,17 +41,6 @@ DIFF = (
 def is_git_tree(tree: Path) -> bool:
     """Return whether a folder is the root of a git work tree (a folder inside one is not)."""
     return (tree / ".git").exists()
-
-
-def is_ignored(tree: Path, path: str) -> bool:
-    """Return whether git's ignore rules leave a path out.
-
-    Raises:
-        CommandFailed: git failed.
-        PrerequisiteMissing: git is not there.
-    """
-    status, _, _ = _git(tree, "check-ignore", "--quiet", "--no-index", "--", path, fine=(0, 1))
-    return status == 0
 
 
 def head_commit(tree: Path) -> str:
