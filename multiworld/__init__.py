@@ -9,13 +9,76 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multiworld.errors import MarkerError, MultiworldError
+    from multiworld.errors import (
+        BackendError,
+        BrokenWorldException,
+        InstallError,
+        InvalidJoinError,
+        JoinAbandonedError,
+        JoinError,
+        JoinTimeoutError,
+        MarkerError,
+        MismatchError,
+        MultiworldError,
+        PatchRequiredError,
+        RankTakenError,
+        RouterError,
+        ShimError,
+        StaleGenerationError,
+        StoreBindError,
+        StoreUnreachableError,
+        UnknownWorldError,
+        WorldClosedError,
+        WorldError,
+        WrongDeviceError,
+    )
+    from multiworld.events import (
+        Breakage,
+        Cause,
+        Event,
+        State,
+        WorldActive,
+        WorldBroken,
+        WorldClosed,
+        WorldJoinFailed,
+        WorldJoining,
+        subscribe,
+    )
+    from multiworld.joining import join, join_async
+    from multiworld.world import World, worlds
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["MarkerError", "MultiworldError", "__version__"]
+_LAZY = {
+    **dict.fromkeys(
+        (
+            "BackendError", "BrokenWorldException", "InstallError", "InvalidJoinError", "JoinAbandonedError",
+            "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
+            "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError",
+            "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "WorldClosedError", "WorldError",
+            "WrongDeviceError",
+        ),
+        "multiworld.errors",
+    ),
+    **dict.fromkeys(
+        (
+            "Breakage", "Cause", "Event", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
+            "WorldJoining", "subscribe",
+        ),
+        "multiworld.events",
+    ),
+    **dict.fromkeys(("join", "join_async"), "multiworld.joining"),
+    **dict.fromkeys(("World", "worlds"), "multiworld.world"),
+}  # fmt: skip
 
-_LAZY = {"MarkerError": "multiworld.errors", "MultiworldError": "multiworld.errors"}
+__all__ = [
+    "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError", "InvalidJoinError",
+    "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
+    "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
+    "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
+    "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
+    "__version__", "join", "join_async", "subscribe", "worlds",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

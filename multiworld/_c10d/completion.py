@@ -1,0 +1,205 @@
+"""An operation's end, as something to await, without a thread per operation and without spinning.
+
+Measured on 2 cores, 4 bytes, gloo, loopback: a message that is waited for on the pool takes 108-115 µs at the median
+(the same, blocking: 54 µs), an all_reduce awaited by its future 120-225 µs.
+
+On the CPU a collective's work has a future that torch completes; a send's or a receive's has none, and `is_completed()` stays
+false until somebody waits. Those are waited for on a small pool of kept threads: a pool that is made per operation
+costs hundreds of microseconds, and asking again and again costs a core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Container
+
+__all__ = ["Pool", "future_of", "pool", "without_future"]
+
+LIMIT = 512
+"""Threads at most; what comes beyond waits for one to be free. A blocked receive takes one for as long as it lasts."""
+
+IDLE = 5.0
+"""Seconds after which a thread that has nothing to do ends."""
+
+
+class Pool:
+    """Daemon threads that wait, made when all others are busy, never joined.
+
+    Args:
+        limit: threads at most.
+        idle: seconds after which an idle thread ends.
+        name: of the threads, with a number behind.
+    """
+
+    def __init__(self, *, limit: int = LIMIT, idle: float = IDLE, name: str = "m8d-waiter") -> None:
+        self._limit = limit
+        self._idle_seconds = idle
+        self._name = name
+        self._registered = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._sleeping: list[_Waiter] = []
+        self._threads = 0
+        self._made = 0
+
+    @property
+    def threads(self) -> int:
+        """How many threads there are."""
+        return self._threads
+
+    def wait(self, fn: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+        """Run `fn`, which may block, on a thread; its result or exception becomes the future's.
+
+        Cancelling the future does not stop `fn`; what it gives is then dropped. A loop that was closed meanwhile is
+        nobody's error. Call it in the loop's thread.
+        """
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def job() -> None:
+            result, error = None, None
+            try:
+                result = fn()
+            except BaseException as exc:  # noqa: BLE001  (it is the future's)
+                error = exc
+            _hand_over(loop, future, result, error)
+            # This frame is in the error's traceback: else they hold each other, and the work.
+            del result, error
+
+        self.run(job)
+        return future
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run `job` on a thread, at once where the limit allows; it must not raise."""
+        with self._lock:
+            if self._sleeping:
+                # The one that slept least: its stack is still in the cache, and the others may end.
+                waiter = self._sleeping.pop()
+                waiter.job = job
+                waiter.ready.release()
+                return
+            if self._threads >= self._limit:
+                self._jobs.append(job)
+                return
+            if not self._registered:
+                # Its threads do not live in a forked child, which then starts with none.
+                self._registered = True
+                os.register_at_fork(after_in_child=self._forget)
+            self._threads += 1
+            self._made += 1
+            name = f"{self._name}-{self._made}"
+        _Waiter(self, job, name).start()
+
+    def dismiss(self) -> None:
+        """End the threads that have nothing to do; new ones are made when they are needed."""
+        with self._lock:
+            idle, self._sleeping = self._sleeping, []
+            self._threads -= len(idle)
+        for waiter in idle:
+            waiter.ready.release()  # without a job
+
+    def next_job(self, waiter: _Waiter) -> Callable[[], None] | None:
+        """Return what `waiter` is to do next; None if it is to end. For the pool's own threads."""
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+            waiter.job = None
+            self._sleeping.append(waiter)
+        if not waiter.ready.acquire(timeout=self._idle_seconds):
+            with self._lock:
+                if waiter in self._sleeping:
+                    self._sleeping.remove(waiter)
+                    self._threads -= 1
+                    return None
+            waiter.ready.acquire(timeout=self._idle_seconds)  # a job came in the very moment
+        return waiter.job
+
+
+class _Waiter(threading.Thread):
+    """One thread of a pool."""
+
+    def __init__(self, owner: Pool, job: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.job: Callable[[], None] | None = job
+        # A plain lock is the cheapest thing to sleep on.
+        self.ready = threading.Lock()
+        self.ready.acquire()
+        self._owner = owner
+
+    def run(self) -> None:
+        job = self.job
+        while job is not None:
+            job()
+            # Its references (a work, a tensor) must not live on while this thread sleeps.
+            self.job = job = None
+            job = self._owner.next_job(self)
+
+
+pool = Pool()
+"""The process's pool."""
+
+
+class _Without:
+    works: Container[Any] = ()
+
+
+def without_future(works: Container[Any]) -> None:
+    """Let `future_of` know of no future of these works: torch completes it when they are enqueued on a GPU."""
+    _Without.works = works
+
+
+def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any] | None:
+    """Return a future of `loop` that is done when `work` is; None if the work has no future of its own.
+
+    The result is what torch's future gives. Call it in the loop's thread.
+
+    Args:
+        work: a ``torch.distributed.Work``.
+        loop: running.
+    """
+    if work in _Without.works:
+        return None
+    try:
+        torch_future = work.get_future()
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def done(finished: Any) -> None:
+        result, error = None, None
+        try:
+            result = finished.value()
+        except BaseException as exc:  # noqa: BLE001  (it is the future's)
+            error = exc
+        _hand_over(loop, future, result, error)
+
+    torch_future.add_done_callback(done)
+    return future
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
+    # The loop was closed meanwhile: nobody waits.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # cancelled, most likely
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration):  # no future takes it
+        future.set_exception(RuntimeError("the operation raised StopIteration"))
+    else:
+        future.set_exception(error)

@@ -1,0 +1,400 @@
+"""gloo groups of a world: built where its sockets are known, ended by those sockets.
+
+Every gloo group that is made while a world is selected goes through here: the world's own and those that user code
+makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. Each gets a
+device of its own on the interface that leads to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+import torch.distributed.distributed_c10d as c10d
+
+from multiworld import settings
+from multiworld._c10d import selection, sockets
+from multiworld._c10d.anysource import AnySource
+from multiworld._c10d.state import owner_of
+from multiworld._net.torchstore import PollingStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiworld._c10d.patching import Patches
+
+__all__ = ["GlooGroup", "GlooWorld", "install", "of"]
+
+_DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
+
+THREADS = 2
+"""Worker threads of a group, torch's own default: a collective that waits for a slow member does not hold up the
+next one, and DDP's buckets overlap. Measured with 2 members on 2 cores: 2.3-2.7 ms to build a group, 10 ms to close
+it, 3 threads and 5 descriptors; with one worker it is a thread less and just as slow."""
+
+_TURN = 0.02
+"""Seconds between two looks at whether a group that is being built was cancelled."""
+
+
+class GlooGroup:
+    """One gloo backend and what it owns.
+
+    Attributes:
+        backend: the ProcessGroupGloo; None once it was let go.
+        links: the sockets of its pairs.
+        listeners: those of its devices.
+    """
+
+    def __init__(
+        self, backend: Any, store: PollingStore, own: set[sockets.Address], members: set[sockets.Address]
+    ) -> None:
+        self.backend = backend
+        self.store = store
+        self.listeners = sockets.listening(own)
+        self.links = sockets.find(own, members)
+
+    def shut(self) -> None:
+        """Let every pending and every later operation raise."""
+        sockets.shut(self.links)
+
+    def drop(self) -> None:
+        """Let go of the backend, without the GIL and behind everything that refers to it.
+
+        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the GIL:
+        whoever destroys the backend while holding it waits forever (torch 2.6.0). The Python object of the backend
+        is the one holder that lets go of the GIL first, so it must be the last.
+        """
+        self.backend = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether all its sockets are closed, which gloo does in the destructors."""
+        return not sockets.still_open((*self.links, *self.listeners))
+
+
+class GlooWorld:
+    """The gloo groups of one world and generation in this process.
+
+    Args:
+        host: numeric address to listen at; GLOO_SOCKET_IFNAME overrides it.
+        timeout: seconds an operation may take.
+        check: called while a group is being built; raises to give up.
+    """
+
+    def __init__(self, *, host: str, timeout: float, check: Callable[[], None]) -> None:
+        self.host = host
+        self.timeout = timeout
+        self.check = check
+        self.aborted = False
+        # Python's part of a store ends with its last reference in Python, whoever holds it in C++.
+        self.kept: list[Any] = []
+        self._lock = threading.Lock()
+        self._groups: list[GlooGroup] = []
+        self._sleepers: set[threading.Event] = set()
+
+    def verify(self) -> None:
+        """Raise where this world's groups were ended.
+
+        Raises:
+            torch.distributed.DistBackendError: they were.
+        """
+        if self.aborted:
+            raise _DistBackendError("multiworld: the groups of this world were aborted")
+        self.check()
+
+    def build(self, store: Any, rank: int, size: int, timeout: dt.timedelta | None = None) -> Any:
+        """Build a ProcessGroupGloo.
+
+        Args:
+            store: where the members meet, prefixed for this group.
+            rank: in the group.
+            size: of the group.
+            timeout: of its operations; the world's if None.
+
+        Raises:
+            Exception: what `check` raised.
+            RuntimeError: torch's or gloo's.
+        """
+        raised: list[BaseException] = []
+
+        def check() -> None:
+            try:
+                self.verify()
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        polling = PollingStore(store, check_cancelled=check, timeout=self.timeout)
+        options = _original._Options()
+        options._devices = [self._device(each) for each in self._interfaces()]
+        options._threads = THREADS
+        limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
+        options._timeout = limit
+        polling.set_timeout(limit)
+        try:
+            backend = _run(
+                lambda: _original(polling, rank, size, options),
+                check,
+                lambda: _wake(list(polling.written.values()), size),
+            )
+        except BaseException as error:
+            # C++ may have made a plain RuntimeError of it on the way.
+            if raised and error is not raised[-1]:
+                raise raised.pop() from error
+            raise
+        finally:
+            raised.clear()
+        polling.recording = False
+        # One that is alone has no pairs, and publishes none.
+        own, members = (_addresses(each) if size > 1 else set() for each in (polling.written, polling.read))
+        group = GlooGroup(backend, polling, own, members - own)
+        with self._lock:
+            self._groups.append(group)
+        if (fresh := getattr(_made, "groups", None)) is not None:
+            fresh.append(group)
+        if self.aborted:
+            group.shut()
+        return backend
+
+    def groups(self) -> tuple[GlooGroup, ...]:
+        """Return the groups that were not let go."""
+        with self._lock:
+            return tuple(self._groups)
+
+    def abort(self) -> None:
+        """Let every pending and every later operation of all groups raise. Any thread, idempotent, microseconds."""
+        self.aborted = True
+        for group in self.groups():
+            group.shut()
+        with self._lock:
+            sleepers = tuple(self._sleepers)
+        for sleeper in sleepers:
+            sleeper.set()
+
+    @contextlib.contextmanager
+    def waking(self, sleeper: threading.Event) -> Iterator[None]:
+        """Set `sleeper` at an abort that comes before the end of the block, or came before it."""
+        with self._lock:
+            self._sleepers.add(sleeper)
+        if self.aborted:
+            sleeper.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sleepers.discard(sleeper)
+
+    def take(self, groups: tuple[GlooGroup, ...] | None = None) -> tuple[GlooGroup, ...]:
+        """Take groups out of the books, all of them if not told which; the caller drops them."""
+        with self._lock:
+            taken = tuple(each for each in self._groups if groups is None or each in groups)
+            self._groups = [each for each in self._groups if each not in taken]
+        return taken
+
+    def release(self, groups: tuple[GlooGroup, ...]) -> None:
+        """Let go of groups whose process group is about to end: behind it, in a thread of its own."""
+        taken = self.take(groups)
+        if taken:
+            threading.Thread(target=_let_go, args=(taken,), name="m8d-release", daemon=True).start()
+
+    def _interfaces(self) -> list[str]:
+        return [each for each in (settings.environment("GLOO_SOCKET_IFNAME") or "").split(",") if each] or [
+            ""
+        ]
+
+    def _device(self, interface: str) -> Any:
+        where = {"interface": interface} if interface else {"hostname": self.host}
+        if "lazy_init" in (_original.create_device.__doc__ or ""):
+            # Connections made later would not be among the group's known sockets.
+            return _original.create_device(**where, lazy_init=False)
+        return _original.create_device(**where)
+
+
+_original: Any = getattr(c10d, "ProcessGroupGloo", None)
+_made = threading.local()  # .groups: those that were built by the call of torch under way in this thread
+
+
+def of(state: Any, world: GlooWorld | None = None) -> GlooWorld | None:
+    """Return the gloo groups of a WorldState; `world` sets them."""
+    # In the state itself: it and its groups refer to each other, and so end together.
+    if world is not None:
+        state.gloo = world
+    found: GlooWorld | None = state.gloo
+    return found
+
+
+class _Routed(type):
+    """Stands for ProcessGroupGloo: makes a world's groups in a world, and torch's own elsewhere."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        state = selection.current()
+        world = None if state is None else of(state)
+        # An options object says everything; a group that can be reconfigured connects later. Both stay torch's.
+        told = (
+            len(args) > 4 or "options" in kwargs or (len(args) == 4 and not isinstance(args[3], dt.timedelta))
+        )
+        if world is None or told or kwargs.get("enable_reconfigure", False):
+            return _original(*args, **kwargs)
+        kwargs.pop("enable_reconfigure", None)
+        return world.build(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _original)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_original, name)
+
+
+class _Gloo(metaclass=_Routed):
+    """torch's ProcessGroupGloo, while multiworld routes torch.distributed."""
+
+
+def install(patches: Patches) -> None:
+    """Put the stand-in in torch's place.
+
+    Args:
+        patches: the router's, which undoes them.
+    """
+    if _original is None:
+        return
+    patches.set(c10d, "ProcessGroupGloo", _Gloo)
+    receive = vars(c10d.ProcessGroup)["recv_anysource"]
+    patches.set(c10d.ProcessGroup, "recv_anysource", _receiving(receive))
+    patches.set(c10d, "_new_process_group_helper", _watching(c10d._new_process_group_helper))
+
+
+def _receiving(original: Any) -> Any:
+    """Make a receive from any source, which no socket's end reaches, end with its world."""
+    function = getattr(original, "__func__", original)
+
+    def recv_anysource(self: Any, tensors: Any, tag: int) -> Any:
+        work = function(self, tensors, tag)
+        owner = owner_of(self)
+        world = None if owner is None else of(owner)
+        # The operation ran, so there is a backend for the device; other backends' operations end with their abort.
+        if world is None or any(each.device.type != "cpu" for each in tensors):
+            return work
+        return AnySource(work, world, self)
+
+    return recv_anysource
+
+
+def _watching(original: Any) -> Any:
+    """Notice when a process group made in a world is gone, to let go of its backends after it."""
+
+    def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        state = selection.current()
+        world = None if state is None else of(state)
+        if world is None:
+            return original(*args, **kwargs)
+        outer, _made.groups = getattr(_made, "groups", None), []
+        try:
+            made = original(*args, **kwargs)
+            fresh = tuple(_made.groups)
+        except BaseException:
+            # A part of a group is no group.
+            world.release(tuple(_made.groups))
+            raise
+        finally:
+            _made.groups = outer
+        group = made[0] if isinstance(made, tuple) else made
+        if fresh and isinstance(group, c10d.ProcessGroup):
+            weakref.finalize(group, world.release, fresh).atexit = False
+        return made
+
+    return new_process_group_helper
+
+
+def _addresses(published: dict[str, bytes]) -> set[sockets.Address]:
+    """Read what gloo published, one value per rank (its last part is the rank) and device."""
+    found = {
+        sockets.parse_address(value) for key, value in published.items() if key.rpartition("/")[2].isdigit()
+    }
+    if None in found:
+        raise _DistBackendError("multiworld cannot read the addresses that this version of gloo publishes")
+    return {each for each in found if each is not None}
+
+
+def _run(build: Callable[[], Any], check: Callable[[], None], wake: Callable[[], None]) -> Any:
+    """Run what blocks in C++ on a thread of its own, so that the caller can give up.
+
+    Raises:
+        BaseException: what `build` or `check` raised. When `check` did, gloo is woken; the thread ends with it.
+    """
+    box: list[Any] = []
+    failed: list[BaseException] = []
+    done, abandoned = threading.Event(), threading.Event()
+
+    def work() -> None:
+        try:
+            made = build()
+            if not abandoned.is_set():  # else it is nobody's
+                box.append(made)
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            if not abandoned.is_set():
+                failed.append(error)
+        finally:
+            done.set()
+
+    # The thread is free of the caller's selected world: gloo's constructor asks nothing of torch.distributed.
+    thread = threading.Thread(target=work, name="m8d-connect", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(_TURN):
+            check()
+        thread.join()
+        if failed:
+            raise failed.pop()  # noqa: TRY301  (it goes the way of those that check() raises)
+        return box.pop()
+    except BaseException:
+        abandoned.set()
+        if not done.is_set():
+            wake()
+            done.wait(_WAKING)
+        raise
+    finally:
+        # An exception holds these frames by its traceback: it must not be held by them.
+        failed.clear()
+        box.clear()
+
+
+_WAKING = 0.5
+"""Seconds that a cancelled constructor has to come back; a thread of its own goes on after that, until gloo's
+timeout."""
+
+
+def _wake(published: list[bytes], size: int) -> None:
+    """Let a constructor return that waits for members to connect: connect in their place, and hang up.
+
+    gloo's listener gives a connection to the pair whose number it says first; the numbers are the last part of what
+    the device published, 8 bytes per rank.
+    """
+    for value in published:
+        address = sockets.parse_address(value)
+        if address is None:
+            continue
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        for at in range(len(value) - 8 * size, len(value), 8):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as caller:
+                caller.settimeout(_WAKING)
+                caller.connect(address)
+                caller.sendall(value[at : at + 8])
+
+
+def _let_go(groups: tuple[GlooGroup, ...]) -> None:
+    time.sleep(_BEHIND)
+    for group in groups:
+        group.drop()
+
+
+_BEHIND = 0.02
+"""Seconds after which a process group that is being destroyed is gone: its backends go after it."""

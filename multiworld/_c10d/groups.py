@@ -1,0 +1,352 @@
+"""Build, abort and close the process group of one world and generation."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import gc
+import math
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from multiworld._c10d import capabilities, faults, gloo, inflight, nccl, selection
+from multiworld._net.torchstore import PollingStore
+from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+    from multiworld._c10d.state import WorldState
+
+__all__ = ["Group", "GroupSpec", "backends", "build"]
+
+_IDLE = 0.05
+"""Seconds for gloo's workers to let go of what they worked on, where somebody else still holds the group."""
+
+_SETTLE = 0.25
+"""Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of it."""
+
+
+_REASON = 0.3
+"""Seconds to learn why a connection broke while the group was being built."""
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What a group is built from.
+
+    Attributes:
+        world: name.
+        generation: 1 or more.
+        rank: of this process.
+        size: number of members.
+        backend: "gloo", "nccl", "cpu:gloo,cuda:nccl", or any name registered with torch.
+        device: of this process; None where the backend has none of its own.
+        timeout: seconds, of each operation and of building.
+        store: where the members of this generation meet; no other generation's keys are in it.
+        local_host: numeric address at which gloo listens, unless GLOO_SOCKET_IFNAME says otherwise.
+        check_cancelled: called while the group is being built; raises to give up.
+        gpu: index of the one NCCL uses where `device` names none; the current one if None.
+        fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends that
+            block in C++ (NCCL); `store` if None.
+    """
+
+    world: str
+    generation: int
+    rank: int
+    size: int
+    backend: str
+    device: torch.device | None
+    timeout: float
+    store: Store
+    local_host: str
+    check_cancelled: Callable[[], None]
+    fresh_store: Callable[[], Store] | None = None
+    gpu: int | None = None
+
+
+def build(spec: GroupSpec, state: WorldState) -> Group:
+    """Build the default group of a world; everyone in it does so at the same time.
+
+    The group is registered in `state`, which the router selects for ``with world:``.
+
+    Raises:
+        BackendError: this torch has no such backend, or it could not be built.
+        JoinAbandonedError: a member went away meanwhile.
+        JoinTimeoutError: the others did not come in time.
+        Exception: what `spec.check_cancelled` raised.
+    """
+    _validate(spec)
+    alive = _While(spec.check_cancelled)
+    world = gloo.GlooWorld(host=spec.local_host, timeout=spec.timeout, check=alive)
+    gloo.of(state, world)
+    try:
+        with selection.selected(state):
+            group = _default_group(spec, state, world, alive)
+            state.default_pg = group
+            c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
+    except BaseException as error:  # noqa: BLE001  (raised again, or as what it means)
+        _undo(state, world)
+        if faults.classify(error) is not None:
+            alive.ask_why()
+        raised, alive.raised = alive.raised, None
+        try:
+            if raised is error or not isinstance(error, Exception):
+                raise
+            raise (_explained(spec, error) if raised is None else raised) from error
+        finally:
+            del raised  # else this frame and the exception hold each other, and the sockets
+    alive.over()
+    return Group(group, state, world)
+
+
+class _While:
+    """`check_cancelled` for as long as the group is being built; nothing to check afterwards."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check: Callable[[], None] | None = check
+        self.raised: BaseException | None = None
+
+    def __call__(self) -> None:
+        if self._check is None:
+            return
+        try:
+            self._check()
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    def ask_why(self) -> None:
+        """A connection broke: whoever knows of a member that crashed or gave up says so in a moment."""
+        end = time.monotonic() + _REASON
+        with contextlib.suppress(BaseException):  # kept in `raised`
+            while self.raised is None and time.monotonic() < end:
+                self()
+                time.sleep(0.01)
+
+    def over(self) -> None:
+        self._check = None
+
+
+def _default_group(
+    spec: GroupSpec, state: WorldState, world: gloo.GlooWorld, alive: Callable[[], None]
+) -> Any:
+    blocking = nccl.is_nccl(spec.backend)
+    if blocking:
+        store = spec.store if spec.fresh_store is None else spec.fresh_store()
+    else:
+        store = PollingStore(spec.store, check_cancelled=alive, timeout=spec.timeout)
+    world.kept += [spec.store] if blocking else [store, spec.store]  # sub-groups meet there too
+    traffic = _traffic(spec, state) if blocking else None
+
+    def make() -> Any:
+        made = c10d._new_process_group_helper(
+            spec.size,
+            spec.rank,
+            [],
+            c10d.Backend(spec.backend),
+            store,
+            group_name=c10d._process_group_name([], use_hashed_name=False),
+            timeout=dt.timedelta(seconds=spec.timeout),
+            device_id=None if traffic is None else traffic.device,
+        )
+        group = made[0] if isinstance(made, tuple) else made
+        if traffic is not None:
+            nccl.connect(group, traffic)
+        return group
+
+    if traffic is None:
+        return make()
+    try:
+        group = nccl.cancellable(make, alive)
+    except BaseException:
+        traffic.abort([])  # what is left behind in a thread comes to its end
+        raise
+    traffic.ready = True
+    return group
+
+
+def _traffic(spec: GroupSpec, state: WorldState) -> inflight.Traffic:
+    from multiworld._c10d import router  # noqa: PLC0415  (it imports what this imports)
+
+    router.install_nccl()
+    decision = capabilities.decide_nccl(capabilities.nccl_name(spec.backend) or "nccl")
+    traffic = state.traffic = inflight.Traffic(
+        timeout=spec.timeout,
+        device=nccl.bound_device(spec),
+        fragile=decision.fragile,
+        torch_aborts=decision.torch_aborts,
+    )
+    return traffic
+
+
+def backends() -> tuple[str, ...]:
+    """Name the backends that this torch can build here."""
+    names = [name for name in c10d.Backend.backend_list if name != "undefined" and _available(name)]
+    return tuple(dict.fromkeys(names))
+
+
+def _available(name: str) -> bool:
+    ask = getattr(c10d, f"is_{name}_available", None)
+    return True if ask is None else bool(ask())
+
+
+def _validate(spec: GroupSpec) -> None:
+    register = getattr(
+        c10d.Backend, "_ensure_backend_registered", None
+    )  # torch 2.14: some only when asked for
+    for part in spec.backend.split(","):
+        name = part.rpartition(":")[2].strip().lower()
+        if register is not None:
+            register(name)
+        if name == "undefined" or name not in c10d.Backend.backend_list or not _available(name):
+            raise BackendError(
+                spec.world,
+                f"backend={spec.backend!r}",
+                rule=f"This torch ({torch.__version__}) can build: {', '.join(backends())}",
+                next_step="Choose one of them, or register it with torch.distributed.Backend.register_backend",
+            )
+    if nccl.is_nccl(spec.backend):
+        nccl.validate(spec)
+
+
+def _explained(spec: GroupSpec, error: Exception) -> Exception:
+    fault = faults.classify(error)
+    text = str(error).splitlines()[0] if str(error) else repr(error)
+    if fault is not None and fault.timeout:
+        return JoinTimeoutError(
+            spec.world,
+            f"The {spec.backend} group was not connected within {spec.timeout:g} s: {text}",
+            rule="Every member connects to every other before the timeout",
+            next_step="See that no firewall is between the members, and that GLOO_SOCKET_IFNAME fits if it is set",
+        )
+    if fault is not None:
+        return JoinAbandonedError(
+            spec.world,
+            f"A member went away while the {spec.backend} group was being connected: {fault.detail}",
+            rule="Every member stays until the world is joined",
+            next_step="Look at the other members' errors, and join again",
+        )
+    return BackendError(
+        spec.world,
+        f"The {spec.backend} group could not be built: {text}",
+        rule="Every member can reach every other on the interface that leads to the store",
+        next_step="See the cause of this error; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME choose another interface",
+    )
+
+
+def _undo(state: WorldState, world: gloo.GlooWorld) -> None:
+    world.aborted = True
+    groups = world.take()
+    for group in groups:
+        group.shut()
+    # Nobody else can have the group: maps first, which hold its process groups, then the backends.
+    state.forget()
+    for group in groups:
+        group.drop()
+
+
+class Group:
+    """The process group of a world, and its sub-groups.
+
+    Attributes:
+        pg: the default group, a torch ProcessGroup; None once closed.
+        state: what the router selects for this world.
+    """
+
+    def __init__(self, pg: Any, state: WorldState, world: gloo.GlooWorld) -> None:
+        self.pg = pg
+        self.state = state
+        self._world = world
+        self._traffic = state.traffic or inflight.Traffic(timeout=0.0, device=torch.device("cpu"))
+        self._lock = threading.Lock()
+        self._aborted = False
+        self._closing: threading.Thread | None = None
+        self._free = False
+
+    @property
+    def device_types(self) -> frozenset[str]:
+        """The kinds of device it has a backend for ("cpu", "cuda")."""
+        return frozenset() if self.pg is None else frozenset(device.type for device in self.pg._device_types)
+
+    def abort(self) -> None:
+        """Let each pending and each later operation of the default group and its sub-groups raise.
+
+        Returns within milliseconds; any thread; idempotent.
+        """
+        with self._lock:
+            first, self._aborted = not self._aborted, True
+        if not first:
+            return
+        self._world.abort()
+        backends = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
+        self._traffic.abort([end for end in map(nccl.aborter, backends) if end is not None])
+
+    def close(self, deadline: float) -> bool:
+        """Abort, and free everything: threads, sockets, names and maps.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds; a destructor that hangs goes on in a daemon thread after it.
+
+        Returns:
+            Whether all is gone. False also while user code still holds the group (a DDP model of this world).
+        """
+        self.abort()
+        with self._lock:
+            if self._closing is None:
+                self._closing = threading.Thread(target=self._destroy, name="m8d-destroy", daemon=True)
+                self._closing.start()
+            closing = self._closing
+        closing.join(max(0.0, deadline - time.monotonic()))
+        if closing.is_alive() or not self._traffic.ended(deadline):
+            return False
+        return self._settled(deadline)
+
+    def _process_groups(self) -> list[Any]:
+        # A copy under nobody's lock: a dict that another thread changes meanwhile raises, once in a blue moon.
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                found = list(self.state.pg_map)
+                return found if self.pg is None or self.pg in found else [self.pg, *found]
+        return [self.pg]
+
+    def _destroy(self) -> None:
+        """Free it, in the order that no destructor waits for the GIL: process groups first, gloo's backends last."""
+        groups = self._world.take()
+        held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
+        self._links = [group for group in groups if not group.gone]
+        pg, self.pg = self.pg, None
+        self._traffic.canaries.clear()
+        self.state.forget()
+        # Ours, this name and getrefcount's argument.
+        elsewhere = pg is not None and sys.getrefcount(pg) > 2
+        del pg
+        if elsewhere:
+            time.sleep(_IDLE)
+        nccl.release(held)
+        for group in groups:
+            group.drop()
+
+    def _settled(self, deadline: float) -> bool:
+        now = time.monotonic()
+        deadline, sweep, pause = min(deadline, now + _SETTLE), now + _SETTLE / 2, 0.001
+        while any(not group.gone for group in self._links):
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if now >= sweep:
+                # The error of a broken operation and the frames it went through (asyncio's task among them) hold each
+                # other, and a work in there holds gloo's device.
+                gc.collect()
+                sweep = math.inf
+            time.sleep(min(pause, deadline - now))
+            pause = min(0.02, pause * 2)
+        return True

@@ -1,0 +1,40 @@
+"""Attributes of modules, types and objects that are replaced for a while and put back exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Patches"]
+
+_ABSENT = object()
+
+
+class Patches:
+    """What was replaced, in order, so that it can be undone. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> Any:
+        """Set ``owner.name`` to `value`; return what stood in `owner` itself (not in a base), or None.
+
+        Args:
+            owner: a module, a type, or an object with a ``__dict__``.
+            name: of the attribute.
+            value: its new value.
+        """
+        # From the owner's own dictionary: getattr() would bind a method, or find a base class's. A function's defaults
+        # are in no dictionary.
+        before = owner.__defaults__ if name == "__defaults__" else vars(owner).get(name, _ABSENT)
+        setattr(owner, name, value)
+        self._done.append((owner, name, before))
+        return None if before is _ABSENT else before
+
+    def undo(self) -> None:
+        """Put everything back, last first. Idempotent."""
+        while self._done:
+            owner, name, before = self._done.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)

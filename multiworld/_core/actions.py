@@ -1,0 +1,73 @@
+"""What `multiworld._core.peers` decides, as records for the watchdog's thread to carry out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiworld._core.detector import WorldId
+    from multiworld._core.roster import Endpoint
+    from multiworld._core.wire import Frame
+    from multiworld.events import Breakage
+
+__all__ = ["Action", "Broke", "Dial", "Drop", "Ready", "Refusal", "Send", "Why"]
+
+
+class Why(enum.Enum):
+    """Why a world cannot be attached."""
+
+    STALE = "stale"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Connect `channel` to `endpoint`."""
+
+    channel: int
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send `frame` on `channel`."""
+
+    channel: int
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Close `channel`; `orderly`: what was sent on it shall arrive."""
+
+    channel: int
+    orderly: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Every member of `world` is connected and proved itself, in both directions."""
+
+    world: WorldId
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`world` cannot be attached any more."""
+
+    world: WorldId
+    why: Why
+    detail: str
+
+
+@dataclass(frozen=True)
+class Broke:
+    """The verdict about `world`."""
+
+    world: WorldId
+    breakage: Breakage
+
+
+Action = Dial | Send | Drop | Ready | Refusal | Broke

@@ -1,0 +1,494 @@
+"""The fault plane of one process, decided: its worlds, the processes they share, and who has to hear what.
+
+`Peers` is fed with what happened (a world was added, a connection opened, frames came, time passed) and collects
+what is to be done about it as `Action` records; the watchdog's thread carries them out. It owns no socket, no
+thread and no clock, so whole groups of processes can be run in a test, in any order of events.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.detector import Detector, Ending, Probe, WorldId, world_id
+from multiworld._core.dialing import Dialing
+from multiworld._core.links import Link, Place
+from multiworld._core.past import Past
+from multiworld._core.wire import (
+    Attach,
+    Attached,
+    Beat,
+    Broken,
+    Close,
+    Frame,
+    Goodbye,
+    Hello,
+    Need,
+    Reason,
+    Refused,
+)  # fmt: skip
+from multiworld.events import Breakage, Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from multiworld._core.roster import Roster
+
+__all__ = ["MAX_STRANGERS", "Peers"]
+
+MAX_STRANGERS = 256
+"""Connections that may be waiting for their proof at a time; the oldest makes room."""
+
+_MAX_WAITING = 64  # proofs for unknown worlds, of a stranger
+_MAX_WAITING_TRUSTED = 1024
+_SLOWEST_BEAT = 1.0
+_FASTEST_BEAT = 0.02
+
+
+@dataclass
+class _World:
+    roster: Roster
+    ready: bool = False
+    notes: dict[int, str] = field(default_factory=dict)  # rank -> why it is missing
+
+
+class Peers:
+    """See the module.
+
+    Args:
+        own: this process's id, 32 hex digits.
+        nonce: gives 16 fresh random bytes.
+        channel: gives a fresh number for a connection.
+    """
+
+    def __init__(self, own: str, *, nonce: Callable[[], bytes], channel: Callable[[], int]) -> None:
+        self.own = own
+        self._nonce = nonce
+        self._channel = channel
+        self._worlds: dict[WorldId, _World] = {}
+        self._past = Past()
+        self._shared: dict[str, dict[WorldId, None]] = {}  # process -> worlds
+        self._links: dict[int, Link] = {}
+        self._trusted: dict[str, Link] = {}
+        self._untrusted: dict[int, Link] = {}  # oldest first
+        self._dialing = Dialing(own)
+        self._detector = Detector(own)
+        self._actions: list[Action] = []
+
+    # -- worlds
+
+    def add(self, roster: Roster, now: float) -> None:
+        """Attach a world: connect to its members, answer those that were early."""
+        world = world_id(roster)
+        self._worlds[world] = _World(roster)
+        self._past.revive(roster)
+        self._detector.add(roster)
+        for process in self._processes(roster):
+            self._shared.setdefault(process, {})[world] = None
+            link = self._trusted.get(process)
+            if link is None:
+                self._dialing.want(process, now)
+            else:
+                self._offer(link)
+                self._ask(link, now)
+        for link in tuple(self._links.values()):
+            # Those for other generations of the name too: they may be refused now.
+            for place in [each for each in link.waiting if each[0].rpartition("/")[0] == roster.world]:
+                self._consider(link, place, link.waiting.pop(place), now)
+        self._check(roster.key)
+
+    def remove(self, world: WorldId, *, goodbye: bool, now: float) -> None:
+        """Detach a world; with `goodbye` the members are told that this one left."""
+        state = self._worlds.pop(world, None)
+        if state is None:
+            return
+        roster = state.roster
+        self._detector.remove(world)
+        self._past.bury(roster)
+        others = self._local(roster.key)
+        if goodbye:
+            for other in others:
+                self._detector.left(other, roster.rank)
+        for process in self._processes(roster):
+            del self._shared[process][world]
+            for link in [each for each in self._links.values() if each.peer == process]:
+                if goodbye and world in link.offered:
+                    self._send(link, Goodbye(*world))
+                link.offered.discard(world)
+                link.accepted.discard(world)
+                if not others:
+                    link.proven = {place for place in link.proven if place[0] != roster.key}
+                self._ask(link, now)
+            if not self._shared[process]:
+                del self._shared[process]
+                self._dialing.drop(process)
+                for link in [each for each in self._links.values() if each.peer == process]:
+                    self._part(link)
+
+    def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
+        """An operation of `world` failed."""
+        self._detector.failed(world, ranks, detail, now)
+
+    def missing(self, world: WorldId) -> dict[int, str]:
+        """Return the ranks that are not attached yet, each with what is known about why ("" for nothing)."""
+        state = self._worlds.get(world)
+        if state is None:
+            return {}
+        absent = (member.rank for member in state.roster.members if not self._there(state, member.rank))
+        return {rank: state.notes.get(rank, "") for rank in absent}
+
+    # -- what happened to connections
+
+    def accepted(self, channel: int, now: float) -> None:
+        """Somebody connected."""
+        strangers = [link for link in self._untrusted.values() if not link.dialed]
+        if len(strangers) >= MAX_STRANGERS:
+            self._forget(strangers[0])
+            self._actions.append(Drop(strangers[0].channel, orderly=False))
+        self._links[channel] = self._untrusted[channel] = Link(
+            channel, self.own, self._nonce(), dialed=False, since=now
+        )
+
+    def connected(self, channel: int, now: float) -> None:
+        """A dialed connection is established."""
+        link = self._links.get(channel)
+        if link is not None:
+            link.established = True
+            link.since = now
+            self._dialing.connected(link.peer)
+            self._send(link, link.hello())
+
+    def received(
+        self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
+    ) -> None:
+        """Frames came; `error`: what came after them is none."""
+        for frame in frames:
+            link = self._links.get(channel)
+            if link is None:
+                return
+            if link.trusted:
+                self._detector.heard(link.peer, now)
+            self._take(link, frame, now)
+        link = self._links.get(channel)
+        if error is not None and link is not None:
+            self._reject(link, now)
+
+    def closed(self, channel: int, ending: Ending, now: float, *, refused: bool = False) -> None:
+        """A connection ended; `refused`: it never came about, nobody listens there."""
+        link = self._links.get(channel)
+        if link is None:
+            return
+        self._forget(link)
+        if link.trusted:
+            self._detector.closed(link.peer, ending)
+            self._again(link.peer, now)
+        elif link.dialed:
+            self._dialing.ended(link.peer, now, refused=refused)
+            self._note(link.peer, "nobody listens there" if refused else "it closed the connection")
+
+    # -- time
+
+    def stalled(self, seconds: float, now: float) -> None:
+        """This process did not run for `seconds`, until now."""
+        self._detector.stalled(seconds, now)
+
+    def suspects(self, now: float) -> list[tuple[str, int]]:
+        """Return processes that were silent for too long, with the connection that is to be probed."""
+        return [
+            (process, self._trusted[process].channel)
+            for process in self._detector.suspects(now)
+            if process in self._trusted
+        ]
+
+    def settle(self, now: float, probes: Mapping[str, Probe]) -> None:
+        """Judge, after all that happened was fed; dial, beat and time out what is due."""
+        while verdicts := self._detector.settle(now, probes):
+            for verdict in verdicts:
+                self._tell(verdict.world, verdict.breakage, verdict.tell)
+                self._actions.append(Broke(verdict.world, verdict.breakage))
+            # What was told to other ranks of this very process is settled in the next round.
+        for link in tuple(self._untrusted.values()):
+            if link.since + link.patience <= now:
+                self._expire(link, now)
+        for process in self._dialing.gone(now):
+            for world in self._shared[process]:
+                state = self._worlds[world]
+                ranks = [member.rank for member in state.roster.members if member.process == process]
+                self._refuse(world, Why.GONE, f"rank {ranks[0]} is gone: nobody listens where it listened")
+            self._dialing.drop(process)
+        for process, attempt in self._dialing.due(now):
+            self._dial(process, attempt, now)
+        for link in self._trusted.values():
+            if link.beat_at <= now:
+                self._send(link, Beat(link.beats))
+                link.beats += 1
+                # On a grid: connections with the same interval beat together, one wake-up for all.
+                link.beat_at = (now // link.interval + 1) * link.interval
+                if link.beat_at <= now:  # the division was rounded down to this very moment
+                    link.beat_at = now + link.interval
+
+    def wake(self) -> float:
+        """When `settle` has to be called again if nothing happens before; infinite for never."""
+        return min(
+            self._detector.wake(),
+            self._dialing.wake(),
+            min((link.since + link.patience for link in self._untrusted.values()), default=math.inf),
+            min((link.beat_at for link in self._trusted.values()), default=math.inf),
+        )
+
+    def take(self) -> list[Action]:
+        """Return what is to be done, in order, and forget it."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def links(self) -> int:
+        """How many connections there are, trusted or not."""
+        return len(self._links)
+
+    # -- frames
+
+    def _take(self, link: Link, frame: Frame, now: float) -> None:
+        if isinstance(frame, Beat):
+            if not link.greeted:
+                self._reject(link, now)
+        elif isinstance(frame, Hello):
+            self._greeted(link, frame, now)
+        elif not link.greeted:
+            self._reject(link, now)
+        elif isinstance(frame, Attach):
+            self._consider(link, (frame.key, frame.rank), frame.proof, now)
+        elif isinstance(frame, Close):
+            self._parted(link, now)
+        elif isinstance(frame, Refused):
+            if link.trusted or link.dialed:
+                self._refused(link, frame)
+        elif isinstance(frame, Goodbye):
+            self._left(link, (frame.key, frame.rank))
+        elif not link.trusted:
+            return
+        elif isinstance(frame, Attached):
+            link.accepted.add((frame.key, frame.rank))
+            self._check(frame.key)
+        elif isinstance(frame, Broken):
+            if any(key == frame.key for key, _ in link.proven):
+                for world in self._local(frame.key):
+                    self._detector.told(world, frame.cause, frame.ranks, frame.detail)
+        else:
+            link.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
+            link.beat_at = min(link.beat_at, now + link.interval)
+
+    def _greeted(self, link: Link, frame: Hello, now: float) -> None:
+        if not link.greet(frame):
+            self._reject(link, now)
+        elif link.dialed:
+            self._offer(link)
+        else:
+            self._send(link, link.hello())
+
+    def _consider(self, link: Link, place: Place, given: bytes, now: float) -> None:
+        """The other end says that it is `place`."""
+        key, rank = place
+        local = self._local(key)
+        if not local:
+            self._consider_unknown(link, place, given, now)
+            return
+        roster = self._worlds[local[0]].roster
+        theirs = rank < roster.size and roster.members[rank].process == link.peer
+        if not theirs or not link.holds(roster.token, place, given):
+            self._send(link, Refused(key, rank, Reason.PROOF, roster.generation))
+            if not link.trusted:
+                self._expire(link, now)
+        elif not link.knocking:
+            link.proven.add(place)
+            if not link.trusted:
+                self._trust(link, now)
+            self._send(link, Attached(key, rank))
+            self._check(key)
+
+    def _consider_unknown(self, link: Link, place: Place, given: bytes, now: float) -> None:
+        key, rank = place
+        live = (each.roster for each in self._worlds.values())
+        verdict = self._past.judge(key, live, lambda token: link.holds(token, place, given))
+        if verdict is not None:
+            self._send(link, Refused(key, rank, *verdict))
+        elif len(link.waiting) >= (_MAX_WAITING_TRUSTED if link.trusted else _MAX_WAITING):
+            self._reject(link, now)
+        else:
+            # Its join is a few milliseconds ahead of this process's.
+            link.waiting[place] = given
+
+    def _trust(self, link: Link, now: float) -> None:
+        old = self._trusted.get(link.peer)
+        link.trusted = True
+        del self._untrusted[link.channel]
+        self._dialing.drop(link.peer)
+        if old is not None:
+            # The other process gave the old connection up, or it would not have dialed again.
+            self._claim(old, Cause.UNREACHABLE, "it gave its connection up and made another")
+            self._forget(old)
+            self._actions.append(Drop(old.channel, orderly=False))
+        self._trusted[link.peer] = link
+        self._detector.connected(link.peer, now)
+        # The proof first: the other end takes nothing else from this one before.
+        self._offer(link)
+        self._ask(link, now)
+
+    def _refused(self, link: Link, frame: Refused) -> None:
+        world = (frame.key, frame.rank)
+        state = self._worlds.get(world)
+        if state is None or world not in link.offered:
+            return
+        link.offered.discard(world)
+        ranks = [member.rank for member in state.roster.members if member.process == link.peer]
+        if frame.reason is Reason.STALE:
+            said = f"rank {ranks[0]} is in generation {frame.generation}"
+            self._refuse(world, Why.STALE, said)
+        elif frame.reason is Reason.OVER:
+            self._refuse(world, Why.GONE, f"rank {ranks[0]} gave up generation {state.roster.generation}")
+        else:
+            state.notes.update(dict.fromkeys(ranks, "it refused this process's proof: its token is another"))
+
+    def _left(self, link: Link, place: Place) -> None:
+        link.waiting.pop(place, None)
+        if place in link.proven:
+            link.proven.discard(place)
+            for world in self._local(place[0]):
+                self._detector.left(world, place[1])
+
+    def _parted(self, link: Link, now: float) -> None:
+        """The other end closes the connection in good order."""
+        self._forget(link)
+        self._actions.append(Drop(link.channel, orderly=True))
+        if link.trusted:
+            self._detector.disconnected(link.peer)
+            for key, rank in sorted(link.proven):
+                for world in self._local(key):
+                    if self._worlds[world].ready:
+                        self._detector.left(world, rank)
+            self._again(link.peer, now)
+        elif link.dialed:
+            self._dialing.ended(link.peer, now, refused=False)
+
+    # -- doing
+
+    def _reject(self, link: Link, now: float) -> None:
+        """What came is not what a member sends."""
+        self._actions.append(Drop(link.channel, orderly=False))
+        self.closed(link.channel, Ending.GARBAGE, now)
+
+    def _expire(self, link: Link, now: float) -> None:
+        """The handshake came to nothing."""
+        if link.greeted:
+            self._send(link, Close())
+        self._forget(link)
+        self._actions.append(Drop(link.channel, orderly=link.greeted))
+        if link.dialed:
+            self._dialing.ended(link.peer, now, refused=False)
+            self._note(
+                link.peer, "it does not know this generation" if link.greeted else "it does not answer"
+            )
+
+    def _part(self, link: Link) -> None:
+        """No world needs this connection any more."""
+        if link.greeted:
+            self._send(link, Close())
+        self._forget(link)
+        self._actions.append(Drop(link.channel, orderly=link.greeted))
+        if link.trusted:
+            self._detector.disconnected(link.peer)
+
+    def _forget(self, link: Link) -> None:
+        del self._links[link.channel]
+        self._untrusted.pop(link.channel, None)
+        if self._trusted.get(link.peer) is link:
+            del self._trusted[link.peer]
+
+    def _again(self, process: str, now: float) -> None:
+        """The connection is gone; worlds that are still being attached need another."""
+        if any(not self._worlds[world].ready for world in self._shared.get(process, ())):
+            self._dialing.want(process, now)
+
+    def _dial(self, process: str, attempt: int, now: float) -> None:
+        known = {
+            member.endpoint: None
+            for world in self._shared[process]
+            for member in self._worlds[world].roster.members
+            if member.process == process
+        }
+        endpoint = tuple(known)[attempt % len(known)]
+        channel = self._channel()
+        link = Link(channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False)
+        link.knocking = self.own > process
+        self._links[channel] = self._untrusted[channel] = link
+        self._actions.append(Dial(channel, endpoint))
+
+    def _offer(self, link: Link) -> None:
+        """Prove every world shared with the other end; to a stranger only as many as it may hold waiting."""
+        open_ = [each for each in self._shared.get(link.peer, ()) if each not in link.offered]
+        for world in open_ if link.trusted else open_[:_MAX_WAITING]:
+            self._send(link, link.offer(self._worlds[world].roster.token, world))
+
+    def _ask(self, link: Link, now: float) -> None:
+        """Tell the other end how often it has to be heard."""
+        interval = min(max(self._detector.shortest(link.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
+        if link.trusted and link.asked != interval:
+            link.asked = interval
+            self._send(link, Need(interval))
+            link.beat_at = min(link.beat_at, now + link.interval) if link.beats else now
+
+    def _tell(self, world: WorldId, breakage: Breakage, ranks: Iterable[int]) -> None:
+        roster = self._worlds[world].roster
+        frame = Broken(roster.key, breakage.cause, breakage.ranks, breakage.detail)
+        for process in dict.fromkeys(roster.members[rank].process for rank in ranks):
+            link = self._trusted.get(process)
+            if link is not None:
+                self._send(link, frame)
+                self._ask(link, breakage.at)
+        for other in self._local(roster.key):
+            self._detector.told(other, breakage.cause, breakage.ranks, breakage.detail)
+
+    def _claim(self, link: Link, cause: Cause, detail: str) -> None:
+        """Break the worlds that were attached over this connection."""
+        for key, rank in sorted(link.proven):
+            for world in self._local(key):
+                self._detector.told(world, cause, (rank,), f"rank {rank}: {detail}")
+
+    def _check(self, key: str) -> None:
+        for world in self._local(key):
+            state = self._worlds[world]
+            if not state.ready and all(self._there(state, rank) for rank in range(state.roster.size)):
+                state.ready = True
+                self._actions.append(Ready(world))
+
+    def _there(self, state: _World, rank: int) -> bool:
+        roster = state.roster
+        process = roster.members[rank].process
+        if process == self.own:
+            return (roster.key, rank) in self._worlds
+        link = self._trusted.get(process)
+        return link is not None and (roster.key, rank) in link.proven and world_id(roster) in link.accepted
+
+    def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
+        if not self._worlds[world].ready:
+            self._actions.append(Refusal(world, why, detail))
+
+    def _note(self, process: str, note: str) -> None:
+        for world in self._shared.get(process, ()):
+            state = self._worlds[world]
+            for member in state.roster.members:
+                if member.process == process:
+                    state.notes[member.rank] = note
+
+    def _local(self, key: str) -> list[WorldId]:
+        return [world for world in self._worlds if world[0] == key]
+
+    def _processes(self, roster: Roster) -> list[str]:
+        return [
+            each for each in dict.fromkeys(member.process for member in roster.members) if each != self.own
+        ]
+
+    def _send(self, link: Link, frame: Frame) -> None:
+        self._actions.append(Send(link.channel, frame))

@@ -1,0 +1,96 @@
+"""Calling what may never return: in a thread of its own, which is given up in time."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["NoAnswerError", "in_time"]
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 0.1  # seconds
+_STALL = 0.2  # seconds between two looks
+
+
+class NoAnswerError(Exception):
+    """The function has not returned in time; its thread lives on until it does.
+
+    Args:
+        seconds: that it was given.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"no answer for {seconds:.1f} s")
+
+
+def in_time(
+    function: Callable[[], T],
+    *,
+    deadline: float,
+    clock: Callable[[], float],
+    hurry: Callable[[], bool],
+    give_up: Callable[[], None],
+    parting: float,
+    last_words: float,
+) -> T:
+    """Return what `function` returns, or raise what it raises.
+
+    Args:
+        function: called in a daemon thread.
+        deadline: by `clock`; when it has passed, `NoAnswerError` is raised.
+        clock: monotonic seconds.
+        hurry: asked every 0.1 s; when it says so, `function` has only `parting` seconds more.
+        give_up: called before this raises while `function` still runs, to let it know.
+        parting: see `hurry`; it has as many seconds where this process stood still when the deadline passed, for it
+            stood still as well.
+        last_words: seconds that it still has if this thread is interrupted: often the process ends then.
+    """
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
+            errors.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=work, name="m8d-rendezvous", daemon=True).start()
+    except RuntimeError as error:  # the interpreter is ending, or the host has no thread left
+        raise NoAnswerError(0.0) from error
+    began = seen = clock()
+    try:
+        while (now := clock()) < deadline and not done.wait(min(_LOOK_EVERY, deadline - now)):
+            seen = now
+            if hurry():
+                deadline = min(deadline, clock() + parting)
+        if clock() - seen > _STALL:
+            _wait(done, parting)
+    except BaseException:  # interrupted
+        give_up()
+        _wait(done, last_words)
+        raise
+    if not done.is_set():
+        give_up()
+        raise NoAnswerError(clock() - began)
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # its traceback holds this frame: no circle that would keep the caller's store alive
+    return outcome[0]
+
+
+def _wait(done: threading.Event, seconds: float) -> None:
+    """Wait in short steps: a stall of this process is one of them, however long it is."""
+    for _ in range(max(1, round(seconds / _LOOK_EVERY))):
+        if done.wait(_LOOK_EVERY):
+            return

@@ -1,0 +1,467 @@
+"""Where members meet: ``tcp://host:port``, ``file:///path``, or any torch Store.
+
+A process serves or connects to an address once, however many of its worlds meet there. The server is torch's own
+TCPStore (a C++ thread; nothing to start), bound to exactly the given address. Calls go through `TcpClient`, whose
+calls keep deadlines; a store is trusted: whoever can write to it can do anything to the worlds that meet there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import errno
+import ipaddress
+import os
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from multiworld._net.tcpclient import NotAStoreError, TcpClient
+from multiworld._net.torchstore import PollingStore, TcpStore
+from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
+
+__all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store"]
+
+_ATTEMPT = 2.0
+"""Seconds that one attempt to connect may take; others that want the same address wait for it."""
+
+_ANSWER = 1.0
+"""Seconds that a server has to answer a call when the deadline of the join is over, or near."""
+
+_FOREIGN = 2.0
+"""Seconds for which rank 0 looks for a server at an address that it cannot serve itself."""
+
+_SILENT = 5.0
+"""The same where somebody listens and says nothing: it may be a store whose process or host stands still."""
+
+_LOOPBACK = "127.0.0.1"
+_RULE = 'A store is "tcp://host:port", "file:///absolute/path" or a torch.distributed.Store'
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where a store is.
+
+    Attributes:
+        scheme: "tcp" or "file".
+        host: name or numeric address, without brackets; "" for a file.
+        port: 1 to 65535; 0 for a file.
+        path: absolute; "" for tcp.
+    """
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return f"file://{self.path}"
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, *, world: str = "") -> StoreAddress:
+        """Read ``"tcp://host:port"`` or ``"file:///path"``; an IPv6 address stands in brackets.
+
+        Raises:
+            InvalidJoinError: it is neither.
+        """
+
+        def bad(rule: str) -> InvalidJoinError:
+            return InvalidJoinError(
+                world, f"store={text!r}", rule=rule, next_step='Write it like "tcp://127.0.0.1:29500"'
+            )
+
+        scheme, found, rest = text.partition("://")
+        if not found or scheme not in {"tcp", "file"}:
+            raise bad(_RULE)
+        if scheme == "file":
+            if not rest.startswith("/") or rest.endswith("/") or "\0" in rest:
+                raise bad("A file store is file:// and the absolute path of a file")
+            return cls("file", path=os.path.realpath(rest))
+        host, found, port = rest.rpartition(":")
+        if not found or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise bad("A tcp store has a host and a port from 1 to 65535")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            with contextlib.suppress(ValueError):  # what is not an address is refused just below
+                ipaddress.IPv6Address(host)
+                return cls("tcp", host=host, port=int(port))
+            raise bad("In brackets stands a numeric IPv6 address")
+        if not host or any(each in host for each in ":/@[]?# \0"):
+            raise bad("A tcp store has a host and a port; an IPv6 address stands in brackets")
+        return cls("tcp", host=host, port=int(port))
+
+
+class StoreHandle:
+    """One world's hold on a store.
+
+    Attributes:
+        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On tcp a
+            call that the server does not answer raises at the join's deadline (`dist.DistStoreError`), and one
+            whose server is gone raises at once (`dist.DistNetworkError`).
+        address: for messages.
+        local_host: numeric address of the local interface that leads to the store; loopback for a file or an object
+            without a host.
+    """
+
+    def __init__(self, shared: _Shared, store: Any, address: str, local_host: str) -> None:
+        self._shared = shared
+        self._closed = False
+        self.store: Store = store
+        self.address = address
+        self.local_host = local_host
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process serves the store."""
+        return self._shared.server is not None
+
+    def fresh(self) -> Store:
+        """Return a torch-made client with a connection of its own, for who blocks in C++ (NCCL).
+
+        Raises:
+            RuntimeError: torch's, when the server does not answer.
+        """
+        store: Store = self._shared.fresh()
+        return store
+
+    def close(self) -> None:
+        """Let go of it; the last hold of this process ends server and connection. Harmless when repeated."""
+        with _registry.lock:
+            closing, self._closed = not self._closed, True
+        if closing:
+            _registry.release(self._shared)
+
+
+class _Shared:
+    """What a process has of one store; `key` is None where it belongs to the caller."""
+
+    def __init__(
+        self, key: str | None, *, client: TcpClient | None = None, server: Any = None, store: Any = None
+    ) -> None:
+        self.key = key
+        self.client = client
+        self.server = server
+        self.store = store
+        self.holds = 0
+
+    def alive(self) -> bool:
+        return self.client is None or self.client.alive(deadline=time.monotonic() + _ANSWER)
+
+    def fresh(self) -> Any:
+        if self.client is not None:
+            host, port = self.client.remote[:2]
+            wait = dt.timedelta(seconds=30)
+            return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+        if isinstance(self.store, dist.TCPStore):
+            wait = self.store.timeout
+            return dist.TCPStore(self.store.host, self.store.port, timeout=wait, wait_for_workers=False)
+        if isinstance(self.store, dist.FileStore) and self.key is not None:
+            return dist.FileStore(self.store.path)
+        return self.store
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        # Both end with their last reference: the server's destructor joins its thread (no GIL needed for that).
+        self.server = self.store = None
+
+
+class _Registry:
+    """The stores of this process, by address. A slot's lock is held during one attempt, `lock` never during I/O."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pid = os.getpid()
+        self.shared: dict[str, _Shared] = {}
+        self.slots: dict[str, threading.Lock] = {}
+
+    def slot(self, key: str) -> threading.Lock:
+        with self.lock:
+            if self.pid != os.getpid():
+                # A forked child must not speak on its parent's connections, nor end its server: kept, never used.
+                _inherited.append(dict(self.shared))
+                self.pid = os.getpid()
+                self.shared, self.slots = {}, {}
+            return self.slots.setdefault(key, threading.Lock())
+
+    def hold(self, key: str) -> _Shared | None:
+        """Take a hold on what is there, if it is alive."""
+        with self.lock:
+            shared = self.shared.get(key)
+            if shared is not None:
+                shared.holds += 1
+        if shared is None or shared.alive():
+            return shared
+        self.release(shared, inside=True)
+        return None
+
+    def put(self, key: str, shared: _Shared) -> _Shared:
+        with self.lock:
+            shared.holds += 1
+            self.shared[key] = shared  # a dead one that stood here ends with its own holds
+        return shared
+
+    def release(self, shared: _Shared, *, inside: bool = False) -> None:
+        """Give a hold back; `inside` says that the caller has the slot."""
+        with self.lock:
+            shared.holds -= 1
+            last = shared.holds == 0 and shared.key is not None
+            slot = self.slots.get(shared.key) if shared.key is not None else None
+            if last and shared.key is not None and self.shared.get(shared.key) is shared:
+                del self.shared[shared.key]
+        if last and not inside and slot is not None:
+            # In the slot, so that nobody connects to a server that is about to end. An attempt is short.
+            taken = slot.acquire(timeout=2 * _ATTEMPT)
+            try:
+                shared.close()
+            finally:
+                if taken:
+                    slot.release()
+        elif last:
+            shared.close()
+
+
+_registry = _Registry()
+_inherited: list[dict[str, _Shared]] = []
+
+
+def open_store(
+    store: str | Store,
+    *,
+    world: str,
+    serve: bool,
+    deadline: float,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> StoreHandle:
+    """Open the store of a world.
+
+    Args:
+        store: address, or a torch Store, which stays the caller's.
+        world: for messages.
+        serve: whether this process is rank 0, which serves a tcp store where nobody does yet.
+        deadline: ``time.monotonic()`` seconds; who does not serve tries until then.
+        cancelled: asked between attempts; true ends the waiting with StoreUnreachableError.
+
+    Raises:
+        InvalidJoinError: `store` is no store.
+        StoreBindError: rank 0 can neither serve it nor use whoever serves it.
+        StoreUnreachableError: it did not answer before the deadline.
+    """
+    if isinstance(store, dist.Store):
+        return StoreHandle(_Shared(None, store=store), store, repr(store), _host_of(store))
+    if not isinstance(store, str):
+        raise InvalidJoinError(
+            world, f"store={store!r}", rule=_RULE, next_step="Give the same one to every member"
+        )
+    address = StoreAddress.parse(store, world=world)
+    if address.scheme == "file":
+        return _open_file(address, world=world, serve=serve)
+    return _open_tcp(address, world=world, serve=serve, deadline=deadline, cancelled=cancelled)
+
+
+def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle:
+    key = str(address)
+    with _registry.slot(key):
+        shared = _registry.hold(key)
+        if shared is None:
+            folder = Path(address.path).parent
+            if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(address.path).is_dir():
+                kind: type[WorldError] = StoreBindError if serve else StoreUnreachableError
+                raise kind(
+                    world,
+                    f"store={key}",
+                    rule="A file store is a file in a folder that exists and can be written",
+                    next_step=f"Make {folder} writable, or give another path",
+                )
+            shared = _registry.put(key, _Shared(key, store=dist.FileStore(address.path)))
+    return StoreHandle(shared, shared.store, key, _LOOPBACK)
+
+
+def _open_tcp(
+    address: StoreAddress, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
+) -> StoreHandle:
+    key = str(address)
+    targets = _resolve(address, world=world, deadline=deadline)
+    attempt = _Attempt(address, targets, world=world, serve=serve)
+    pause = 0.01
+    while True:
+        slot = _registry.slot(key)
+        if slot.acquire(timeout=max(0.001, deadline - time.monotonic())):
+            try:
+                shared = _registry.hold(key)
+                if shared is None and (made := attempt.make(deadline)) is not None:
+                    shared = _registry.put(key, made)
+            finally:
+                slot.release()
+            if shared is not None and shared.client is not None:
+                view = TcpStore(shared.client, deadline=deadline, answer=_ANSWER)
+                return StoreHandle(shared, view, key, shared.client.local[0])
+        if cancelled() or time.monotonic() + pause >= deadline:
+            raise StoreUnreachableError(
+                world,
+                f"{key} does not answer: {attempt.last}",
+                rule="Rank 0 serves the store there, and every member reaches it before its timeout",
+                next_step="See that rank 0 runs, and that address and port are the same everywhere",
+            )
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
+
+
+class _Attempt:
+    """Tries to serve or to connect, again and again; knows what went wrong last."""
+
+    def __init__(
+        self, address: StoreAddress, targets: list[tuple[int, tuple[str, int]]], *, world: str, serve: bool
+    ) -> None:
+        self.address, self.targets, self.world, self.serve = address, targets, world, serve
+        self.last = "nobody was asked"
+        self._foreign_since: float | None = None
+
+    def make(self, deadline: float) -> _Shared | None:
+        """Serve or connect, once."""
+        now = time.monotonic()
+        refused = self._bind_error(deadline) if self.serve else None
+        if isinstance(refused, _Shared):
+            return refused
+        for family, target in self.targets:
+            try:
+                client = TcpClient.connect(family, target, deadline=min(deadline, now + _ATTEMPT))
+            except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
+                self.last = str(error)
+                # A server that was just killed looks the same for a moment: its listener is there, and accepts nobody.
+                self._foreign_since = self._foreign_since or now
+                patience = _SILENT if isinstance(error.__cause__, TimeoutError) else _FOREIGN
+                if refused is not None and time.monotonic() - self._foreign_since > patience:
+                    raise self._cannot(self.last) from error
+            except OSError as error:
+                self.last = str(error)
+            else:
+                return _Shared(str(self.address), client=client)
+        if refused is not None and refused.errno == errno.EADDRNOTAVAIL:
+            self._foreign_since = self._foreign_since or now
+            if time.monotonic() - self._foreign_since > _FOREIGN:
+                raise self._cannot(f"it is no address of this host, and nobody answers there ({self.last})")
+        return None
+
+    def _bind_error(self, deadline: float) -> _Shared | OSError | None:
+        """Serve at the first of the addresses that is this host's; why not, where it cannot be."""
+        error: OSError | None = None
+        for family, target in self.targets:
+            try:
+                server = _serve(family, target)
+            except OSError as failure:
+                if failure.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}:
+                    raise self._cannot(failure.strerror or str(failure)) from failure
+                if error is None or failure.errno == errno.EADDRINUSE:
+                    error = failure
+                continue
+            client = TcpClient.connect(
+                family, target, deadline=max(deadline, time.monotonic() + _ANSWER)
+            )  # ourselves
+            return _Shared(str(self.address), client=client, server=server)
+        return error
+
+    def _cannot(self, why: str) -> StoreBindError:
+        return StoreBindError(
+            self.world,
+            f"Rank 0 cannot serve the store at {self.address}: {why}",
+            rule="The address is one of rank 0's host, and its port is free or a TCPStore's",
+            next_step="Give an address of rank 0's host and a free port",
+        )
+
+
+def _serve(family: int, target: tuple[str, int]) -> Any:
+    """Serve at exactly `target`: TCPStore's own socket would listen on every interface."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(target)
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    fd = sock.detach()  # from here on TCPStore's
+    return dist.TCPStore(
+        target[0],
+        target[1],
+        None,
+        is_master=True,
+        timeout=dt.timedelta(seconds=30),
+        wait_for_workers=False,
+        multi_tenant=False,
+        master_listen_fd=fd,
+        use_libuv=_libuv_takes_a_socket(),
+    )
+
+
+def _libuv_takes_a_socket() -> bool:
+    """Whether the libuv server, which no half-sent query can block, listens on a socket that it is given.
+
+    The build cannot be asked without it printing an error, so this is by version: 2.4 and 2.6 refuse, 2.9 accepts.
+    """
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 9)
+
+
+def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tuple[int, tuple[str, int]]]:
+    """Numeric addresses of the host, each once, with their family; a name server that hangs keeps nobody."""
+    with contextlib.suppress(ValueError):  # a name, then
+        version = ipaddress.ip_address(address.host).version
+        return [(socket.AF_INET6 if version == 6 else socket.AF_INET, (address.host, address.port))]
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="m8d-resolve", daemon=True).start()
+    try:
+        found = answers.get(timeout=max(0.001, deadline - time.monotonic()))
+    except queue.Empty:
+        found = TimeoutError("the name server does not answer")
+    if isinstance(found, OSError):
+        raise StoreUnreachableError(
+            world,
+            f"{address}: {found.strerror or found}",
+            rule="The host is a name that resolves here, or a numeric address",
+            next_step="Check the name, or give the numeric address",
+        ) from found
+    return list(dict.fromkeys((int(family), (str(to[0]), int(to[1]))) for family, _, _, _, to in found))
+
+
+def _host_of(store: Store) -> str:
+    """Local address that leads to the host of a torch Store object; loopback where it has none."""
+    inner: Any = store
+    while isinstance(inner, dist.PrefixStore):
+        inner = inner.underlying_store
+    host = getattr(inner, "host", None)
+    if not isinstance(host, str) or not host:
+        return _LOOPBACK
+    with contextlib.suppress(OSError):  # no route, no name: then loopback is as good as any
+        for family, kind, _, _, to in socket.getaddrinfo(
+            host, getattr(inner, "port", 1) or 1, type=socket.SOCK_DGRAM
+        ):
+            with socket.socket(family, kind) as probe:
+                probe.connect(to)  # UDP: nothing is sent, the kernel picks the interface
+                return str(probe.getsockname()[0])
+    return _LOOPBACK

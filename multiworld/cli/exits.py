@@ -1,0 +1,27 @@
+"""Exit codes of the commands: 0 good, 1 something to do, 2 wrong arguments, then one for each kind of error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiworld.errors import InstallError, MarkerError, PatchRequiredError, ShimError
+
+if TYPE_CHECKING:
+    from multiworld.errors import MultiworldError
+
+__all__ = ["EXIT_CODES", "exit_code"]
+
+EXIT_CODES: dict[type[MultiworldError], int] = {
+    InstallError: 3,
+    MarkerError: 4,
+    PatchRequiredError: 5,
+    ShimError: 6,
+}
+"""The first class that an error is of, in this order."""
+
+_OTHER = 9
+
+
+def exit_code(error: MultiworldError) -> int:
+    """Return the exit code for an error."""
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), _OTHER)

@@ -1,0 +1,127 @@
+"""``m8d-post-setup``: put ``torch.distributed.multiworld`` into an installed torch, or apply a patch file to it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiworld.cli.console import complain, say
+from multiworld.cli.exits import exit_code
+from multiworld.errors import InstallError, MultiworldError
+from multiworld.shim.install import inspect, install, uninstall
+from multiworld.shim.patchfile import apply_patch, read_patch, receipt_of, revert_patch
+from multiworld.shim.torchsite import find_site
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiworld.shim.patchfile import Outcome
+    from multiworld.shim.torchsite import TorchSite
+
+__all__ = ["NOT_INSTALLED", "SUMMARY", "configure_parser", "execute", "main"]
+
+SUMMARY = "put torch.distributed.multiworld into an installed torch, or apply a patch file to it"
+
+NOT_INSTALLED = 1
+"""Exit code of --check where there is something to do."""
+
+_DESCRIPTION = """\
+Without arguments: adds one file, torch/distributed/multiworld/__init__.py, to the installed torch, and a line to its
+RECORD, so that `pip uninstall torch` removes it. No file of torch is changed. An upgrade of torch takes it away: run
+it again then. A torch made by build-torch has it already.
+
+With PATCHFILE: applies a unified diff of Python files below torch/, exactly or not at all; --revert takes it back."""
+
+
+def configure_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "patchfile",
+        nargs="?",
+        type=Path,
+        metavar="PATCHFILE",
+        help="apply this patch file to the installed torch",
+    )
+    parser.add_argument(
+        "--torch",
+        type=Path,
+        metavar="DIR",
+        help="folder of the torch package, or the site-packages that holds it (default: this interpreter's)",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--check", action="store_true", help="print what is there; exit code 1 if there is something to do"
+    )
+    what.add_argument("--uninstall", action="store_true", help="take torch.distributed.multiworld away")
+    what.add_argument("--revert", action="store_true", help="take the applied patch file back, byte for byte")
+    parser.add_argument("--json", action="store_true", help="with --check: print JSON")
+    parser.add_argument("--force", action="store_true", help="replace or remove a loader that was edited")
+    parser.add_argument("--for-torch", metavar="X.Y.Z", help="the version that PATCHFILE is for")
+    parser.add_argument("--dry-run", action="store_true", help="with PATCHFILE or --revert: change nothing")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run the command; return its exit code.
+
+    Raises:
+        InstallError: it could not be done.
+    """
+    if args.patchfile is not None and (args.check or args.uninstall or args.revert):
+        raise InstallError(
+            "a PATCHFILE and --check, --uninstall or --revert", rule="one at a time", next_step="See --help"
+        )
+    if args.dry_run and args.patchfile is None and not args.revert:
+        raise InstallError(
+            "--dry-run alone", rule="it goes with PATCHFILE or --revert", next_step="Use --check"
+        )
+    site = find_site(args.torch)
+    if args.check:
+        return _check(site, as_json=args.json)
+    if args.patchfile is not None:
+        _tell(apply_patch(site, read_patch(args.patchfile, for_torch=args.for_torch), dry_run=args.dry_run))
+    elif args.revert:
+        _tell(revert_patch(site, dry_run=args.dry_run))
+    elif args.uninstall:
+        done = uninstall(site, force=args.force)
+        say(f"{site.torch}: torch.distributed.multiworld is {'removed' if done else 'not there'}.")
+    else:
+        done = install(site, force=args.force)
+        say(f"{site.torch}: torch.distributed.multiworld is {'installed' if done else 'there already'}.")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``m8d-post-setup``; return its exit code."""
+    parser = argparse.ArgumentParser(prog="m8d-post-setup")
+    configure_parser(parser)
+    try:
+        return execute(parser.parse_args(argv))
+    except MultiworldError as error:
+        complain(f"m8d-post-setup: {error}")
+        return exit_code(error)
+
+
+def _check(site: TorchSite, *, as_json: bool) -> int:
+    found, receipt = inspect(site), receipt_of(site)
+    applied = None if receipt is None else {"name": receipt["patch"]["name"], "state": receipt["state"]}
+    if as_json:
+        say(json.dumps({**found.as_dict(), "patch_file": applied}, indent=1, sort_keys=True))
+    else:
+        say(f"torch {found.torch_version} in {found.torch}")
+        says = found.says if found.says.startswith("torch") else found.says[0].upper() + found.says[1:]
+        say(f"{says}.")
+        if applied is not None:
+            say(f"Patch file {applied['name']}: {applied['state']}; `m8d-post-setup --revert` takes it back.")
+        if found.next_step:
+            say(f"{found.next_step}.")
+    return 0 if found.fine else NOT_INSTALLED
+
+
+def _tell(outcome: Outcome) -> None:
+    for path in outcome.files:
+        say(f"  {path}")
+    say(f"{outcome.says}.")

@@ -1,0 +1,246 @@
+"""The collectives of a world, blocking: torch.distributed's names, order and meaning, without ``group=``.
+
+The hot ones call the process group directly, with torch's own checks made here; all others run torch's function
+with the world selected, so that they mean exactly what torch means by them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from multiworld._core.raising import raise_instead
+from multiworld.errors import WrongDeviceError
+from multiworld.events import State
+from multiworld.work import TakenOver, WorldWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from multiworld.generation import Generation
+
+__all__ = ["Collectives"]
+
+_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+"""torch 2.13 gave these another name and warns of the old one; where the new one is missing, the old one is it."""
+
+
+class Collectives:
+    """Mixin of `multiworld.World`; each method blocks until done, or returns a `WorldWork` with ``async_op=True``.
+
+    Ranks are ranks of the world. Every method raises `BrokenWorldException` when the world is or gets broken,
+    `WorldClosedError` after a close, `WrongDeviceError` for a tensor the backend cannot reach, and what torch
+    raises for wrong arguments.
+    """
+
+    _gen: Generation
+
+    # -- point to point -----------------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Send `tensor` (any shape and dtype the backend takes) to rank `dst`; returns when it may be reused."""
+        gen = self._gen
+        try:
+            gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag).wait()
+        except Exception as exc:  # noqa: BLE001  (_reraise raises, always)
+            _reraise(gen, exc)
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        """Receive into `tensor` from rank `src` (None: from whoever sends first); returns the sender's rank."""
+        gen = self._gen
+        try:
+            parked = gen.take_parked(src, tag, tensor) if gen.parked else None
+            if parked is not None:
+                parked.join()
+                parked.copy_to(tensor)
+                return parked.source
+            if src is None:
+                work = gen.pg.recv_anysource([_flat(gen, tensor)], tag)
+                work.wait()
+                return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
+            gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return src
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> WorldWork:
+        """Start a send; the returned work's ``wait`` blocks until `tensor` may be reused."""
+        gen = self._gen
+        try:
+            return WorldWork(gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag), gen, once=tensor.is_cpu)
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> WorldWork:
+        """Start a receive; `tensor` holds the message once the returned work's ``wait`` has returned."""
+        gen = self._gen
+        try:
+            parked = gen.take_parked(src, tag, tensor) if gen.parked else None
+            if parked is not None:
+                return WorldWork(TakenOver(parked, tensor), gen, once=True)
+            if src is None:
+                return WorldWork(gen.pg.recv_anysource([_flat(gen, tensor)], tag), gen, once=tensor.is_cpu)
+            return WorldWork(gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag), gen, once=tensor.is_cpu)
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
+        """Start the sends and receives of `p2p_op_list` (``dist.P2POp`` made inside ``with world:``)."""
+        gen, works = self._gen, self._torch("batch_isend_irecv", p2p_op_list)
+        return [WorldWork(work, gen, once=all(op.tensor.is_cpu for op in p2p_op_list)) for work in works]
+
+    # -- one to all, all to one ---------------------------------------------------------------------------------
+
+    def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> WorldWork | None:
+        """Give every member `src`'s `tensor` (same shape and dtype everywhere)."""
+        return self._op("broadcast", async_op, tensor, src)
+
+    def reduce(self, tensor: Tensor, dst: int, op: Any = None, async_op: bool = False) -> WorldWork | None:
+        """Reduce everyone's `tensor` into `dst`'s; `op` is a ``dist.ReduceOp``, SUM by default."""
+        return self._op("reduce", async_op, tensor, dst, **_op_of(op))
+
+    def gather(
+        self, tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, async_op: bool = False
+    ) -> WorldWork | None:
+        """Collect everyone's `tensor` in `dst`'s `gather_list` (one tensor per rank; None elsewhere)."""
+        return self._op("gather", async_op, tensor, gather_list, dst)
+
+    def scatter(
+        self, tensor: Tensor, scatter_list: list[Tensor] | None = None, src: int = 0, async_op: bool = False
+    ) -> WorldWork | None:
+        """Give each rank its tensor of `src`'s `scatter_list` (None elsewhere), in `tensor`."""
+        return self._op("scatter", async_op, tensor, scatter_list, src)
+
+    # -- all to all ---------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: Tensor, op: Any = None, async_op: bool = False) -> WorldWork | None:
+        """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
+        return self._op("all_reduce", async_op, tensor, **_op_of(op))
+
+    def all_gather(
+        self, tensor_list: list[Tensor], tensor: Tensor, async_op: bool = False
+    ) -> WorldWork | None:
+        """Collect everyone's `tensor` in everyone's `tensor_list` (one tensor per rank)."""
+        return self._op("all_gather", async_op, tensor_list, tensor)
+
+    def all_gather_into_tensor(
+        self, output_tensor: Tensor, input_tensor: Tensor, async_op: bool = False
+    ) -> WorldWork | None:
+        """The same into one tensor: world_size times `input_tensor`, concatenated or stacked."""
+        return self._op("all_gather_into_tensor", async_op, output_tensor, input_tensor)
+
+    def reduce_scatter(
+        self, output: Tensor, input_list: list[Tensor], op: Any = None, async_op: bool = False
+    ) -> WorldWork | None:
+        """Reduce everyone's `input_list` (one tensor per rank) and give each rank its part in `output`."""
+        return self._op("reduce_scatter", async_op, output, input_list, **_op_of(op))
+
+    def reduce_scatter_tensor(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002  (torch's name)
+        op: Any = None,
+        async_op: bool = False,
+    ) -> WorldWork | None:
+        """The same from one tensor of world_size times `output`."""
+        return self._op("reduce_scatter_tensor", async_op, output, input, **_op_of(op))
+
+    def all_to_all(
+        self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], async_op: bool = False
+    ) -> WorldWork | None:
+        """Give rank r this rank's ``input_tensor_list[r]``, and get one from each, in `output_tensor_list`."""
+        return self._op("all_to_all", async_op, output_tensor_list, input_tensor_list)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,  # noqa: A002  (torch's name)
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        async_op: bool = False,
+    ) -> WorldWork | None:
+        """The same with one tensor each, split along its first dimension (evenly where no sizes are given)."""
+        return self._op("all_to_all_single", async_op, output, input, output_split_sizes, input_split_sizes)
+
+    def barrier(self, async_op: bool = False, device_ids: Sequence[int] | None = None) -> WorldWork | None:
+        """Return when every member has called it."""
+        extra = {} if device_ids is None else {"device_ids": list(device_ids)}
+        return self._op("barrier", async_op, **extra)
+
+    # -- how ----------------------------------------------------------------------------------------------------
+
+    def _op(self, name: str, async_op: bool, *args: Any, **kwargs: Any) -> WorldWork | None:
+        """Run torch's function `name` in this world; with `async_op` its work, wrapped."""
+        gen = self._gen
+        for arg in args:
+            for tensor in arg if isinstance(arg, list) else (arg,):
+                if (device := getattr(tensor, "device", None)) is not None:
+                    _check_device(gen, device)
+        work = self._torch(name, *args, async_op=async_op, **kwargs)
+        return WorldWork(work, gen) if async_op and work is not None else None
+
+    def _torch(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        return self._inside(
+            getattr(dist, _RENAMED.get(name, name), None) or getattr(dist, name), *args, **kwargs
+        )
+
+    def _inside(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `fn` with this world selected, errors translated."""
+        from multiworld._c10d import router  # noqa: PLC0415  (same)
+
+        gen = self._gen
+        if gen.c10d is None:
+            raise gen.error()
+        router.enter(gen.c10d)
+        try:
+            return fn(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        finally:
+            router.leave()
+
+
+def _check_device(gen: Generation, device: Any) -> None:
+    """Raise if the backend cannot reach `device`: gen's own error, where it is over already."""
+    if device.type in gen.device_types:
+        return
+    if gen.state is not State.ACTIVE:
+        raise gen.error()
+    raise WrongDeviceError(
+        gen.world,
+        f"a tensor on device {device} in world {gen.world!r}",
+        rule=f"Its backend reaches tensors on: {', '.join(sorted(gen.device_types))}",
+        next_step="Move the tensor, or join with a backend for its device, as in backend='cpu:gloo,cuda:nccl'",
+    )
+
+
+def _flat(gen: Generation, tensor: Tensor) -> Tensor:
+    # torch takes a meta tensor, and sends nothing.
+    _check_device(gen, tensor.device)
+    # As torch's own functions do: complex numbers travel as pairs of reals.
+    if tensor.is_complex():
+        import torch  # noqa: PLC0415
+
+        return torch.view_as_real(tensor)
+    return tensor
+
+
+def _peer(gen: Generation, rank: int) -> int:
+    if 0 <= rank < gen.size and rank != gen.rank:
+        return rank
+    raise ValueError(
+        f"rank {rank} is not a peer in world {gen.world!r}. Ranks are 0 to {gen.size - 1}, and this process is "
+        f"rank {gen.rank}. Name another member."
+    )
+
+
+def _op_of(op: Any) -> dict[str, Any]:
+    return {} if op is None else {"op": op}
+
+
+def _reraise(gen: Generation, exc: Exception) -> NoReturn:
+    """Raise what `gen` makes of `exc`."""
+    raise_instead(exc, gen.explain(exc))

@@ -1,0 +1,179 @@
+"""What happens to worlds, as frozen records, and the bus that hands them out.
+
+`State`, `Cause` and `Breakage` are here because every layer speaks of them. Times are ``time.monotonic()``
+seconds of the process that made the record.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Breakage", "Bus", "Cause", "Event", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
+    "WorldJoining", "bus", "subscribe",
+]  # fmt: skip
+
+
+class State(str, enum.Enum):
+    """Where a world stands in this process."""
+
+    JOINING = "joining"
+    ACTIVE = "active"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+    __str__ = str.__str__
+
+
+class Cause(str, enum.Enum):
+    """Why a world broke.
+
+    Attributes:
+        CRASHED: a member's connections were closed by its kernel.
+        HUNG: its host answers, the process gave no sign of life for ``hang_timeout``.
+        UNREACHABLE: its host acknowledges nothing.
+        LEFT: it closed the world in good order.
+        FAILED: an operation failed with a transport error before any other sign.
+    """
+
+    CRASHED = "crashed"
+    HUNG = "hung"
+    UNREACHABLE = "unreachable"
+    LEFT = "left"
+    FAILED = "failed"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """Why and when a generation of a world ended.
+
+    Attributes:
+        cause: the verdict.
+        ranks: of the members that are the cause, ascending; empty where nobody can be named.
+        detail: what was seen, in one sentence.
+        at: ``time.monotonic()`` seconds of this process.
+    """
+
+    cause: Cause
+    ranks: tuple[int, ...]
+    detail: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of what the bus hands out.
+
+    Attributes:
+        world: name.
+        generation: 0 as long as it is not known.
+        rank: this process's rank in the world.
+        at: ``time.monotonic()`` seconds.
+    """
+
+    world: str
+    generation: int
+    rank: int
+    at: float
+
+
+@dataclass(frozen=True)
+class WorldJoining(Event):
+    """This process began to join."""
+
+
+@dataclass(frozen=True)
+class WorldActive(Event):
+    """Everyone is there; `world_size` members."""
+
+    world_size: int
+
+
+@dataclass(frozen=True)
+class WorldJoinFailed(Event):
+    """The join came to nothing; `error` is what its caller got."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class WorldBroken(Event):
+    """The world broke."""
+
+    breakage: Breakage
+
+
+@dataclass(frozen=True)
+class WorldClosed(Event):
+    """This process closed the world; its resources are free."""
+
+
+class Bus:
+    """Hands events to subscribers, in the thread that saw them happen.
+
+    Publishing with no subscriber costs next to nothing. A subscriber that raises (SystemExit too: the thread is
+    not its own) is reported to ``on_error`` and does not keep the others from hearing.
+
+    Args:
+        on_error: gets the event and the exception; logs them by default.
+    """
+
+    def __init__(self, on_error: Callable[[Event, BaseException], None] | None = None) -> None:
+        self._subscribers: dict[_Entry, None] = {}
+        self._on_error = _logged if on_error is None else on_error
+
+    def subscribe(self, fn: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``fn(event)`` for every event from now on.
+
+        ``fn`` runs in the thread that saw the event (often the watchdog's): it must be quick and must not block.
+
+        Returns:
+            A function that ends the subscription; calling it twice is harmless.
+        """
+        # Each change is one step of the dictionary's, and publish() goes through a snapshot: no lock is needed.
+        entry = _Entry(fn)
+        self._subscribers[entry] = None
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(entry, None)
+
+        return unsubscribe
+
+    def publish(self, event: Event) -> None:
+        """Hand `event` to every subscriber."""
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(event)
+            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203  (a subscriber's fault stays there)
+                self._on_error(event, error)
+
+
+def _logged(event: Event, error: BaseException) -> None:
+    logging.getLogger(__name__).error("a subscriber failed on %r", event, exc_info=error)
+
+
+class _Entry:
+    """One subscription; two of the same function stay two."""
+
+    def __init__(self, fn: Callable[[Event], None]) -> None:
+        self._fn = fn
+
+    def __call__(self, event: Event) -> None:
+        self._fn(event)
+
+
+bus = Bus()
+"""The process's bus: ``multiworld.events.bus.subscribe(print)``."""
+
+
+def subscribe(fn: Callable[[Event], None]) -> Callable[[], None]:
+    """Call ``fn(event)`` for everything that happens to worlds of this process; see `Bus.subscribe`."""
+    return bus.subscribe(fn)

@@ -1,0 +1,140 @@
+"""A join's arguments: checked, completed, and what a rejoin repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld import settings
+from multiworld.errors import InvalidJoinError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["JoinPlan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """A join's arguments, checked and complete; what a rejoin repeats.
+
+    Attributes:
+        name, rank, world_size, store, backend: as given.
+        timeout: seconds, for the join and for each operation.
+        hang_timeout: seconds of silence after which a member is hung.
+        device: as given; None lets the backend decide.
+        gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a GPU.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    store: Any
+    backend: str
+    timeout: float
+    hang_timeout: float
+    device: Any
+    gpu: int | None = None
+
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether NCCL, in one of its forms, is among its backends."""
+        return "nccl" in self.backend
+
+    def torch_device(self) -> torch.device:
+        """The device of this member."""
+        import torch  # noqa: PLC0415  (only a join loads torch)
+
+        found = torch.device("cpu")
+        if self.device is not None:
+            found = torch.device(self.device)
+        elif self.uses_nccl and "gloo" not in self.backend:
+            found = torch.device("cuda")
+        if found.type == "cuda" and found.index is None and self.gpu is not None:
+            return torch.device("cuda", self.gpu)
+        return found
+
+
+def make_plan(
+    name: str,
+    rank: int,
+    world_size: int,
+    store: Any,
+    backend: str,
+    timeout: float | None,
+    hang_timeout: float | None,
+    device: Any,
+) -> JoinPlan:
+    """Check what can be checked without anybody else.
+
+    Raises:
+        InvalidJoinError: with the value, the rule and the next step.
+    """
+    defaults = settings.load()
+    timeout = defaults.join_timeout if timeout is None else timeout
+    hang_timeout = defaults.hang_timeout if hang_timeout is None else hang_timeout
+    shown = name if isinstance(name, str) else repr(name)
+
+    def refuse(value: str, rule: str, next_step: str) -> InvalidJoinError:
+        return InvalidJoinError(shown, f"world {shown!r}: {value}", rule=rule, next_step=next_step)
+
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not _is_unicode(name):
+        raise refuse(f"name {name!r}", "A name is Unicode text of 1 to 200 characters", "Give another name")
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise refuse(f"world_size {world_size!r}", "It is a whole number, at least 1", "Count the members")
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise refuse(
+            f"rank {rank!r}", f"It is a whole number from 0 to {world_size - 1}", "Give each member its own"
+        )
+    if not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise refuse(
+            f"timeout {timeout!r}", "It is a number of seconds above 0", "Give one, as in timeout=30"
+        )
+    if not isinstance(hang_timeout, (int, float)) or not settings.MIN_HANG_TIMEOUT <= hang_timeout < float(
+        "inf"
+    ):
+        raise refuse(
+            f"hang_timeout {hang_timeout!r}",
+            f"It is a number of seconds, at least {settings.MIN_HANG_TIMEOUT}: below it a busy machine looks hung",
+            "Give one, as in hang_timeout=5",
+        )
+    if store is None:
+        host, port = settings.environment("MASTER_ADDR"), settings.environment("MASTER_PORT")
+        if not host or not port:
+            raise refuse(
+                "no store, and MASTER_ADDR and MASTER_PORT are not both set",
+                "Members find each other through a store",
+                "Give one, as in store='tcp://10.0.0.1:29500' (rank 0's host; nothing needs to run there)",
+            )
+        store = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    if not isinstance(backend, str) or not backend:
+        raise refuse(f"backend {backend!r}", "It is a name", "Give one, as in backend='gloo'")
+    if device is not None:
+        import torch  # noqa: PLC0415  (a device was named, so a join follows)
+
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError) as exc:
+            raise refuse(
+                f"device {device!r}",
+                f"It is a device of torch's ({str(exc).splitlines()[0]})",
+                "Give one, as in device='cuda:0'",
+            ) from exc
+    backend = backend.lower()
+    gpu = _current_gpu() if "nccl" in backend else None
+    return JoinPlan(name, rank, world_size, store, backend, float(timeout), float(hang_timeout), device, gpu)
+
+
+def _current_gpu() -> int | None:
+    import torch  # noqa: PLC0415  (a join follows)
+
+    # It belongs to the thread, and a join may go on in another one.
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half a surrogate pair: it cannot be sent
+        return False
+    return True

@@ -1,0 +1,143 @@
+"""pymultiworld's manager: worlds by name, on asyncio. A thin face of `multiworld.join`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from multiworld.communicator import WorldCommunicator
+from multiworld.errors import InvalidJoinError
+from multiworld.events import State
+from multiworld.joining import join_async
+from multiworld.registry import registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from multiworld.world import World
+
+__all__ = ["WorldManager"]
+
+
+class WorldManager:
+    """Creates and removes worlds, as pymultiworld 0.2.x's does.
+
+    Other than there: nothing is set in the environment before an NCCL world is made, a broken or removed world's
+    name can be used again (that makes the next generation), and `cleanup` returns.
+
+    Args:
+        enable_monitor: kept for programs that pass it; faults are always watched for.
+    """
+
+    def __init__(self, enable_monitor: bool = True) -> None:
+        self.enable_monitor = enable_monitor
+        self._communicator = WorldCommunicator(self)
+        self._worlds: dict[str, World | None] = {}
+        self._removed: set[str] = set()
+
+    @property
+    def communicator(self) -> WorldCommunicator:
+        """The collectives by world name."""
+        return self._communicator
+
+    async def initialize_world(
+        self,
+        world_name: str,
+        rank: int,
+        world_size: int,
+        backend: str = "gloo",
+        addr: str = "127.0.0.1",
+        port: int = -1,
+        timeout: int = 30,
+        device: torch.device | None = None,
+    ) -> None:
+        """Join the world `world_name`.
+
+        Args:
+            world_name: its name.
+            rank: of this process, 0 to ``world_size - 1``.
+            world_size: how many members it has.
+            backend: "gloo", "nccl", or another of torch's.
+            addr: where rank 0 serves the store: a name or address of its host.
+            port: of the store.
+            timeout: seconds for the join and for each operation.
+            device: for nccl a CUDA device; the CPU by default.
+
+        Raises:
+            ValueError: a world of that name is active.
+            JoinError: see `multiworld.join`.
+        """
+        if port <= 0:
+            raise InvalidJoinError(
+                world_name,
+                f"world {world_name!r}: port {port}",
+                rule="The store needs a TCP port, 1 to 65535, the same on every member",
+                next_step="Give one, as in port=29500",
+            )
+        self.add_world(world_name, backend)
+        host = f"[{addr}]" if ":" in addr else addr
+        try:
+            world = await join_async(
+                world_name,
+                rank,
+                world_size,
+                store=f"tcp://{host}:{port}",
+                backend=backend,
+                timeout=timeout,
+                device=device if backend != "gloo" else None,
+            )
+        except BaseException:
+            self._worlds.pop(world_name, None)
+            self._communicator.remove_world(world_name)
+            raise
+        self._worlds[world_name] = world
+        self._communicator.set_world(world_name, world)
+        if backend.startswith("nccl"):
+            try:
+                await self._connect(world, device)
+            except BaseException:
+                self.remove_world(world_name)
+                raise
+
+    def add_world(self, world_name: str, backend: str) -> None:
+        """Make the name known; `initialize_world` calls it.
+
+        Raises:
+            ValueError: a world of that name is there and is not broken.
+        """
+        there = self._worlds.get(world_name)
+        if world_name in self._worlds and (there is None or there.state is State.ACTIVE):
+            raise ValueError(f"World {world_name} already exists.")
+        self._worlds[world_name] = None
+        self._communicator.add_world(world_name, backend)
+
+    def remove_world(self, world_name: str) -> None:
+        """Close the world and forget it; its name may be used again.
+
+        A world that was removed already is left as it is: several tasks may notice that it broke, and each remove it.
+
+        Raises:
+            ValueError: there never was a world of that name.
+        """
+        if world_name not in self._worlds:
+            if world_name in self._removed:
+                return
+            raise ValueError(f"World {world_name} does not exist.")
+        world = self._worlds.pop(world_name)
+        self._removed.add(world_name)
+        self._communicator.remove_world(world_name)
+        if world is not None:
+            world.close()
+
+    def cleanup(self) -> None:
+        """Close every world of this process, within seconds, and return; the program goes on."""
+        for name in list(self._worlds):
+            with contextlib.suppress(ValueError):  # another thread removed it first
+                self.remove_world(name)
+        registry.close_all(timeout=5.0, ending=False)
+
+    async def _connect(self, world: World, device: Any) -> None:
+        # NCCL builds its communicator with the first operation: do it now, so that the first message does not pay.
+        import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        await world.aio.all_reduce(torch.zeros(1, device=device if device is not None else world.device))

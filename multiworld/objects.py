@@ -1,0 +1,229 @@
+"""Object collectives of a world: Python objects instead of tensors, unpickled with torch's ``weights_only`` rules.
+
+An object arrives from another process: unpickling it freely would run whatever that process put into it. With
+``weights_only=True``, the default, only plain data, tensors and what ``torch.serialization.add_safe_globals`` allows
+is read; ``weights_only=False`` reads anything, for members that trust each other. (What is plain data is torch's
+say: ``bytes`` are from torch 2.5 on.)
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from typing import TYPE_CHECKING, Any
+
+from multiworld.collectives import Collectives
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["ObjectCollectives"]
+
+_GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class) ([\w.]+)")
+
+
+class ObjectCollectives(Collectives):
+    """Mixin of `multiworld.World`. `device` is where the bytes travel; None takes the world's own device.
+
+    All raise what the tensor collectives raise, and ``pickle.UnpicklingError`` for an object that ``weights_only``
+    does not allow.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def rank(self) -> int:
+            """The world's."""
+
+        @property
+        def world_size(self) -> int:
+            """The world's."""
+
+        @property
+        def device(self) -> torch.device:
+            """The world's."""
+
+    def send_object_list(self, object_list: list[Any], dst: int, device: torch.device | None = None) -> None:
+        """Send the objects of `object_list` to rank `dst`."""
+        device = device or self.device
+        parts = [_encode(each) for each in object_list]
+        self.send(_sizes(parts, device), dst)
+        self.send(_joined(parts, device), dst)
+
+    def recv_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: torch.device | None = None,
+        *,
+        weights_only: bool = True,
+    ) -> int:
+        """Fill `object_list` (its length says how many) from rank `src` (None: whoever sends first); return the rank."""
+        import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        device = device or self.device
+        sizes = torch.zeros(len(object_list), dtype=torch.int64, device=device)
+        sender = self.recv(sizes, src)
+        data = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
+        self.recv(data, sender)
+        object_list[:] = _split(data, sizes.tolist(), sender, weights_only)
+        return sender
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int = 0,
+        device: torch.device | None = None,
+        *,
+        weights_only: bool = True,
+    ) -> None:
+        """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
+        import torch  # noqa: PLC0415  (same)
+
+        device = device or self.device
+        mine = self.rank == src
+        parts = [_encode(each) for each in object_list] if mine else []
+        sizes = (
+            _sizes(parts, device) if mine else torch.zeros(len(object_list), dtype=torch.int64, device=device)
+        )
+        self.broadcast(sizes, src)
+        data = (
+            _joined(parts, device)
+            if mine
+            else torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
+        )
+        self.broadcast(data, src)
+        if not mine:
+            object_list[:] = _split(data, sizes.tolist(), src, weights_only)
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
+        """Fill `object_list` (``world_size`` long) with everyone's `obj`, by rank."""
+        datas, sizes = self._gather_bytes(_encode(obj))
+        for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
+            object_list[rank] = obj if rank == self.rank else _decode(data[:size], rank, weights_only)
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int = 0,
+        *,
+        weights_only: bool = True,
+    ) -> None:
+        """Fill `dst`'s `object_gather_list` (``world_size`` long; None elsewhere) with everyone's `obj`."""
+        if not 0 <= dst < self.world_size:
+            raise ValueError(f"dst {dst}. Ranks are 0 to {self.world_size - 1}. Name a member.")
+        if self.rank == dst and object_gather_list is None:
+            raise ValueError(
+                f"object_gather_list is None on rank {dst}, which gathers. Give a list of {self.world_size}."
+            )
+        datas, sizes = self._gather_bytes(_encode(obj))
+        if self.rank == dst and object_gather_list is not None:
+            for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
+                object_gather_list[rank] = (
+                    obj if rank == self.rank else _decode(data[:size], rank, weights_only)
+                )
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int = 0,
+        *,
+        weights_only: bool = True,
+    ) -> None:
+        """Put rank r's object of `src`'s `scatter_object_input_list` into ``scatter_object_output_list[0]`` of rank r."""
+        objects = list(scatter_object_input_list or []) if self.rank == src else []
+        if self.rank == src and len(objects) != self.world_size:
+            raise ValueError(
+                f"scatter_object_input_list has {len(objects)} objects. It has one per rank: {self.world_size}."
+            )
+        import torch  # noqa: PLC0415  (same)
+
+        parts = [_encode(each) for each in objects]
+        sizes = (
+            _sizes(parts, self.device)
+            if parts
+            else torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
+        )
+        self.broadcast(sizes, src)
+        if self.rank == src:
+            for rank, part in enumerate(parts):
+                if rank != src:
+                    self.send(_joined([part], self.device), rank)
+            scatter_object_output_list[0] = objects[src]
+            return
+        data = torch.empty(int(sizes[self.rank]), dtype=torch.uint8, device=self.device)
+        self.recv(data, src)
+        scatter_object_output_list[0] = _decode(data, src, weights_only)
+
+    def _gather_bytes(self, part: bytes) -> tuple[list[Tensor], list[int]]:
+        """Everyone's bytes, padded to the longest, and their lengths."""
+        import torch  # noqa: PLC0415  (same)
+
+        device = self.device
+        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world_size)]
+        self.all_gather(sizes, _sizes([part], device))
+        lengths = [int(size) for size in sizes]
+        longest = max(lengths)
+        datas = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(self.world_size)]
+        self.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
+        return datas, lengths
+
+
+def _encode(obj: Any) -> bytes:
+    import torch  # noqa: PLC0415  (same)
+
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return buffer.getvalue()
+
+
+def _decode(data: Tensor, sender: int, weights_only: bool) -> Any:
+    import torch  # noqa: PLC0415  (same)
+
+    stream = (
+        io.BytesIO(data.cpu().numpy().tobytes()) if _has_numpy() else io.BytesIO(bytes(data.cpu().tolist()))
+    )
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=weights_only)
+    except pickle.UnpicklingError as exc:
+        raise pickle.UnpicklingError(
+            f"The object from rank {sender} holds what weights_only=True does not read ({_reason(exc)}). "
+            "Allow its type with torch.serialization.add_safe_globals, or pass weights_only=False where every "
+            "member is trusted."
+        ) from exc
+
+
+def _reason(exc: pickle.UnpicklingError) -> str:
+    """What torch says that it met, out of a page of advice and terminal colours."""
+    found = _GLOBAL.search(str(exc))
+    return found.group(1) if found is not None else (str(exc).splitlines() or ["no reason given"])[0]
+
+
+def _split(data: Tensor, sizes: list[int], sender: int, weights_only: bool) -> list[Any]:
+    parts: tuple[Tensor, ...] = data.split(sizes)  # type: ignore[no-untyped-call, unused-ignore]
+    return [_decode(part, sender, weights_only) for part in parts]
+
+
+def _sizes(parts: list[bytes], device: torch.device) -> Tensor:
+    import torch  # noqa: PLC0415  (same)
+
+    return torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
+
+
+def _joined(parts: list[bytes], device: torch.device) -> Tensor:
+    import torch  # noqa: PLC0415  (same)
+
+    data = bytearray(b"".join(parts))
+    if not data:  # of no objects
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.frombuffer(data, dtype=torch.uint8).to(device)
+
+
+def _has_numpy() -> bool:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    return find_spec("numpy") is not None

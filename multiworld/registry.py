@@ -1,0 +1,184 @@
+"""The worlds of this process, its one watchdog, and what happens when the program ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import InvalidJoinError, StaleGenerationError
+from multiworld.events import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld.watchdog import Watchdog
+    from multiworld.world import World
+
+__all__ = ["EXIT_BUDGET", "Registry", "registry"]
+
+EXIT_BUDGET = 1.0
+"""Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole exit)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Names to worlds, thread-safe. One per process; a forked child starts with an empty one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worlds: dict[str, World] = {}
+        self._joining: set[str] = set()
+        self._last: dict[str, tuple[int, int]] = {}
+        self._watchdog: Watchdog | None = None
+        self._hooked = False
+        self._fork_hooked = False
+        self._ending = False
+        self._pid = os.getpid()
+
+    def worlds(self) -> dict[str, World]:
+        """Every world of this process that is not closed, by name, in the order they were joined."""
+        with self._lock:
+            self._check_fork()
+            return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
+
+    def reserve(self, name: str, held: World | None = None) -> World | None:
+        """Take `name` for a join; return the world that holds it now and must be released first, if any.
+
+        Args:
+            name: of the world.
+            held: the handle that asks to rejoin, None for a new join.
+
+        Raises:
+            InvalidJoinError: this process is in an active world of that name, or is joining it.
+            StaleGenerationError: `held` is closed, and another handle holds the name since.
+        """
+        with self._lock:
+            self._check_fork()
+            if self._ending:
+                raise InvalidJoinError(name, f"world {name!r} was to be joined while the program ends")
+            if name in self._joining:
+                raise InvalidJoinError(
+                    name,
+                    f"world {name!r} is being joined by another thread or task of this process",
+                    rule="A process joins a world once",
+                    next_step="Wait for that join, or use another name",
+                )
+            there = self._worlds.get(name)
+            if there is not None and there.state is State.ACTIVE:
+                raise InvalidJoinError(
+                    name,
+                    f"world {name!r} is active in this process: generation {there.generation}, rank {there.rank}",
+                    rule="A process is in a world of a name once",
+                    next_step="Use it, close it first, or use another name",
+                )
+            if (
+                held is not None
+                and there is not None
+                and there is not held
+                and there.state is not State.CLOSED
+            ):
+                raise StaleGenerationError(
+                    name,
+                    f"world {name!r} was joined anew in this process since generation {held.generation}: "
+                    f"generation {there.generation}, which is {there.state}",
+                    rule="The latest handle of a name is the one that rejoins",
+                    next_step="Use multiworld.worlds()[name], or close that one first",
+                )
+            self._joining.add(name)
+            return there if there is not held else None
+
+    def settle(self, name: str, world: World | None, generation: int = 0, rank: int = -1) -> None:
+        """End the reservation of `name`: with the joined world, or None where the join failed."""
+        with self._lock:
+            self._joining.discard(name)
+            if world is not None:
+                if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have closed it already)
+                    self._worlds[name] = world
+                self._last[name] = (generation, rank)
+
+    def remove(self, name: str, world: World) -> None:
+        """Forget a closed world."""
+        with self._lock:
+            if self._worlds.get(name) is world:
+                del self._worlds[name]
+            last = not self._worlds
+        completion = sys.modules.get("multiworld._c10d.completion")
+        if last and completion is not None:
+            completion.pool.dismiss()
+
+    def last(self, name: str) -> tuple[int, int]:
+        """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""
+        with self._lock:
+            return self._last.get(name, (0, -1))
+
+    def watchdog(self) -> Watchdog:
+        """The process's watchdog, made when it is first needed."""
+        from multiworld.watchdog import Watchdog  # noqa: PLC0415  (nothing of it is needed before the first join)
+
+        with self._lock:
+            self._check_fork()
+            if self._watchdog is None:
+                self._watchdog = Watchdog()
+            if not self._hooked:
+                self._hooked = True
+                _before_threads_are_joined(self.close_all)
+                if not self._fork_hooked:
+                    self._fork_hooked = True
+                    os.register_at_fork(after_in_child=self._forked)
+            return self._watchdog
+
+    def close_all(self, timeout: float = EXIT_BUDGET, *, ending: bool = True) -> bool:
+        """Close every world of this process, in parallel, within `timeout` seconds."""
+        if os.getpid() != self._pid:
+            return True
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._ending = self._ending or ending
+            open_worlds = list(self._worlds.values())
+        closers = [
+            threading.Thread(target=world.close, args=(timeout,), daemon=True, name=f"m8d-close-{world.name}")
+            for world in open_worlds
+        ]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(max(0.0, deadline - time.monotonic()))
+        left = [closer for closer in closers if closer.is_alive()]
+        if ending and self._watchdog is not None:
+            self._watchdog.stop(deadline)
+        return not left
+
+    def _forked(self) -> None:
+        """In a forked child, right after the fork."""
+        self._lock = threading.Lock()  # another thread may have held it
+        worlds = tuple(self._worlds.values())
+        self._check_fork()
+        for world in worlds:
+            world._forked()  # noqa: SLF001  (the registry owns the process's worlds)
+
+    def _check_fork(self) -> None:
+        # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing, and
+        # must not close what it does not own.
+        if os.getpid() != self._pid:
+            self._worlds, self._joining, self._watchdog = {}, set(), None
+            self._pid, self._hooked, self._ending = os.getpid(), False, False
+
+
+def _before_threads_are_joined(fn: Callable[[], Any]) -> None:
+    # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any atexit
+    # function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing, atexit must do.
+    register: Callable[[Callable[[], Any]], Any] = getattr(threading, "_register_atexit", atexit.register)
+    try:
+        register(fn)
+    except RuntimeError:  # the interpreter is already ending
+        _log.debug("joined while the interpreter ends: worlds are not closed for it")
+
+
+registry = Registry()
+"""The process's registry."""

@@ -1,0 +1,104 @@
+"""Settings: argument > ``M8D_*`` environment variable > default. The only reader and writer of os.environ.
+
+| variable | meaning | default |
+|---|---|---|
+| ``M8D_HANG_TIMEOUT`` | seconds without a sign of life after which a member is hung (at least 0.3) | 5 |
+| ``M8D_JOIN_TIMEOUT`` | seconds a join and each operation may take | 30 |
+| ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
+| ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
+| ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multiworld.errors import MultiworldError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment"]
+
+MIN_HANG_TIMEOUT = 0.3
+"""Seconds. Below it a busy machine's scheduling looks like a hang (contract)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds when an argument says nothing.
+
+    Attributes:
+        hang_timeout: seconds of silence that make a member hung.
+        join_timeout: seconds for a join, and for each operation of the world.
+        close_timeout: seconds for a close.
+        shim: "auto", "on" or "off".
+        require_patch: whether an unpatched torch is an error for NCCL worlds.
+    """
+
+    hang_timeout: float = 5.0
+    join_timeout: float = 30.0
+    close_timeout: float = 5.0
+    shim: str = "auto"
+    require_patch: bool = False
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from `environ` (default: the process's).
+
+    Raises:
+        MultiworldError: a variable's value is not what its rule says.
+    """
+    env = os.environ if environ is None else environ
+    shim = env.get("M8D_SHIM", "auto").strip().lower() or "auto"
+    if shim not in {"auto", "on", "off"}:
+        raise MultiworldError(
+            f"M8D_SHIM={env['M8D_SHIM']!r}",
+            rule="It is one of auto, on, off",
+            next_step="Set it, or unset it",
+        )
+    return Settings(
+        hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
+        join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
+        close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
+        shim=shim,
+        require_patch=_flag(env, "M8D_REQUIRE_PATCH"),
+    )
+
+
+def environment(name: str) -> str | None:
+    """Return one variable of the process's environment; None where it is not set."""
+    return os.environ.get(name)
+
+
+def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
+    """Set the variables that are not set yet; return those that were. What a user set is never changed."""
+    fresh = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(fresh)
+    return fresh
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float, least: float) -> float:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value < float("inf"):
+        raise MultiworldError(
+            f"{name}={text!r}",
+            rule=f"It is a number of seconds, at least {least}",
+            next_step="Set it, or unset it",
+        )
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text not in {"", "0", "1", "false", "true", "no", "yes", "off", "on"}:
+        raise MultiworldError(f"{name}={text!r}", rule="It is 0 or 1", next_step="Set it, or unset it")
+    return text in {"1", "true", "yes", "on"}

@@ -1,0 +1,365 @@
+"""A Python-level patch file applied to an installed torch, with a backup, and taken back byte for byte.
+
+What was there is kept in ``torch/.m8d-backup`` (in RECORD, so that `pip uninstall torch` removes it), with a receipt
+that says how far a run came. The receipt stands before the first file of torch changes and goes after the last one is
+back: a run that was ended in between is taken back by the next one, whatever that was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import InstallError
+from multiworld.shim.diff import apply_diff, parse_diff, reversed_diff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from multiworld.shim.diff import FileDiff
+    from multiworld.shim.record import Record
+    from multiworld.shim.torchsite import TorchSite
+
+__all__ = ["BACKUP_FOLDER", "Outcome", "PatchFile", "apply_patch", "read_patch", "receipt_of", "revert_patch"]
+
+BACKUP_FOLDER = "torch/.m8d-backup"
+_RECEIPT = f"{BACKUP_FOLDER}/receipt.json"
+_SCHEMA = 1
+_APPLYING, _APPLIED = "applying", "applied"
+
+_STATED = re.compile(
+    rb"^[#\s]*(?:for[- ])?torch(?: version)?\s*:\s*v?(\d+\.\d+\.\d+)\s*$", re.IGNORECASE | re.MULTILINE
+)
+_IN_NAME = re.compile(r"(?<![\d.])v?(\d+\.\d+\.\d+)(?![\d]|\.\d)")
+
+
+@dataclass(frozen=True)
+class PatchFile:
+    """A patch file that was read.
+
+    Attributes:
+        name: of the file.
+        sha256: of its bytes, 64 hex digits.
+        torch: the version it is for ("2.6.0").
+        diffs: what it does, file by file.
+    """
+
+    name: str
+    sha256: str
+    torch: str
+    diffs: tuple[FileDiff, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        changed: whether anything was, or in a dry run would be, changed.
+        files: the files of the patch, below the folder that holds ``torch``.
+        says: one line for people.
+    """
+
+    changed: bool
+    files: tuple[str, ...]
+    says: str
+
+
+def read_patch(path: Path, *, for_torch: str | None = None) -> PatchFile:
+    """Read a patch file and find out which torch it is for.
+
+    Its version is stated by the caller, by a line ``For-Torch: X.Y.Z`` above the first diff, or by the file's name
+    (``pytorch-v2.4.0.patch``); where several say something, they must agree.
+
+    Raises:
+        InstallError: it cannot be read, is refused, or its version is not known.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InstallError(
+            f"{path} cannot be read: {exc.strerror}", next_step="Name a patch file (a unified diff)"
+        ) from exc
+    diffs = parse_diff(data)
+    above = re.split(rb"^(?:diff --git |--- )", data, maxsplit=1, flags=re.MULTILINE)[0]
+    in_name, stated = _IN_NAME.search(path.name), _STATED.search(above)
+    said = {
+        "--for-torch": for_torch.strip().removeprefix("v").partition("+")[0] if for_torch else None,
+        "the patch's head": stated[1].decode() if stated else None,
+        "the file's name": in_name[1] if in_name else None,
+    }
+    versions = {where: version for where, version in said.items() if version}
+    if not versions:
+        raise InstallError(
+            f"{path.name} does not say which torch it is for",
+            rule="a patch is applied to the version it was made for",
+            next_step="Give --for-torch X.Y.Z, or write a line 'For-Torch: X.Y.Z' above its first diff",
+        )
+    if len(set(versions.values())) > 1:
+        raise InstallError(
+            f"{path.name}: " + ", ".join(f"{where} says {version}" for where, version in versions.items()),
+            rule="they agree",
+            next_step="Find out which torch the patch was made for",
+        )
+    return PatchFile(path.name, _sha256(data), next(iter(versions.values())), diffs)
+
+
+def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> Outcome:
+    """Apply a patch file to an installed torch, all of it or nothing.
+
+    Raises:
+        InstallError: it is for another version, does not fit exactly, another patch is applied, or torch's folder
+            cannot be written. Nothing was changed then.
+    """
+    files = tuple(diff.path for diff in patch.diffs)
+    _check_version(site, patch)
+    with site.locked():
+        _recover(site, dry_run=dry_run)
+        receipt = receipt_of(site)
+        if receipt is not None:
+            return _applied_before(site, patch, receipt, files, dry_run=dry_run)
+        before, after = _results(site, patch)
+        if before is None or after is None:
+            return Outcome(
+                changed=False, files=files, says=f"{patch.name} is in this torch already; there is no backup"
+            )
+        if dry_run:
+            return Outcome(changed=True, files=files, says=f"{patch.name} fits; nothing was changed")
+        _write(site, patch, before, after)
+    return Outcome(
+        changed=True, files=files, says=f"{patch.name} is applied; `m8d-post-setup --revert` takes it back"
+    )
+
+
+def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
+    """Take back the patch file that was applied; every file is then what it was, byte for byte.
+
+    Raises:
+        InstallError: none is applied, a file was changed since, or torch's folder cannot be written.
+    """
+    with site.locked():
+        receipt = receipt_of(site)
+        recovered = _recover(site, dry_run=dry_run)
+        if receipt is None:
+            raise InstallError(
+                f"no patch file is applied to {site.torch}", rule="--revert takes back what was applied"
+            )
+        files = tuple(entry["path"] for entry in receipt["files"])
+        name = receipt["patch"]["name"]
+        if recovered:
+            return Outcome(changed=True, files=files, says=f"{name} is taken back")
+        if dry_run:
+            _originals(site, receipt)
+            return Outcome(changed=True, files=files, says=f"{name} can be taken back; nothing was changed")
+        _restore(site, receipt)
+    return Outcome(changed=True, files=files, says=f"{name} is taken back")
+
+
+def receipt_of(site: TorchSite) -> dict[str, Any] | None:
+    """Return what the backup folder says of an applied patch file; None without one.
+
+    Raises:
+        InstallError: it cannot be read.
+    """
+    data = site.read(_RECEIPT)
+    if data is None:
+        return None
+    try:
+        receipt: Any = json.loads(data)
+        if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
+            raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")  # noqa: TRY301
+        for entry in receipt["files"]:
+            _ = entry["path"], entry["before"], entry["after"], entry["row"]
+        _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InstallError(
+            f"{site.root / _RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
+            next_step="Install torch again",
+        ) from exc
+    found: dict[str, Any] = receipt
+    return found
+
+
+def _check_version(site: TorchSite, patch: PatchFile) -> None:
+    installed = site.version()
+    if installed.partition("+")[0] != patch.torch:
+        raise InstallError(
+            f"{patch.name} is for torch {patch.torch}, installed is {installed}",
+            rule="a patch is applied to the version it was made for",
+            next_step=f"Install torch {patch.torch}, or use a patch for {installed.partition('+')[0]}",
+        )
+
+
+def _applied_before(
+    site: TorchSite, patch: PatchFile, receipt: Mapping[str, Any], files: tuple[str, ...], *, dry_run: bool
+) -> Outcome:
+    if receipt["patch"]["sha256"] != patch.sha256:
+        raise InstallError(
+            f"{receipt['patch']['name']} is applied to this torch",
+            rule="one patch file at a time",
+            next_step="Take it back with m8d-post-setup --revert, then apply this one",
+        )
+    contents = {entry["path"]: site.read(entry["path"]) for entry in receipt["files"]}
+    for entry in receipt["files"]:
+        if _sha256(contents[entry["path"]]) != entry["after"]:
+            raise _changed(entry["path"])
+    # A run that was ended before RECORD was written left old rows.
+    record = site.record()
+    for path, data in {**contents, **{path: site.read(path) for path in _kept(site)}}.items():
+        if data is not None and not record.says(path, data):
+            record.put(path, data)
+    if not dry_run:
+        site.change({}, record)
+    return Outcome(changed=False, files=files, says=f"{patch.name} is applied already")
+
+
+def _results(
+    site: TorchSite, patch: PatchFile
+) -> tuple[dict[str, bytes | None] | None, dict[str, bytes | None] | None]:
+    """Return each file before and after; None twice if the patch's changes are in there already."""
+    before: dict[str, bytes | None] = {}
+    for diff in patch.diffs:
+        place = (site.root / diff.path).parent
+        if not place.resolve().is_relative_to(site.torch.resolve()):
+            raise InstallError(f"{place} leads out of {site.torch}", rule="a patch stays below torch/")
+        before[diff.path] = site.read(diff.path)
+    try:
+        return before, {diff.path: apply_diff(diff, before[diff.path]) for diff in patch.diffs}
+    except InstallError:
+        if not _is_in(patch, before):
+            raise
+    return None, None
+
+
+def _is_in(patch: PatchFile, contents: Mapping[str, bytes | None]) -> bool:
+    """Whether a torch has the patch's changes already."""
+    try:
+        for diff in patch.diffs:
+            apply_diff(reversed_diff(diff), contents[diff.path])
+    except InstallError:
+        return False
+    return True
+
+
+def _write(
+    site: TorchSite, patch: PatchFile, before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+) -> None:
+    record = site.record()
+    entries = [
+        {"path": path, "before": _sha256(data), "after": _sha256(after[path]), "row": record.line(path)}
+        for path, data in before.items()
+    ]
+    receipt = {
+        "schema": _SCHEMA,
+        "state": _APPLYING,
+        "torch": site.version(),
+        "patch": {"name": patch.name, "sha256": patch.sha256},
+        "files": entries,
+    }
+    backups = {_backup(path): data for path, data in before.items() if data is not None}
+    # The receipt comes last: as long as there is none, no file of torch was touched.
+    _change(site, {**backups, _RECEIPT: _json(receipt)}, record)
+    try:
+        _change(site, {**after, _RECEIPT: _json({**receipt, "state": _APPLIED})}, record)
+    except InstallError:
+        _restore(site, receipt)
+        raise
+
+
+def _change(site: TorchSite, files: Mapping[str, bytes | None], record: Record) -> None:
+    for path, data in files.items():
+        if data is not None:
+            record.put(path, data)
+    site.change(files, record)
+
+
+def _recover(site: TorchSite, *, dry_run: bool) -> bool:
+    """Take back what a run that was ended left half done; return whether a patch was taken back.
+
+    Raises:
+        InstallError: there is such a thing, and this is a dry run.
+    """
+    receipt = receipt_of(site)
+    # A revert that was ended has some files back, and the receipt still says applied.
+    half_done = receipt is not None and (
+        receipt["state"] == _APPLYING
+        or any(_sha256(site.read(entry["path"])) == entry["before"] for entry in receipt["files"])
+    )
+    if dry_run:
+        if half_done:
+            raise InstallError(
+                f"a run on {site.torch} was ended half way",
+                next_step="Run without --dry-run: it is taken back first",
+            )
+        return False
+    site.clean(BACKUP_FOLDER, [entry["path"] for entry in receipt["files"]] if receipt else ())
+    if receipt is None:
+        record = site.record()
+        for path in record.below(BACKUP_FOLDER):
+            record.restore(path, None)
+        site.change(dict.fromkeys(_kept(site)), record)
+    elif half_done:
+        _restore(site, receipt)
+    return half_done
+
+
+def _restore(site: TorchSite, receipt: Mapping[str, Any]) -> None:
+    originals = _originals(site, receipt)
+    record = site.record()
+    for entry in receipt["files"]:
+        record.restore(entry["path"], entry["row"])
+    for path in record.below(BACKUP_FOLDER):
+        record.restore(path, None)
+    site.change(originals, record)
+    # The receipt goes last: as long as it is there, the next run can finish this one.
+    site.change(dict.fromkeys(sorted(_kept(site), key=lambda path: path == _RECEIPT)), record)
+
+
+def _kept(site: TorchSite) -> list[str]:
+    """Return the files of the backup folder."""
+    found = (path for path in (site.root / BACKUP_FOLDER).rglob("*") if path.is_file())
+    return [str(path.relative_to(site.root)) for path in found]
+
+
+def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes | None]:
+    """Return what is to be put back: each file that is not yet what it was."""
+    found: dict[str, bytes | None] = {}
+    for entry in receipt["files"]:
+        path = entry["path"]
+        now = _sha256(site.read(path))
+        if now == entry["before"]:
+            continue
+        if now != entry["after"]:
+            raise _changed(path)
+        original = site.read(_backup(path)) if entry["before"] is not None else None
+        if _sha256(original) != entry["before"]:
+            raise InstallError(
+                f"the backup of {path} is gone, or was changed", next_step="Install torch again"
+            )
+        found[path] = original
+    return found
+
+
+def _changed(path: str) -> InstallError:
+    return InstallError(
+        f"{path} was changed after the patch was applied",
+        rule="a file is put back only if it is as the patch left it",
+        next_step="Undo that change, or install torch again",
+    )
+
+
+def _backup(path: str) -> str:
+    # Not *.py: tools that compile or collect Python files must not take it for one.
+    return f"{BACKUP_FOLDER}/{path}.orig"
+
+
+def _json(receipt: Mapping[str, Any]) -> bytes:
+    return (json.dumps(receipt, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _sha256(data: bytes | None) -> Any:
+    return None if data is None else hashlib.sha256(data).hexdigest()

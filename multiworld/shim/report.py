@@ -1,0 +1,138 @@
+"""The status: what this torch is, what it can do, and how far faults of NCCL worlds are managed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld import __version__
+from multiworld._c10d.capabilities import (
+    BackendAbility,
+    Build,
+    backend_abilities,
+    build,
+    decide_nccl,
+    marker_of_build,
+)
+from multiworld.errors import InstallError, MarkerError
+from multiworld.shim.install import Inspection, inspect
+from multiworld.shim.torchsite import find_site
+
+if TYPE_CHECKING:
+    from multiworld._c10d.marker import Marker
+    from multiworld._core.nccl_policy import Decision
+
+__all__ = ["Patched", "Status", "status"]
+
+
+@dataclass(frozen=True)
+class Patched:
+    """What a build says of its patches.
+
+    Attributes:
+        marked: whether there is a marker, readable or not.
+        topics: in the order of the series.
+        mode: "overlay" or "full"; empty for an official build.
+        version: "2.6.0+cu124.m8d1"; empty for an official build.
+        disagreements: where the marker and the library differ, or why the marker cannot be read.
+    """
+
+    marked: bool
+    topics: tuple[str, ...] = ()
+    mode: str = ""
+    version: str = ""
+    disagreements: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status` found.
+
+    Attributes:
+        multiworld: version of this package.
+        torch: the build.
+        patched: what it says of patches.
+        nccl: what is done about the backend ``nccl``, why, and what remains.
+        backends: what each backend can do here.
+        loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from a
+            wheel.
+        router: whether the router is on in this process.
+    """
+
+    multiworld: str
+    torch: Build
+    patched: Patched
+    nccl: Decision
+    backends: tuple[BackendAbility, ...]
+    loader: Inspection | None
+    router: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether the installation does not contradict itself."""
+        return not self.patched.disagreements
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON knows."""
+        found: dict[str, Any] = _plain(asdict(self))
+        found["nccl"]["environment"] = dict(self.nccl.environment)
+        return found
+
+
+def status() -> Status:
+    """Ask the installed torch what it can do. Loads torch; sets, registers and builds nothing.
+
+    Raises:
+        ShimError: torch is not installed, or cannot be imported.
+        MultiworldError: an ``M8D_*`` variable has a value that breaks its rule.
+    """
+    torch = build()
+    return Status(
+        multiworld=__version__,
+        torch=torch,
+        patched=_patched(),
+        nccl=decide_nccl(),
+        backends=backend_abilities(),
+        loader=_loader(),
+        router=_router_is_on(distributed=torch.distributed),
+    )
+
+
+def _patched() -> Patched:
+    try:
+        marker: Marker | None = marker_of_build()
+    except MarkerError as exc:
+        return Patched(marked=True, disagreements=(str(exc),))
+    if marker is None:
+        return Patched(marked=False)
+    topics = tuple(topic.name for topic in marker.topics)
+    return Patched(
+        marked=True,
+        topics=topics,
+        mode=marker.mode,
+        version=f"{marker.torch}+{marker.local}",
+        disagreements=marker.disagreements,
+    )
+
+
+def _loader() -> Inspection | None:
+    try:
+        return inspect(find_site())
+    except InstallError:
+        return None  # a source tree, an editable install: nothing is installed into those
+
+
+def _router_is_on(*, distributed: bool) -> bool:
+    if not distributed:
+        return False
+    from multiworld.shim.switch import enabled  # noqa: PLC0415  (it cannot be loaded without torch.distributed)
+
+    return enabled()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)

@@ -1,0 +1,82 @@
+"""The shim turned on and off by hand. Joining a world turns the router on by itself."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from multiworld import settings
+from multiworld.errors import ShimError
+
+__all__ = ["attach", "disable", "enable", "enabled"]
+
+_NAME = "WorldManager"
+
+
+def attach() -> None:
+    """Make ``torch.distributed.WorldManager`` mean `multiworld.manager.WorldManager`.
+
+    Importing ``torch.distributed.multiworld`` calls this. With ``M8D_SHIM=off``, and where torch has a
+    WorldManager of its own, nothing is done.
+    """
+    dist = _distributed()
+    if settings.load().shim != "off" and not hasattr(dist, _NAME):
+        setattr(dist, _NAME, _manager())
+
+
+def enable() -> None:
+    """Turn the router on, so that ``with world:`` works, and `attach`. Calling it again changes nothing.
+
+    Raises:
+        RouterError: this torch brings something that the router does not know.
+        ShimError: torch is not installed.
+    """
+    dist = _distributed()
+    _router().install()
+    if not hasattr(dist, _NAME):
+        setattr(dist, _NAME, _manager())
+
+
+def disable() -> None:
+    """Turn the router off and restore torch as it was. Where it is off already nothing is done.
+
+    Raises:
+        ShimError: worlds are open: their programs would talk to torch's own default group from then on.
+    """
+    from multiworld.registry import registry  # noqa: PLC0415  (kept beside its only use)
+
+    open_worlds = registry.worlds()
+    if open_worlds:
+        raise ShimError(
+            f"the shim was to be turned off with {len(open_worlds)} world(s) open: {', '.join(map(repr, open_worlds))}",
+            rule="It is turned off when every world is closed",
+            next_step="Close them first",
+        )
+    _router().uninstall()
+    dist = _distributed()
+    if vars(dist).get(_NAME) is _manager():
+        delattr(dist, _NAME)
+
+
+def enabled() -> bool:
+    """Whether the router is on in this process."""
+    return bool(_router().installed())
+
+
+def _router() -> Any:
+    return import_module("multiworld._c10d.router")
+
+
+def _manager() -> type:
+    manager: type = import_module("multiworld.manager").WorldManager
+    return manager
+
+
+def _distributed() -> Any:
+    try:
+        return import_module("torch.distributed")
+    except ImportError as exc:
+        raise ShimError(
+            f"torch.distributed cannot be imported: {exc}",
+            next_step="Install torch, or correct the installation",
+        ) from exc

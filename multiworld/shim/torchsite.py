@@ -1,0 +1,294 @@
+"""An installed torch: its folder, its RECORD, and changes to both that are made together or not at all.
+
+New content is written aside first, next to its place, so that what can fail has failed before the first file
+changes. Then the files move to their places, RECORD last. A run that is ended in between leaves files that the
+next run finds and finishes, or takes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiworld._c10d.marker import find_torch
+from multiworld.errors import InstallError, MarkerError
+from multiworld.shim.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["ASIDE", "TorchSite", "find_site", "unwritable"]
+
+ASIDE = ".m8d-new"
+"""Ending of a file that was written aside and not yet moved to its place."""
+
+_VERSION = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TorchSite:
+    """Where a torch is installed.
+
+    Attributes:
+        root: the folder that holds ``torch`` (site-packages).
+        dist_info: the distribution's folder in it.
+    """
+
+    root: Path
+    dist_info: Path
+
+    @property
+    def torch(self) -> Path:
+        """The package's folder."""
+        return self.root / "torch"
+
+    @property
+    def record_path(self) -> Path:
+        """The RECORD."""
+        return self.dist_info / "RECORD"
+
+    def version(self) -> str:
+        """Return what torch/version.py says ("2.13.0+cpu"), without importing it.
+
+        Raises:
+            InstallError: it says nothing.
+        """
+        path = self.torch / "version.py"
+        try:
+            found = _VERSION.search(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise InstallError(f"{path} cannot be read: {exc}", next_step="Install torch again") from exc
+        if found is None:
+            raise InstallError(f"{path} says no version", next_step="Install torch again")
+        return found[1]
+
+    def record(self) -> Record:
+        """Read the RECORD.
+
+        Raises:
+            InstallError: it cannot be read.
+        """
+        try:
+            return Record(self.record_path.read_bytes(), str(self.record_path))
+        except OSError as exc:
+            raise InstallError(
+                f"{self.record_path} cannot be read: {exc.strerror}", next_step="Install torch again"
+            ) from exc
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes, by its path below `root`; None if it is not there.
+
+        Raises:
+            InstallError: it cannot be read.
+        """
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as exc:
+            raise InstallError(f"{self.root / path} cannot be read: {exc.strerror}") from exc
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs away from this torch; nothing is left behind, also by a run that was killed.
+
+        Raises:
+            InstallError: another run is at work, or the folder cannot be opened.
+        """
+        try:
+            handle = os.open(self.dist_info, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as exc:
+            raise unwritable(self.dist_info, exc) from exc
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as exc:
+            raise InstallError(
+                f"another m8d-post-setup is at work on {self.torch}",
+                rule="one at a time",
+                next_step="Wait for it, and run again",
+            ) from exc
+        finally:
+            os.close(handle)
+
+    def change(self, files: Mapping[str, bytes | None], record: Record) -> None:
+        """Write and remove files, then RECORD.
+
+        Args:
+            files: content by path below `root`; None removes. Folders that become empty go too.
+            record: the RECORD as it is to be.
+
+        Raises:
+            InstallError: something cannot be written. Unless it says otherwise nothing was changed.
+        """
+        contents = {self.root / path: data for path, data in files.items()}
+        written = {path: data for path, data in contents.items() if data is not None}
+        changes_record = record.data != self.record_path.read_bytes()
+        if changes_record:
+            written[self.record_path] = record.data
+        made: list[Path] = []
+        try:
+            for path, data in written.items():
+                made += _make_folders(path.parent)
+                _write_aside(path, data)
+        except OSError as exc:
+            for path in written:
+                with contextlib.suppress(OSError):  # it may be this very folder that cannot be written
+                    _aside(path).unlink(missing_ok=True)
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):  # somebody put something into it: it stays
+                    folder.rmdir()
+            raise unwritable(Path(exc.filename or self.root), exc) from exc
+        try:
+            for path, content in contents.items():
+                if content is None:
+                    _remove(path)
+                else:
+                    _aside(path).replace(path)
+            if changes_record:
+                _aside(self.record_path).replace(self.record_path)
+        except OSError as exc:
+            raise InstallError(
+                f"{exc.filename or self.root} cannot be changed: {exc.strerror}",
+                rule="some files were changed before",
+                next_step="Correct its permissions and run the same again: it goes on from there",
+            ) from exc
+
+    def clean(self, folder: str, files: Iterable[str] = ()) -> None:
+        """Remove what ended runs wrote aside.
+
+        Args:
+            folder: below `root`, ours alone; in it folders that are empty go too.
+            files: other files below `root` that such a run was about to write.
+
+        Raises:
+            InstallError: it cannot be removed.
+        """
+        ours = self.root / folder
+        left = [
+            *ours.rglob(f"*{ASIDE}"),
+            *(_aside(self.root / path) for path in files),
+            _aside(self.record_path),
+        ]
+        try:
+            for path in left:
+                path.unlink(missing_ok=True)
+            for path in sorted((ours, *ours.rglob("*")), reverse=True):
+                if path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
+        except OSError as exc:
+            raise unwritable(Path(exc.filename or self.root), exc) from exc
+
+
+def find_site(torch_dir: Path | None = None) -> TorchSite:
+    """Find an installed torch, without importing it.
+
+    Args:
+        torch_dir: the folder of the package, or the one that holds it; by default the torch that this
+            interpreter would import.
+
+    Raises:
+        InstallError: there is none, or it was not installed from a wheel.
+    """
+    if torch_dir is None:
+        try:
+            torch = find_torch()
+        except MarkerError as exc:
+            raise InstallError(exc.value, next_step="Install it, or name its folder with --torch") from exc
+    else:
+        torch = torch_dir if (torch_dir / "version.py").is_file() else torch_dir / "torch"
+    if not (torch / "__init__.py").is_file():
+        raise InstallError(
+            f"there is no torch in {torch_dir or torch}",
+            rule="--torch names the folder of the package, or the site-packages that holds it",
+            next_step="Name the folder that holds torch/__init__.py",
+        )
+    root = torch.absolute().parent
+    found = [path for path in sorted(root.glob("torch-*.dist-info")) if _is_torch(path)]
+    if not found:
+        raise InstallError(
+            f"{torch} belongs to no installed distribution: {root} has no torch-*.dist-info",
+            rule="a torch installed from a wheel has one; a source tree or an editable install has not",
+            next_step="Install torch from a wheel; from sources, build one first",
+        )
+    if len(found) > 1:
+        raise InstallError(
+            f"{root} has {' and '.join(path.name for path in found)}",
+            rule="one torch is installed in one place",
+            next_step="Uninstall torch until pip says that it is not installed, then install one",
+        )
+    if not (found[0] / "RECORD").is_file():
+        raise InstallError(
+            f"{found[0]} has no RECORD",
+            rule="without it pip cannot uninstall torch, and what is added would stay behind",
+            next_step="Install torch with pip; system packages of torch are left as they are",
+        )
+    return TorchSite(root, found[0])
+
+
+def unwritable(path: Path, exc: OSError) -> InstallError:
+    """Return the error for a place that cannot be written."""
+    return InstallError(
+        f"{path} cannot be written: {exc.strerror or exc}",
+        rule="m8d-post-setup adds a file to torch's folder and a line to its RECORD; nothing was changed",
+        next_step="Run it as the user who owns that folder, or use a venv of your own with its own torch",
+    )
+
+
+def _is_torch(dist_info: Path) -> bool:
+    try:
+        text = (dist_info / "METADATA").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return (
+        re.search(r"^Name:\s*torch\s*$", text.partition("\n\n")[0], re.MULTILINE | re.IGNORECASE) is not None
+    )
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ASIDE)
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    missing = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
+    for each in missing:
+        each.mkdir(exist_ok=True)
+        if os.geteuid() == 0:
+            owner = each.parent.stat()
+            os.chown(each, owner.st_uid, owner.st_gid)
+    return missing
+
+
+def _write_aside(path: Path, data: bytes) -> None:
+    aside = _aside(path)
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        shutil.copymode(path, aside)
+    else:
+        aside.chmod(0o644)
+    if os.geteuid() == 0:
+        # Root at work on somebody's environment: what it writes stays theirs, or pip could not remove it.
+        owner = (path if path.exists() else path.parent).stat()
+        os.chown(aside, owner.st_uid, owner.st_gid)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, what Python compiled from it, and folders that are empty then."""
+    path.unlink(missing_ok=True)
+    if path.suffix == ".py":
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's compiled files are in it, or it is not there
+        (path.parent / "__pycache__").rmdir()
+    with contextlib.suppress(OSError):  # not empty: this folder and all above stay
+        for folder in path.parents:
+            folder.rmdir()

@@ -1,0 +1,450 @@
+"""The watchdog: one thread per process that knows, for all worlds, who is still there.
+
+It drives: sockets (`multiworld._net.liveness`) feed decisions (`multiworld._core.peers`), and what was decided is
+carried out. Worlds that share a peer share its connection.
+
+A verdict reaches its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may attach, report
+and leave; nothing waits without a deadline.
+
+`WatchDog` (of `multiworld.notices`) is here because pymultiworld's programs import it from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Send
+from multiworld._core.detector import WorldId, world_id
+from multiworld._core.peers import Peers
+from multiworld._core.wire import MAX_KEY, Beat
+from multiworld._net.attachment import Attachment
+from multiworld._net.liveness import Accepted, Closed, Connected, Received, SocketEvent, Sockets
+from multiworld.errors import (
+    InvalidJoinError,
+    JoinAbandonedError,
+    JoinError,
+)
+from multiworld.events import Breakage, Cause
+from multiworld.notices import WatchDog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._core.roster import Endpoint, Roster
+
+__all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
+
+_LEAVE = 1.0
+"""Seconds that `Attachment.leave` waits at most for the watchdog's thread."""
+_LONGEST_WAIT = 5.0  # seconds; with nothing due
+_POLL = 0.02  # seconds between two looks at `cancelled`
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a watchdog holds at the moment.
+
+    Attributes:
+        thread: whether its thread runs.
+        worlds: keys of the attached worlds, sorted; one that is attached with two ranks is there twice.
+        listeners: how many addresses it listens at.
+        connections: how many connections it has, closing ones too.
+    """
+
+    thread: bool
+    worlds: tuple[str, ...]
+    listeners: int
+    connections: int
+
+
+class Watchdog:
+    """The fault plane of one process: see the module.
+
+    Args:
+        process: id of this process, 32 hex digits; drawn where it is not given.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, process: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.process = secrets.token_hex(16) if process is None else process
+        self._clock = clock
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
+        self._thread: threading.Thread | None = None
+        self._sockets: Sockets | None = None
+        self._attachments: dict[WorldId, Attachment] = {}
+        self._commands: deque[Callable[[float], None]] = deque()
+        self._done: deque[threading.Event] = deque()  # set when what was decided has been carried out
+        self._channel = itertools.count(1).__next__
+        self._peers = self._fresh_peers()
+
+    def _fresh_peers(self) -> Peers:
+        return Peers(self.process, nonce=lambda: secrets.token_bytes(16), channel=self._channel)
+
+    # -- any thread
+
+    def endpoint(self, host: str) -> Endpoint:
+        """Listen at `host` for the members of worlds to come, and hold it; one listener per address.
+
+        Each call is to be followed by one of `release_endpoint`. An attached world holds its endpoint itself,
+        so it can be released as soon as `attach` is over.
+
+        Args:
+            host: numeric address of the interface that leads to the store; loopback for a loopback store.
+
+        Raises:
+            MultiworldError: it is not a numeric address of an interface of this host, or cannot be bound.
+        """
+        with self._lock:
+            return self._running().listen(host)
+
+    def release_endpoint(self, endpoint: Endpoint) -> None:
+        """Take one hold of `endpoint` back; with the last one the listener closes."""
+        with self._lock:
+            if self._sockets is not None:
+                self._sockets.unlisten(endpoint)
+                self._sockets.wake()
+        self._join_if_idle()
+
+    def attach(
+        self,
+        roster: Roster,
+        on_verdict: Callable[[Breakage], None],
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Attachment:
+        """Connect to every member of a world, and watch them from then on.
+
+        Returns when every member is connected and has proved that it holds the world's token, and has accepted
+        this process's proof. If this raises, nothing is left, and the members that had connected are told.
+
+        Args:
+            roster: the generation; this process's member must have `process` and an endpoint held by `endpoint`.
+            on_verdict: called once, in the watchdog's thread, when the world breaks; possibly before this
+                returns. It must be quick. It is not called for a world that breaks while it is being attached.
+            deadline: ``time.monotonic()`` seconds.
+            cancelled: looked at every 20 ms; True ends the attempt.
+
+        Raises:
+            JoinTimeoutError: members are missing at the deadline; names them.
+            StaleGenerationError: a member is in a newer generation.
+            JoinAbandonedError: `cancelled`, or a member crashed, left or gave up.
+            InvalidJoinError: `roster` is not one for this watchdog, or attached already.
+        """
+        self._check(roster)
+        attachment = Attachment(self, roster, on_verdict)
+        world = world_id(roster)
+        with self._lock:
+            if world in self._attachments:
+                raise InvalidJoinError(
+                    roster.world,
+                    f"rank {roster.rank} of {roster.key} is attached already",
+                    rule="Once is enough",
+                )
+            if not self._running().hold(roster.members[roster.rank].endpoint):
+                raise InvalidJoinError(
+                    roster.world,
+                    f"nobody listens at {roster.members[roster.rank].endpoint}",
+                    rule="A member's endpoint is one that its watchdog opened",
+                    next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
+                )
+            self._attachments[world] = attachment
+        self._post(lambda now: self._peers.add(roster, now))
+        try:
+            error = self._await(attachment, deadline, cancelled)
+        except BaseException:
+            self.detach(attachment)
+            raise
+        if error is not None:
+            self.detach(attachment)
+            raise error
+        return attachment
+
+    def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
+        """Have a failed operation judged, and wait for that until `deadline`: see `Attachment.report`."""
+        world = world_id(attachment.roster)
+        self._post(lambda now: self._peers.report(world, ranks, detail, now))
+        if not self._in_thread():
+            attachment.ended.wait(max(0.0, deadline - self._clock()))
+
+    def detach(self, attachment: Attachment) -> None:
+        """Take a world out: see `Attachment.leave`."""
+        attachment.detached = True
+        with self._lock:
+            known = self._attachments.get(world_id(attachment.roster)) is attachment
+        if known:
+            self._call(lambda now: self._remove(attachment, now))
+            self._join_if_idle()
+
+    def stop(self, deadline: float) -> bool:
+        """Leave every world, close every socket, end the thread. The watchdog can be used again afterwards.
+
+        Returns:
+            Whether the thread had ended by `deadline` (``time.monotonic()`` seconds).
+        """
+        with self._lock:
+            thread, sockets = self._thread, self._sockets
+            attachments = list(self._attachments.values())
+        if thread is None:
+            return True
+
+        def leave_all(now: float) -> None:
+            for attachment in attachments:
+                self._remove(attachment, now)
+            if sockets is not None:
+                sockets.unlisten_all()
+
+        self._post(leave_all)  # to nobody where the thread is ending by itself
+        if self._in_thread():
+            return False
+        thread.join(max(0.0, deadline - self._clock()))
+        return not thread.is_alive()
+
+    def snapshot(self) -> Snapshot:
+        """Return what the watchdog holds at the moment."""
+        with self._lock:
+            sockets = self._sockets
+            return Snapshot(
+                thread=self._thread is not None and self._thread.is_alive(),
+                worlds=tuple(sorted(key for key, _ in self._attachments)),
+                listeners=0 if sockets is None else sockets.listening,
+                connections=0 if sockets is None else sockets.open,
+            )
+
+    # -- between the threads
+
+    def _running(self) -> Sockets:
+        """Start the thread if it does not run (the lock is held)."""
+        if self._sockets is None:
+            _hook(self)
+            sockets = self._sockets = Sockets(self._channel, self._clock)
+            self._thread = threading.Thread(
+                target=self._run, args=(sockets,), name="m8d-watchdog", daemon=True
+            )
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = self._sockets = None
+                sockets.shut_down()
+                raise
+        return self._sockets
+
+    def _post(self, command: Callable[[float], None]) -> bool:
+        """Have `command` run in the watchdog's thread; False where there is none."""
+        with self._lock:
+            if self._sockets is None:
+                return False
+            self._commands.append(command)
+            self._sockets.wake()
+            return True
+
+    def _in_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _check(self, roster: Roster) -> None:
+        member = roster.members[roster.rank]
+        if member.process != self.process:
+            raise InvalidJoinError(
+                roster.world,
+                f"rank {roster.rank} of {roster.key} belongs to process {member.process}",
+                rule=f"This watchdog attaches its own process's members: {self.process}",
+            )
+        if len(roster.key.encode()) > MAX_KEY:
+            raise InvalidJoinError(
+                roster.world, f"the name has {len(roster.world.encode())} bytes",
+                rule=f"Name and generation together have at most {MAX_KEY} bytes of UTF-8",
+                next_step="Choose a shorter name",
+            )  # fmt: skip
+
+    def _await(
+        self, attachment: Attachment, deadline: float, cancelled: Callable[[], bool] | None
+    ) -> JoinError | None:
+        name = attachment.roster.world
+        while not attachment.settled.is_set():
+            left = deadline - self._clock()
+            if left <= 0:
+                return self._timed_out(attachment)
+            if cancelled is not None and cancelled():
+                return JoinAbandonedError(name, f"the join of {attachment.roster.key} was cancelled")
+            attachment.settled.wait(left if cancelled is None else min(left, _POLL))
+        return attachment.error
+
+    def _timed_out(self, attachment: Attachment) -> JoinError:
+        missing: dict[int, str] = {}
+        self._call(lambda _: missing.update(self._peers.missing(world_id(attachment.roster))))
+        return attachment.late(missing)
+
+    def _call(self, command: Callable[[float], None]) -> None:
+        """Have `command` run in the watchdog's thread and wait for it, about a second at most."""
+        done = threading.Event()
+
+        def run(now: float) -> None:
+            self._done.append(done)
+            command(now)
+
+        if self._post(run) and not self._in_thread():
+            done.wait(_LEAVE)
+
+    def _join_if_idle(self) -> None:
+        """Nothing is left to watch: the thread ends by itself, wait for it."""
+        with self._lock:
+            thread, sockets = self._thread, self._sockets
+            idle = not self._attachments and (sockets is None or not sockets.listening)
+        if idle and thread is not None and not self._in_thread():
+            thread.join(_LEAVE)
+
+    # -- the watchdog's thread
+
+    def _run(self, sockets: Sockets) -> None:
+        try:
+            self._loop(sockets)
+        except Exception as error:
+            logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
+            self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                if self._sockets is sockets:
+                    self._sockets = None
+            sockets.shut_down()
+
+    def _loop(self, sockets: Sockets) -> None:
+        peers = self._peers
+        before = self._clock()
+        while not self._over(sockets):
+            timeout = min(max(0.0, peers.wake() - before), _LONGEST_WAIT)
+            events = sockets.wait(timeout)
+            now = self._clock()
+            if now - before > timeout:
+                peers.stalled(now - before - timeout, now)
+            before = now
+            for event in events:
+                self._feed(event, now)
+            while self._commands:
+                self._commands.popleft()(now)
+            probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
+            peers.settle(now, {process: each for process, each in probes.items() if each is not None})
+            self._carry_out(sockets, peers.take())
+            while self._done:
+                self._done.popleft().set()
+
+    def _over(self, sockets: Sockets) -> bool:
+        """Whether nothing is left to do; the thread is no longer the watchdog's then."""
+        with self._lock:
+            if self._attachments or self._commands or sockets.listening or sockets.closing:
+                return False
+            self._sockets = None
+            return True
+
+    def _feed(self, event: SocketEvent, now: float) -> None:
+        if isinstance(event, Received):
+            self._peers.received(event.channel, event.frames, now, error=event.error)
+        elif isinstance(event, Closed):
+            self._peers.closed(event.channel, event.ending, now, refused=event.refused)
+        elif isinstance(event, Accepted):
+            self._peers.accepted(event.channel, now)
+        elif isinstance(event, Connected):
+            self._peers.connected(event.channel, now)
+
+    def _carry_out(self, sockets: Sockets, actions: list[Action]) -> None:
+        broken: list[Broke] = []
+        for action in actions:
+            if isinstance(action, Send):
+                sockets.send(action.channel, action.frame, droppable=isinstance(action.frame, Beat))
+            elif isinstance(action, Dial):
+                sockets.dial(action.channel, action.endpoint)
+            elif isinstance(action, Drop):
+                sockets.close(action.channel, orderly=action.orderly)
+            elif isinstance(action, Broke):
+                broken.append(action)
+            elif (attachment := self._attachments.get(action.world)) is None:
+                continue
+            elif isinstance(action, Ready):
+                attachment.attached()
+            else:
+                attachment.refused(action)
+        # Callbacks last: the other members hear of it before this process is busy with its own worlds.
+        for each in broken:
+            self._break(each.world, each.breakage)
+
+    def _break(self, world: WorldId, breakage: Breakage) -> None:
+        attachment = self._attachments.get(world)
+        if attachment is None:
+            return
+        try:
+            attachment.broke(breakage)
+        except Exception:
+            logging.getLogger(__name__).exception(
+                "what was to be done about %s failed", attachment.roster.key
+            )
+
+    def _remove(self, attachment: Attachment, now: float) -> None:
+        roster = attachment.roster
+        world = world_id(roster)
+        with self._lock:
+            if self._attachments.get(world) is not attachment:
+                return
+            del self._attachments[world]
+            if self._sockets is not None:
+                self._sockets.unlisten(roster.members[roster.rank].endpoint)
+        # Of a broken world the members heard already.
+        self._peers.remove(world, goodbye=attachment.breakage is None, now=now)
+        attachment.over()
+
+    def _give_up(self, detail: str) -> None:
+        """The thread ends by a fault of this package: no world may believe that it is still watched."""
+        with self._lock:
+            self._commands.clear()
+            self._peers = self._fresh_peers()
+            self._sockets = None
+        breakage = Breakage(Cause.FAILED, (), detail, self._clock())
+        for world, attachment in tuple(self._attachments.items()):
+            self._break(world, breakage)
+            attachment.over()
+        self._attachments.clear()
+        while self._done:
+            self._done.popleft().set()
+
+    # -- a forked child
+
+    def forked(self) -> None:
+        """Close the child's copies of the parent's descriptors; it is another process, with another id."""
+        if self._sockets is not None:
+            self._sockets.abandon()
+        attachments = list(self._attachments.values())
+        self.process = secrets.token_hex(16)
+        self._reset()
+        for attachment in attachments:
+            attachment.forked()
+
+
+_live: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+_hooked: list[int] = []
+
+
+def _hook(watchdog: Watchdog) -> None:
+    """See to it that a forked child closes its copies of this watchdog's descriptors.
+
+    With a copy open in a child (a data loader's worker, say) the kernel would not close a killed parent's
+    connections, and its peers would wait for the silence instead.
+    """
+    _live.add(watchdog)
+    if not _hooked:
+        _hooked.append(os.getpid())
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for watchdog in list(_live):
+        watchdog.forked()

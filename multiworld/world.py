@@ -1,0 +1,294 @@
+"""World: the user's handle of a fault domain, and the blocking face of everything in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld import settings
+from multiworld.errors import MultiworldError
+from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus
+from multiworld.objects import ObjectCollectives
+from multiworld.registry import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import torch
+    from typing_extensions import Self
+
+    from multiworld._core.roster import Member
+    from multiworld.aio import Aio
+    from multiworld.generation import Generation
+    from multiworld.joinplan import JoinPlan
+
+__all__ = ["World", "worlds"]
+
+_log = logging.getLogger(__name__)
+
+
+class World(ObjectCollectives):
+    """A named fault domain: its own ranks, process group, store and generation. Made by `multiworld.join`.
+
+    ``with world:`` makes unmodified ``torch.distributed`` calls mean this world, per thread and per asyncio task;
+    it may be nested and re-entered. The collectives are methods too, and awaitable as ``world.aio``.
+
+    Attributes:
+        name, rank, world_size, backend, device: as joined.
+    """
+
+    def __init__(self, plan: JoinPlan, generation: Generation) -> None:
+        self._plan = plan
+        self._gen = generation
+        self._watchers: tuple[_Watcher, ...] = ()
+        self._watch_lock = threading.Lock()
+        self._told: Generation | None = None  # whose breakage the watchers heard of
+        self._closed: Generation | None = None  # whose close was published
+        self._closes = 0
+        self._joining = False
+        self._aio: Aio | None = None
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The world's name."""
+        return self._plan.name
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, 0 to ``world_size - 1``; the same in every generation."""
+        return self._plan.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many members the world has."""
+        return self._plan.world_size
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend: "gloo", "nccl", ..."""
+        return self._plan.backend
+
+    @property
+    def device(self) -> torch.device:
+        """The device that object collectives and barriers use here."""
+        return self._plan.torch_device()
+
+    @property
+    def generation(self) -> int:
+        """Counts the world's lives: 1 for the first, one more after each rejoin."""
+        return self._gen.number
+
+    @property
+    def state(self) -> State:
+        """ACTIVE, BROKEN or CLOSED (JOINING as long as a rejoin is under way)."""
+        return State.JOINING if self._joining else self._gen.state
+
+    @property
+    def breakage(self) -> Breakage | None:
+        """Why this generation is over; None as long as it is not."""
+        return self._gen.breakage
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everyone in this generation, by rank: process, pid, hostname."""
+        return self._gen.roster.members if self._gen.roster is not None else ()
+
+    @property
+    def group(self) -> Any:
+        """The ``torch.distributed.ProcessGroup`` behind it, for code that wants one.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the generation is over.
+        """
+        if self._gen.state is not State.ACTIVE:
+            raise self._gen.error()
+        return self._gen.pg
+
+    @property
+    def aio(self) -> Aio:
+        """The same collectives, awaitable."""
+        if self._aio is None:
+            from multiworld.aio import Aio  # noqa: PLC0415  (asyncio is loaded by those who await)
+
+            self._aio = Aio(self)
+        return self._aio
+
+    def __repr__(self) -> str:
+        return (
+            f"<World {self.name!r} {self.state.value}, generation {self.generation}, rank {self.rank} of "
+            f"{self.world_size}, {self.backend}>"
+        )
+
+    # -- with ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        from multiworld._c10d import router  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        gen = self._gen
+        if gen.c10d is None:
+            raise gen.error()
+        router.enter(gen.c10d)
+        if gen.c10d.traffic is not None:
+            gen.c10d.traffic.block_begins()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        from multiworld._c10d import router  # noqa: PLC0415  (same)
+
+        state = router.current()
+        router.leave()
+        if state is not None and state.traffic is not None:
+            from multiworld._c10d import nccl_hooks  # noqa: PLC0415  (same)
+
+            nccl_hooks.leave_block(state, exc)
+        if exc is not None and state is not None and state.translate is not None:
+            # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
+            # translate it before here.
+            better = state.translate(state, exc)
+            try:
+                if better is not None and better is not exc:
+                    raise better from exc
+            finally:
+                del better  # else this frame and the exception hold each other, and what the block worked on
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def on_break(self, fn: Callable[[World], Any]) -> Callable[[], None]:
+        """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if that was told already.
+
+        ``fn`` may block, rejoin or close the world. An exception in it is logged.
+
+        Returns:
+            A function that takes the request back.
+        """
+        watcher = _Watcher(fn)
+        with self._watch_lock:
+            self._watchers = (*self._watchers, watcher)
+            # Not by its state: a world that breaks in this moment tells the new watcher with the others.
+            late = self._told is self._gen and self._gen.state is State.BROKEN
+        if late:
+            self._tell((watcher,))
+
+        def forget() -> None:
+            with self._watch_lock:
+                self._watchers = tuple(each for each in self._watchers if each is not watcher)
+
+        return forget
+
+    def rejoin(self, timeout: float | None = None) -> World:
+        """Join again under the same name and rank: the next generation, when all members are back.
+
+        Args:
+            timeout: seconds; None takes the join's own.
+
+        Returns:
+            This world, in its new generation. What was selected by ``with`` before stays the old generation.
+
+        Raises:
+            InvalidJoinError: the world is active.
+            StaleGenerationError: this process joined a world of that name anew, and is still in that one.
+            JoinAbandonedError: another thread closed this world meanwhile.
+            JoinError: see `multiworld.join`; the world stays broken or closed, and may be rejoined again.
+        """
+        from multiworld.joining import rejoin  # noqa: PLC0415  (join builds worlds)
+
+        return rejoin(self, timeout)
+
+    async def rejoin_async(self, timeout: float | None = None) -> World:
+        """`rejoin`, awaitable and cancellable."""
+        from multiworld.joining import rejoin_async  # noqa: PLC0415  (same)
+
+        return await rejoin_async(self, timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
+
+        The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`, and a
+        rejoin that is under way in another thread ends with `JoinAbandonedError`.
+
+        Args:
+            timeout: seconds; None takes ``M8D_CLOSE_TIMEOUT`` (5).
+
+        Returns:
+            Whether all is free; False when the time ran out (the rest goes on in the background).
+        """
+        seconds = _close_timeout() if timeout is None else timeout
+        with self._watch_lock:
+            self._closes += 1
+            gen = self._gen
+            first, self._closed = self._closed is not gen, gen
+        freed = gen.close(time.monotonic() + seconds)
+        registry.remove(self.name, self)
+        if first:
+            bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
+        return freed
+
+    # -- for joins ----------------------------------------------------------------------------------------------
+
+    def _join_began(self) -> Callable[[], bool]:
+        """A join for this handle begins; returns what tells whether the handle was closed since."""
+        with self._watch_lock:
+            self._joining, closes = True, self._closes
+        return lambda: self._closes != closes
+
+    def _join_ended(self) -> None:
+        self._joining = False
+
+    def _enter_generation(self, plan: JoinPlan, gen: Generation) -> None:
+        """A join made `gen`: from here on this handle means it."""
+        with self._watch_lock:
+            self._plan, self._gen = plan, gen
+
+    def _broke(self, gen: Generation) -> None:
+        """Called once per generation, by whoever saw it end."""
+        assert gen.breakage is not None  # noqa: S101  (a generation that broke has a breakage)
+        bus.publish(WorldBroken(self.name, gen.number, self.rank, gen.breakage.at, gen.breakage))
+        with self._watch_lock:
+            self._told, watchers = gen, self._watchers
+        self._tell(watchers)
+
+    def _tell(self, watchers: tuple[_Watcher, ...]) -> None:
+        # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one waiting.
+        for watcher in watchers:
+            threading.Thread(
+                target=watcher, args=(self,), daemon=True, name=f"m8d-on-break-{self.name}"
+            ).start()
+
+    def _forked(self) -> None:
+        """In a forked child: the world is the parent's."""
+        self._watch_lock = threading.Lock()
+        self._watchers, self._joining, self._closed = (), False, self._gen
+        self._gen.forked()
+
+
+class _Watcher:
+    """One request to be told; two of the same function stay two."""
+
+    def __init__(self, fn: Callable[[World], Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, world: World) -> None:
+        try:
+            self._fn(world)
+        except Exception:  # noqa: BLE001  (a user's fault stays with that function)
+            _log.exception("world %r: a function given to on_break failed", world.name)
+
+
+def _close_timeout() -> float:
+    try:
+        return settings.load().close_timeout
+    except MultiworldError as error:  # closing never raises; the next join says it
+        _log.warning("%s", error)
+        return settings.Settings.close_timeout
+
+
+def worlds() -> dict[str, World]:
+    """Every world of this process that is active or broken, by name."""
+    return registry.worlds()
