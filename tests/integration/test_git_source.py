@@ -196,6 +196,7 @@ def silent_server():
 
 
 def test_a_server_that_says_nothing_is_given_up_in_time(settings):
+    before = children_of(os.getpid())  # other tests keep a server that their processes are forked from
     with silent_server() as port:
         place = GitSource(f"git://127.0.0.1:{port}/pytorch.git", timeout=1.0)
         began = time.monotonic()
@@ -208,12 +209,12 @@ def test_a_server_that_says_nothing_is_given_up_in_time(settings):
                 allow_unverified=False,
                 reporter=Silent(),
             )
-        assert time.monotonic() - began < 10
-    assert children_of(os.getpid()) == []
+        assert time.monotonic() - began < 60
+    assert children_of(os.getpid()) <= before
 
 
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+def children_of(pid: int) -> set[str]:
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
 
 
 def test_a_password_is_never_asked_for(tmp_path):
@@ -318,10 +319,14 @@ def test_ctrl_c_ends_git_too(tmp_path):
         server.settimeout(60)
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(30)
+            connection.settimeout(60)
             asked = connection.recv(4096)
             while b"p.git" not in asked:
                 asked += connection.recv(4096)
+            deadline = time.monotonic() + 60
+            while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)  # git may be faster than who started it: until its watch is there
             process.send_signal(signal.SIGINT)  # git waits for our answer now
             while connection.recv(4096):  # until git is gone; a timeout if it never is
                 pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import os
@@ -28,6 +27,7 @@ from m8d_build.plan import EXPECTED_SECONDS
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
+from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import read_marker
 
 pytestmark = [pytest.mark.compiler, pytest.mark.git]
@@ -115,6 +115,10 @@ def test_code_of_the_official_library_runs_the_patched_units(installed: Path) ->
     assert done.stdout.split() == ["42", "1"], done.stderr
 
 
+def test_a_patched_python_file_is_in_the_wheel(installed: Path) -> None:
+    assert (installed / "torch/distributed/distributed_c10d.py").read_text() == 'SAYS = "patched"\n'
+
+
 def test_the_process_ends_well_although_both_libraries_hold_the_unit(installed: Path) -> None:
     """A variable with a destructor is destroyed once (shared by both copies, it would be destroyed twice)."""
     done = run_in(installed, "print(lib.toy_write())")
@@ -140,9 +144,20 @@ def test_the_marker_and_the_library_say_the_same(installed: Path) -> None:
     assert marker is not None
     assert [topic.name for topic in marker.topics] == ["cleanup-only", "marker"]
     assert (marker.local, marker.mode, marker.disagreements) == ("cu124.m8d1", "overlay", ())
-    library = ctypes.CDLL(str(installed / "torch/lib/nccl.so.2"))
-    library.m8d_patch_info.restype = ctypes.c_char_p
-    assert json.loads(library.m8d_patch_info())["topics"] == ["cleanup-only", "marker"]
+    # In a process of its own: where a real torch is loaded, its libraries stand in for the toy's of the same name.
+    ask = (
+        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); library.m8d_patch_info.restype = ctypes.c_char_p; "
+        "print(library.m8d_patch_info().decode())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", ask, installed / "torch/lib/nccl.so.2"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert json.loads(said.stdout)["topics"] == ["cleanup-only", "marker"]
+
+
+def test_the_loader_of_the_namespace_is_inside(installed: Path) -> None:
+    assert (installed / LOADER_ENTRY).read_bytes() == loader_text()
 
 
 def test_licence_and_notice_are_inside(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
@@ -153,6 +168,7 @@ def test_licence_and_notice_are_inside(toy: Toy, tmp_path: Path, shared_cache: P
         assert b"Apache License" in archive.read(info["LICENSE.multiworld"])
         notice = archive.read(info["NOTICE.multiworld"]).decode()
     assert "torch/lib/nccl.so.2" in notice
+    assert LOADER_ENTRY in notice
     assert "cleanup-only" in notice
 
 
@@ -467,6 +483,16 @@ def test_headers_of_other_sources_than_the_wheels(toy: Toy, tmp_path: Path, shar
         command(toy, tmp_path, shared_cache, "--allow-unverified", wheel=given),
         errors.WheelMismatch,
         "nccl.h",
+    )
+
+
+def test_a_python_file_of_other_sources_than_the_wheels(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
+    given = rebuilt(toy, tmp_path, **{"torch/distributed/distributed_c10d.py": b"SAYS = 1\n"})
+    given = given.rename(given.with_name(f"torch-2.6.0-1-{PYTHON}-{PYTHON}-manylinux1_x86_64.whl"))
+    refused(
+        command(toy, tmp_path, shared_cache, "--allow-unverified", wheel=given),
+        errors.WheelMismatch,
+        "distributed_c10d.py",
     )
 
 

@@ -49,6 +49,7 @@ int answer() {
 }
 }
 """,
+    "torch/distributed/distributed_c10d.py": 'SAYS = "stock"\n',
     "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": """#pragma once
 #include <memory>
 #include <string>
@@ -214,6 +215,7 @@ def make_wheel(folder: Path, libraries: dict[str, bytes], **changes: bytes) -> P
     files |= {
         f"torch/include/{n}": t.encode() for n, t in SOURCES.items() if n.endswith(("nccl.h", "NCCL.hpp"))
     }
+    files |= {n: t.encode() for n, t in SOURCES.items() if n.endswith(".py")}
     files |= changes
     return fakewheel.write_wheel(folder, files, name=fakewheel.NAME.replace("cp311", PYTHON))
 
@@ -238,7 +240,9 @@ def write_patches(toy: Toy, scratch: Path) -> None:
 
 def write_target(toy: Toy, **changes: str) -> None:
     """Write targets.toml; a change replaces one line's value."""
-    files = [name for name in SOURCES if name == "version.txt" or "nccl." in name or "NCCL" in name]
+    files = [
+        name for name in SOURCES if name.endswith(("version.txt", ".py")) or "nccl." in name or "NCCL" in name
+    ]
     values = {
         "version": '"2.6.0"',
         "tag": '"v2.6.0"',
@@ -273,6 +277,7 @@ def write_target(toy: Toy, **changes: str) -> None:
 def _clean_up(tree: Path) -> None:
     _replace(tree / "torch/csrc/cuda/nccl.cpp", "return toy_nccl();", "return toy_nccl() + 22;")
     _replace(tree / "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp", '"stock"', '"patched"')
+    _replace(tree / "torch/distributed/distributed_c10d.py", '"stock"', '"patched"')
 
 
 def _mark(tree: Path) -> None:

@@ -32,10 +32,12 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def write_target(patches: Path, *, blobs: dict[str, str] | None = None, distro: str = "2.6.0+dfsg-7"):
+def write_target(
+    patches: Path, *, blobs: dict[str, str] | None = None, distro: str = "2.6.0+dfsg-7", sha256: str = ""
+):
     blobs = {path: blob_id(FILES[path]) for path in (CPP, "version.txt")} if blobs is None else blobs
     lines = ["schema = 1", "[[target]]", 'version = "2.6.0"', 'tag = "v2.6.0"', 'status = "applies"']
-    lines += [f'distro_version = "{distro}"', "[target.files]"]
+    lines += [f'distro_version = "{distro}"', f'distro_sha256 = "{sha256}"', "[target.files]"]
     lines += [f'"{path}" = "{blob}"' for path, blob in blobs.items()]
     patches.mkdir(exist_ok=True)
     (patches / "targets.toml").write_text("\n".join(lines), encoding="utf-8")

@@ -262,6 +262,29 @@ def test_exported_functions_bound_by_the_linker_are_found(site: Site) -> None:
     assert [(use.user, use.target) for use in uses] == [("_Z4lastv", "_ZN4c10d4openEv")]
 
 
+# The constant's bytes read as "call secret()" from its third byte on.
+CHANCE = """asm(".text\\n.globl chance\\n.type chance, @function\\nchance: .byte 0x48, 0xb8, 0xe8\\n"
+    ".long _ZN4c10d6secretEv - . - 4\\n.byte 0, 0, 0\\nret\\n.size chance, . - chance");"""
+
+
+def test_a_chance_hit_is_no_use(site: Site) -> None:
+    library, unit = site.library(CHANCE), site.unit()
+    assert stale_uses(library, read_symtab(library), [unit], (), accepted={}) == []
+
+
+def test_among_data_a_chance_hit_stands(site: Site) -> None:
+    library, unit = site.library(CHANCE.replace("\\nret", "\\n.byte 0x06, 0x06\\nret")), site.unit()
+    uses = stale_uses(library, read_symtab(library), [unit], (), accepted={})
+    assert [use.user for use in uses] == ["chance"]
+
+
+def test_without_a_disassembler_a_chance_hit_stands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, unit = site.library(CHANCE), site.unit()
+    monkeypatch.setenv("PATH", str(site.folder))
+    uses = stale_uses(library, read_symtab(library), [unit], (), accepted={})
+    assert [use.user for use in uses] == ["chance"]
+
+
 @pytest.mark.parametrize("chunk", [1 << 18, 64, 7, 5])
 def test_references_are_those_the_disassembler_shows(
     site: Site, monkeypatch: pytest.MonkeyPatch, chunk: int

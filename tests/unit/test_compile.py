@@ -123,6 +123,13 @@ def test_a_compiler_that_cannot_compile_is_refused(tmp_path: Path) -> None:
 
 def test_the_compiler_says_who_it_is() -> None:
     assert "g++" in compiler_identity("g++")
+    assert "g++" in compiler_identity("g++", "gnu++20")
+
+
+def test_a_compiler_too_old_for_the_targets_standard_is_refused() -> None:
+    with pytest.raises(CompilerMissing, match=r"compile C\+\+99") as caught:
+        compiler_identity("g++", "gnu++99")
+    assert caught.value.rule == "a C++99 compiler is needed"
 
 
 class Interrupting(Silent):
@@ -135,7 +142,8 @@ class Interrupting(Silent):
 def test_ctrl_c_ends_the_compilers_that_still_run(layout: Layout, tmp_path: Path) -> None:
     fake = tmp_path / "slow-cxx"
     fake.write_text(
-        f'#!/bin/sh\ncase "$*" in *unit.cpp*) echo $$ > {tmp_path}/pid; sleep 600;; esac\nexec g++ "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *unit.cpp*) echo $$ > {tmp_path}/pid; sleep 600;; esac\n'
+        f'while ! [ -s {tmp_path}/pid ]; do sleep 0.05; done\nexec g++ "$@"\n'
     )
     fake.chmod(0o755)
     jobs = [

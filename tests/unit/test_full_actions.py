@@ -37,6 +37,7 @@ from m8d_build.series import Series, load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import Abi, Status, Target
 from m8d_build.wheelfile import open_wheel
+from multiworld.shim.loader import LOADER_ENTRY, loader_text
 
 
 def program(path: Path, text: str) -> str:
@@ -281,6 +282,7 @@ def test_the_whole_plan_makes_a_marked_wheel(tmp_path, machine):
     wheel = open_wheel(result.wheel)
     marker = json.loads(wheel.read("torch/m8d.json"))
     assert (marker["mode"], marker["local"], marker["overlay"]) == ("full", "cu124.m8d1", None)
+    assert wheel.read(LOADER_ENTRY) == loader_text()
     assert [topic["name"] for topic in marker["topics"]] == ["marker"]
     assert marker["topics"][0]["sha256"] == series.patches[0].sha256
     assert any(name.endswith("/NOTICE.multiworld") for name in wheel.entries)

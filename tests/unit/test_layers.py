@@ -22,8 +22,20 @@ LAYERS = (
     ("errors", "events", "settings"),
     ("_core",),
     ("_c10d", "_net"),
-    ("world", "aio", "watchdog"),
-    ("cli", "shim", "manager", "communicator"),
+    (
+        "world",
+        "aio",
+        "watchdog",
+        "generation",
+        "collectives",
+        "objects",
+        "work",
+        "registry",
+        "joining",
+        "joinplan",
+        "notices",
+    ),
+    ("cli", "shim", "manager", "communicator", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
@@ -141,7 +153,12 @@ def test_the_toolchain_keeps_its_doors(path):
 
 @pytest.mark.parametrize("path", TOOLCHAIN_FILES)
 def test_the_toolchain_takes_little_of_multiworld(path):
-    allowed = ("multiworld.errors", "multiworld.shim.marker", "multiworld.__version__")
+    allowed = (
+        "multiworld.errors",
+        "multiworld.shim.loader",
+        "multiworld.shim.marker",
+        "multiworld.__version__",
+    )
     of_ours = {name for name in facts(path).imports if name.startswith("multiworld.")}
     assert {name for name in of_ours if not name.startswith(allowed)} == set()
     assert "torch" not in roots(facts(path).imports)
@@ -173,6 +190,13 @@ def test_the_library_imports_downward_only(path):
         assert not PURE & roots(seen.imports), f"{own} decides; it does not act"
     if own != "_c10d":
         assert not {name for name in seen.imports if name.startswith("torch.distributed") and "._" in name}
+    if own != "settings":
+        assert not ENVIRONMENT & seen.touches, "only settings reads and writes the environment"
+    if own not in {"cli", "__main__"}:
+        assert not {"print", "sys.stdout", "sys.stderr", "sys.argv"} & seen.touches, "only cli prints"
+    assert not {"pickle", "marshal", "shelve"} & roots(seen.imports) or own == "objects", (
+        "objects unpickles, safely"
+    )
 
 
 def test_the_marker_reader_is_torch_free():
@@ -190,12 +214,15 @@ def test_nothing_else_imports_the_toolchain():
 SNAPSHOT = """
 import json, logging, os, signal, sys, threading, warnings
 
+QUIET = {"multiworld", "asyncio", "concurrent"}
+
 def state():
     return {
         "environ": dict(os.environ),
         "signals": [str(signal.getsignal(s)) for s in signal.valid_signals()],
         "handlers": [str(h) for h in logging.getLogger().handlers],
-        "loggers": sorted(logging.root.manager.loggerDict),
+        # asking for a logger by name configures nothing; asyncio asks for its own, too
+        "loggers": sorted(n for n in logging.root.manager.loggerDict if n.split(".")[0] not in QUIET),
         "filters": [str(f) for f in warnings.filters],
         "threads": threading.active_count(),
         "hooks": [str(h) for h in (sys.excepthook, threading.excepthook, sys.meta_path)],

@@ -95,7 +95,7 @@ def test_importing_the_reader_loads_nothing_but_the_standard_library():
 
 
 def test_no_torch_at_all_is_said(monkeypatch):
-    monkeypatch.setattr("multiworld.shim.marker.find_spec", lambda name: None)
+    monkeypatch.setattr("multiworld._c10d.marker.find_spec", lambda name: None)
     with pytest.raises(MarkerError, match="torch is not installed"):
         find_torch()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ class FakeApt:
 
     suites: dict[str, bytes | str]
     sites: str = SITES
+    pool: dict[str, bytes] = field(default_factory=dict)  # by URL
     commands: list[list[str]] = field(default_factory=list)
     lists: list[str] = field(default_factory=list)
 
@@ -63,6 +65,15 @@ class FakeApt:
         assert timeout > 0
         if "indextargets" in arguments:
             return Finished(self.sites, 0.1)
+        if "download-file" in arguments:
+            url, path, digest = arguments[-3:]
+            data = self.pool.get(url)
+            if data is None or digest != f"SHA256:{sha256(data).hexdigest()}":
+                raise CommandFailed(
+                    f"could not {what}: apt-helper exited with 100", tail="E: Download Failed\n"
+                )
+            Path(path).write_bytes(data)
+            return Finished("", 0.1)
         configuration = Path(arguments[arguments.index("-c") + 1])
         listed = (configuration.parent / "sources.list").read_text(encoding="utf-8")
         self.lists.append(listed.strip())
@@ -116,6 +127,29 @@ def test_suites_are_tried_in_order_and_each_failure_is_told(target, tmp_path):
     assert "E: Version '2.6.0+dfsg-7' was not found" in answer.reason
     assert "sid: " in answer.reason
     assert answer.reason.count("does not have a Release file") == 2
+
+
+POOL = "http://deb.example/debian/pool/main/p/pytorch/pytorch_2.6.0+dfsg.orig.tar.xz"
+
+
+def test_a_version_no_index_names_any_more_is_taken_from_the_pool_by_its_hash(tmp_path):
+    known = write_target(tmp_path / "patches", sha256=sha256(ARCHIVE).hexdigest())
+    apt = FakeApt({}, pool={POOL: ARCHIVE})
+    found = apt.source().provide(known, SPARSE, tmp_path)
+    assert isinstance(found, Provided)
+    assert contents(found.root) == FILES
+    assert "-c" in apt.commands[-1]  # with a configuration of its own
+
+
+def test_the_pools_file_must_be_the_one_on_record(tmp_path, target):
+    apt = FakeApt({}, pool={POOL: ARCHIVE})
+    assert (
+        "pool" not in apt.source().provide(target, SPARSE, tmp_path).reason
+    )  # no hash: nothing vouches for it
+    other = write_target(tmp_path / "patches", sha256=sha256(b"another").hexdigest())
+    answer = apt.source().provide(other, SPARSE, tmp_path)
+    assert "http://deb.example/debian pool: " in answer.reason
+    assert "E: Download Failed" in answer.reason
 
 
 def test_no_time_left_ends_the_search(target, tmp_path, monkeypatch):

@@ -1,0 +1,119 @@
+"""The demo's processes: started, listened to, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _demo_screen import Lane, Screen, screen
+
+__all__ = ["PATIENCE", "Stage"]
+
+MEMBERS = Path(__file__).parent / "_demo_members.py"
+PATIENCE = 60.0
+"""Seconds that a start or a join may take; loading torch on a busy machine takes most of it."""
+
+
+class Stage:
+    """The hub, the workers, and what the hub tells. Nobody outlives the `with`."""
+
+    def __init__(self, hang_timeout: float) -> None:
+        self.hang_timeout = hang_timeout
+        self.environ = {**os.environ, "M8D_HANG_TIMEOUT": str(hang_timeout)}
+        self.lanes = {f"w{number}": Lane() for number in range(1, 5)}
+        self.screen: Screen = screen(self.lanes)
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        self.faults: list[str] = []
+        self.expected: set[str] = set()
+        self.counted: tuple[float, dict[str, int]] = (0.0, {})
+
+    def __enter__(self) -> Stage:
+        # A session of their own: Ctrl-C is for this process, which then ends them.
+        self.hub = subprocess.Popen(
+            [sys.executable, str(MEMBERS), "hub", *self.lanes],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=self.environ,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+        self.screen.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.SIG_IGN)  # a second Ctrl-C must not keep the processes alive
+        for process in (self.hub, *self.running.values()):
+            process.kill()  # a stopped process too
+        for process in (self.hub, *self.running.values()):
+            process.wait()
+        self.screen.__exit__(None, None, None)
+        return kind is KeyboardInterrupt
+
+    def _read(self) -> None:
+        assert self.hub.stdout is not None  # noqa: S101  (it is a pipe)
+        for line in self.hub.stdout:
+            self.events.put(json.loads(line))
+
+    def start(self, name: str) -> None:
+        """Start the worker of a world."""
+        if name in self.running:
+            self.running.pop(name).wait()
+        self.running[name] = subprocess.Popen(
+            [sys.executable, str(MEMBERS), "worker", name, str(self.port)],
+            text=True, start_new_session=True, env=self.environ,
+        )  # fmt: skip
+
+    def wait(
+        self, what: str, until: Callable[[dict[str, Any]], object], seconds: float = PATIENCE
+    ) -> dict[str, Any]:
+        """Show what happens until `until` says of an event that it is the one."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                event = self.events.get(timeout=min(left, 0.1))
+                self._show(event)
+                if until(event):
+                    return event
+            self.screen.refresh()
+        raise TimeoutError(f"not seen in {seconds:g} s: {what}")
+
+    def watch(self, seconds: float) -> None:
+        """Let it run."""
+        with contextlib.suppress(TimeoutError):
+            self.wait("nothing", lambda _: False, seconds)
+
+    def _show(self, event: dict[str, Any]) -> None:
+        kind, lane = event["event"], self.lanes.get(event.get("world", ""), Lane())
+        if kind == "port":
+            self.port = event["port"]
+        elif kind == "active":
+            lane.state, lane.generation = "active", event["generation"]
+            self.screen.say(f"{event['world']} is active, generation {event['generation']}", "green")
+        elif kind == "broken":
+            lane.state, lane.rate = "broken", 0.0
+            if event["world"] not in self.expected:
+                self.fault(f"{event['world']} broke without a reason: {event['cause']}, {event['text']}")
+        elif kind == "refused":
+            self.fault(f"{event['world']} could not be joined: {event['text']}")
+        elif kind == "rates":
+            then, counts = self.counted
+            for name, count in event["messages"].items():
+                each = self.lanes[name]
+                each.rate = (count - counts.get(name, 0)) / max(1e-9, event["now"] - then)
+                each.slowest = event["slowest"][name]
+                each.last.append(each.rate)
+            self.counted = (event["now"], event["messages"])
+
+    def fault(self, text: str) -> None:
+        """Something that should not be: the demo will end with 1."""
+        self.faults.append(text)
+        self.screen.say(text, "bold red")

@@ -1,0 +1,98 @@
+"""A leader in two worlds, and a worker in each: kill a worker, and the leader goes on with the other.
+
+The program is written with pymultiworld's names. In three terminals:
+
+    python examples/multiworld_asyncio.py --rank 0
+    python examples/multiworld_asyncio.py --rank 1
+    python examples/multiworld_asyncio.py --rank 2
+
+Then end rank 1 or 2 with Ctrl-C or kill -9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+
+import torch
+
+from multiworld.communicator import BrokenWorldException
+from multiworld.errors import MultiworldError
+from multiworld.manager import WorldManager
+
+WORLDS = {1: "world1", 2: "world2"}  # by the number of its worker
+
+
+async def initialize(manager: WorldManager, number: int, args: argparse.Namespace) -> str:
+    """Join the world of worker `number`: the leader as rank 0, the worker as rank 1."""
+    await manager.initialize_world(
+        WORLDS[number],
+        rank=0 if args.rank == 0 else 1,
+        world_size=2,
+        backend=args.backend,
+        addr=args.addr,
+        port=args.port
+        + number,  # multiworld would let them share one port; pymultiworld wants one for each world
+        timeout=120,
+        device=torch.device(f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu"),
+    )
+    print(f"rank {args.rank} is in {WORLDS[number]}", flush=True)
+    return WORLDS[number]
+
+
+async def lead(manager: WorldManager, number: int, args: argparse.Namespace) -> int:
+    """Receive from one worker until its world breaks; returns how many tensors came."""
+    name = await initialize(manager, number, args)
+    tensor = torch.zeros(1, device="cuda:0" if args.backend.startswith("nccl") else "cpu")
+    count = 0
+    try:
+        while True:
+            await manager.communicator.recv(tensor, 1, name)
+            count += 1
+            print(f"received {tensor.item():g} from {name}", flush=True)
+    except BrokenWorldException as error:
+        print(f"{error} (after {count} tensors)", flush=True)
+    return count
+
+
+async def work(manager: WorldManager, args: argparse.Namespace) -> None:
+    """Send 1, 2, 3, ... to the leader."""
+    name = await initialize(manager, args.rank, args)
+    tensor = torch.zeros(1, device=f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu")
+    for number in range(1, args.count + 1):
+        tensor.fill_(number)
+        await manager.communicator.send(tensor, 0, name)
+        print(f"rank {args.rank} sent {number}", flush=True)
+        await asyncio.sleep(args.pause)
+
+
+async def main(args: argparse.Namespace) -> None:
+    """Be the leader, or one of the workers."""
+    manager = WorldManager()
+    if args.rank == 0:
+        counts = await asyncio.gather(*(lead(manager, number, args) for number in WORLDS))
+        print(f"no world is left; {sum(counts)} tensors came", flush=True)
+    else:
+        await work(manager, args)
+    manager.cleanup()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--addr", default="127.0.0.1", help="of the leader")
+    parser.add_argument("--port", type=int, default=29500, help="the worlds use the next two ports")
+    parser.add_argument("--rank", type=int, choices=(0, 1, 2), required=True)
+    parser.add_argument("--count", type=int, default=60, help="how many tensors a worker sends")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between them")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process as a crash would
+    print(f"pid {os.getpid()}", flush=True)
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except MultiworldError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""A ResNet-18 and images for it."""

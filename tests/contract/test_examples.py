@@ -1,0 +1,370 @@
+"""The examples, run as a user runs them: programs with their own processes, killed where they say "kill one"."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from worldkit import free_port
+
+pytestmark = pytest.mark.everyday
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PATIENCE = 180.0  # seconds; five processes load torch on a machine that may be busy
+MARK = "M8D_TEST_EXAMPLE"
+
+# Makes the terminal on its standard input the controlling one, so that Ctrl-C is a signal, and becomes the program.
+LEAD_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+class Program:
+    """A running example, its output line by line."""
+
+    def __init__(self, mark: str, script: str, *arguments: object) -> None:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environ = {**os.environ, "PYTHONPATH": path, MARK: mark}
+        # Unbuffered, a line and its end are written one after the other: several processes mix theirs.
+        environ.pop("PYTHONUNBUFFERED", None)
+        self.process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env=environ, start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._fresh: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._fresh.put(line.rstrip("\n"))
+        self._fresh.put(None)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def expect(self, pattern: str, timeout: float = PATIENCE) -> re.Match[str]:
+        """The next line in which `pattern` is found."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {pattern!r} in {timeout} s:\n{self.text}") from None
+            if line is None:
+                raise AssertionError(f"ended before {pattern!r}:\n{self.text}")
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+
+    def finish(self, timeout: float = PATIENCE) -> int:
+        """Wait for its end; returns its exit code. All output is in `lines` then."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        if code is not None:
+            self._reader.join(PATIENCE)
+        while not self._fresh.empty():
+            if (line := self._fresh.get()) is not None:
+                self.lines.append(line)
+        assert code is not None, f"did not end in {timeout} s:\n{self.text}"
+        return code
+
+    def pids(self, count: int) -> dict[int, int]:
+        """The pid that each of `count` processes told, by rank."""
+        found: dict[int, int] = {}
+        while len(found) < count:
+            told = self.expect(r"(?:process|rank) (\d)(?: of \d)?, pid (\d+)")
+            found[int(told[1])] = int(told[2])
+        return found
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def run():
+    """Start examples; afterwards nothing of them may be there any more, even if it was killed."""
+    mark = uuid.uuid4().hex
+    made: list[Program] = []
+
+    def start(script: str, *arguments: object) -> Program:
+        made.append(Program(mark, script, *arguments))
+        return made[-1]
+
+    try:
+        yield start
+        deadline = time.monotonic() + PATIENCE / 2
+        while (left := processes_with(mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"left behind: {left}"
+    finally:
+        for pid in processes_with(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for program in made:
+            program.close()
+
+
+COLLECTIVES = {
+    "all_gather": r"world[12] round 1: rank 2 has \[1.0, 11.0, 21.0\]",
+    "all_reduce": r"world[12] round 1: rank 0 has \[6.0, 6.0\]",
+    "broadcast": r"world[12] round 1: rank 2 has \[11.0, 11.0\]",
+    "gather": r"world[12] round 1: rank 0 has \[1.0, 11.0, 21.0\]",
+    "reduce": r"world[12] round 1: rank 0 has \[2, 0, 1\]",
+    "scatter": r"world[12] round 1: rank 2 has \[201.0, 201.0\]",
+    "send_recv": r"world[12] round 1: rank 0 has \[4\]",
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives(run, name):
+    program = run(f"{name}.py", "--rounds", 2, "--pause", 0.05)
+    assert program.finish() == 0, program.text
+    seen = {found[0].split()[0] for found in re.finditer(COLLECTIVES[name], program.text)}
+    assert seen == {"world1", "world2"}, program.text
+    assert "[0] done: world1 ok, world2 ok" in program.text
+    assert "Traceback" not in program.text
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
+def test_a_kill_in_one_world_leaves_the_other(run, name):
+    program = run(f"{name}.py", "--rounds", 30, "--pause", 0.2)
+    pids = program.pids(5)
+    program.expect(r"\[0\] world2 round 2")
+    os.kill(pids[4], signal.SIGKILL)
+    assert program.finish() == 0, program.text
+    assert re.search(r"^\[0\] world2 broken: .*", program.text, re.MULTILINE), program.text
+    assert re.search(r"^\[3\] world2 broken: .*", program.text, re.MULTILINE), program.text
+    assert "[0] done: world1 ok, world2 crashed" in program.text
+    assert "[1] done: world1 ok" in program.text
+    assert "[0] world1 round 29" in program.text
+    assert "[start] process 4 was killed by signal 9" in program.text
+    assert "Traceback" not in program.text
+
+
+def test_multiworld_asyncio_in_three_terminals(run):
+    port = free_port(further=2)
+    common = ("--backend", "gloo", "--addr", "127.0.0.1", "--port", port)
+    leader, first, second = (
+        run("multiworld_asyncio.py", *common, "--rank", rank, "--count", count, "--pause", 0.05)
+        for rank, count in ((0, 0), (1, 100), (2, 1000))
+    )
+    leader.expect("received 3 from world2")
+    second.kill()
+    leader.expect(r"^world2 broken: ")
+    leader.expect("received 90 from world1")
+    leader.expect(r"^world1 broken: .* \(after \d+ tensors\)")
+    assert leader.finish() == 0, leader.text
+    assert first.finish() == 0, first.text
+    assert second.finish() == -signal.SIGKILL
+    assert "Traceback" not in leader.text + first.text
+
+
+def test_single_world_everyone_stops(run):
+    program = run("single_world.py", "--worldsize", 3, "--count", 1000, "--pause", 0.05)
+    pids = program.pids(3)
+    program.expect("rank 0 received 1 from rank 2")
+    os.kill(pids[2], signal.SIGKILL)
+    assert program.finish() == 9
+    assert "rank 0 stops: " in program.text
+    assert "rank 1 stops: " in program.text
+    assert "exit codes: [1, 1, -9]" in program.text
+
+
+def test_single_world_on_several_hosts(run):
+    common = (
+        "--multihost",
+        "--worldsize",
+        2,
+        "--addr",
+        "127.0.0.1",
+        "--port",
+        free_port(),
+        "--count",
+        3,
+        "--pause",
+        0,
+    )
+    ranks = [
+        run("single_world.py", *common, "--nccl_async_error_handle_cleanup", "--rank", rank)
+        for rank in (0, 1)
+    ]
+    assert [rank.finish() for rank in ranks] == [0, 0], ranks[0].text
+    assert "rank 0 received 2 from rank 1" in ranks[0].text
+
+
+def test_resnet_loses_no_image(run):
+    program = run("resnet_serving.py", "--images", 60)
+    assert program.finish() == 0, program.text
+    assert "crashed: worker1 broken: " in program.text
+    assert "worker1 is here, generation 2" in program.text
+    for phase, workers in (("before", 2), ("during", 1), ("after", 2)):
+        assert re.search(rf"{phase} +{workers} workers +[\d.]+ images/s", program.text), program.text
+    told = re.search(r"(\d+) images, (\d+) sent again, (\d+) not done exactly once", program.text)
+    assert told is not None, program.text
+    assert int(told[1]) >= 180
+    assert told[3] == "0"
+    assert re.search(r"[1-9]\d* batches compared with the model here: 0 differ", program.text), program.text
+    assert "Traceback" not in program.text
+
+
+def test_resnet_in_terminals_with_a_folder(run, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is optional")
+    for number in range(3):
+        image.new("RGB", (40, 30), (80 * number, 10, 200)).save(tmp_path / f"{number}.png")
+    common = ("--port", free_port(), "--workers", 1, "--images", 12, "--folder", tmp_path)
+    leader, worker = (run("resnet_serving.py", *common, "--rank", rank) for rank in (0, 1))
+    assert leader.finish() == 0, leader.text
+    assert worker.finish() == 0, worker.text
+    assert "0 differ" in leader.text
+
+
+def test_resnet_says_what_is_missing(run, tmp_path):
+    program = run("resnet_serving.py", "--folder", tmp_path)
+    assert program.finish() == 1
+    assert "no image in" in program.text
+    assert "Traceback" not in program.text
+
+
+def test_ddp_in_two_worlds(run):
+    program = run("ddp_two_worlds.py")
+    assert program.finish() == 0, program.text
+    assert "[0] done: sum ok, difference ok" in program.text
+    assert len(re.findall("weights the same on both", program.text)) == 4
+    assert "Traceback" not in program.text
+
+
+def test_ddp_loses_a_partner(run):
+    program = run("ddp_two_worlds.py", "--pause", 0.03)
+    pids = program.pids(3)
+    program.expect(r"\[0\] difference step 50")
+    os.kill(pids[2], signal.SIGKILL)
+    assert program.finish() == 0, program.text
+    assert "[0] difference broken: " in program.text
+    assert "[0] done: sum ok, difference broke" in program.text
+    assert "[1] done: sum ok" in program.text
+    assert "Traceback" not in program.text
+
+
+def test_rl_gets_a_new_engine(run):
+    program = run("rl_weight_sync.py", "--steps", 60)
+    assert program.finish() == 0, program.text
+    assert "crashed: engine3 broken: " in program.text
+    assert "engine3 is here, generation 2" in program.text
+    assert len(re.findall(r"[12] engines: +\d+ steps/s", program.text)) == 4
+    assert "weights the same" in program.text
+    assert "Traceback" not in program.text
+
+
+def test_the_demo(run):
+    # The demo's second is short for a machine that others share: a stall of a healthy worker is a hang too.
+    program = run("demo.py", "--pause", 1, "--hang-timeout", 4)
+    assert program.finish() == 0, program.text
+    assert re.search(r"w2 broke: crashed, rank 1, [\d.]+ ms after SIGKILL", program.text), program.text
+    assert re.search(r"w3 broke: hung, rank 1, [\d.]+ ms after SIGSTOP", program.text), program.text
+    assert re.search(r"went on: w1 \d+ messages/s, w3 \d+ messages/s, w4 \d+ messages/s", program.text)
+    assert re.search(r"went on: w1 \d+ messages/s, w4 \d+ messages/s", program.text)
+    assert "w2 is active, generation 2" in program.text
+    assert "w3 is active, generation 2" in program.text
+    assert "messages, none wrong; every process ended by itself" in program.text
+    assert "Traceback" not in program.text
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_demo_can_be_stopped(run, how):
+    program = run("demo.py", "--pause", 30)
+    program.expect("w4 is active|w3 is active")
+    program.process.send_signal(how)
+    assert program.finish() == (130 if how != signal.SIGKILL else -9)
+    assert "Traceback" not in program.text
+
+
+def test_the_demo_on_a_terminal():
+    """Live, with rich; Ctrl-C is typed, and every process is gone."""
+    pytest.importorskip("rich", reason="the live screen needs rich")
+    mark, (ours, theirs) = uuid.uuid4().hex, os.openpty()
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", MARK: mark}
+    with os.fdopen(theirs, "r+b", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LEAD_TERMINAL, str(EXAMPLES / "demo.py"), "--pause", "60"],
+            stdin=terminal, stdout=terminal, stderr=terminal, env=environ, start_new_session=True,
+        )  # fmt: skip
+    seen, deadline = b"", time.monotonic() + PATIENCE
+    try:
+        while b"is active, generation 1" not in seen and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                seen += os.read(ours, 65536)
+        assert b"messages/s" in seen
+        os.write(ours, b"\x03")
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):  # the terminal's other end closed
+                    seen += os.read(ours, 65536)
+        assert process.poll() == 130
+        assert b"Traceback" not in seen
+        assert processes_with(mark) == []
+    finally:
+        for pid in processes_with(mark):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(PATIENCE)
+        os.close(ours)
+
+
+def test_ctrl_c_is_quiet(run):
+    program = run("all_reduce.py", "--rounds", 1000)
+    program.expect(r"\[0\] world2 round 2")
+    os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+    assert program.finish() == 130
+    assert "Traceback" not in program.text
+    assert "KeyboardInterrupt" not in program.text
+
+
+def test_every_example_is_explained():
+    told = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    programs = [path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")]
+    assert programs
+    assert [name for name in programs if f"]({name})" not in told] == []
+
+
+def test_examples_are_short():
+    for path in EXAMPLES.rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 170, path

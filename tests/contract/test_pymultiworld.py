@@ -1,0 +1,272 @@
+"""Programs as they are written for pymultiworld 0.2.x, unchanged: its names, signatures and habits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from queue import Queue
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from multiworld.communicator import BrokenWorldException, WorldCommunicator
+from multiworld.errors import UnknownWorldError
+from multiworld.manager import WorldManager
+from multiworld.watchdog import WatchDog
+
+PATIENCE = 60
+
+
+def port_of(me):
+    return int(me.store.rpartition(":")[2])
+
+
+# -- a leader in two worlds, with a worker each ---------------------------------------------------------------------
+
+
+async def worker(me, world_name):
+    world_manager = WorldManager()
+    await world_manager.initialize_world(
+        world_name, 1, 2, backend="gloo", addr="127.0.0.1", port=port_of(me), timeout=PATIENCE
+    )
+    world_communicator = world_manager.communicator
+    step = 0
+    while True:
+        tensor = torch.full((3,), float(step))
+        try:
+            await world_communicator.send(tensor, 0, world_name)
+        except BrokenWorldException as e:
+            me.emit("broken", text=str(e))
+            break
+        me.emit("sent", step=step)
+        step += 1
+        await asyncio.sleep(0.02)
+    world_manager.cleanup()
+
+
+async def leader(me):
+    world_manager = WorldManager(enable_monitor=True)
+    for world_name in ("world1", "world2"):
+        await world_manager.initialize_world(
+            world_name, 0, 2, "gloo", "127.0.0.1", port_of(me), PATIENCE, torch.device("cpu")
+        )
+    world_communicator = world_manager.communicator
+    received = {"world1": 0, "world2": 0}
+
+    async def receive(world_name, limit):
+        tensor = torch.zeros(3)
+        try:
+            while received[world_name] < limit:
+                await world_communicator.recv(tensor, 1, world_name)
+                assert tensor.tolist() == [float(received[world_name])] * 3
+                received[world_name] += 1
+                if received[world_name] == 5:
+                    me.emit("five", world=world_name)
+        except BrokenWorldException as e:
+            me.emit("broken", world=world_name, text=str(e), now=world_communicator.is_broken(world_name))
+            world_manager.remove_world(world_name)
+
+    second = asyncio.create_task(receive("world2", 10**9))
+    first = asyncio.create_task(receive("world1", 10**9))
+    await second
+    before = received["world1"]
+    while received["world1"] < before + 20:  # noqa: ASYNC110  (the other one goes on)
+        await asyncio.sleep(0.01)
+    assert not world_communicator.is_broken("world1")
+
+    # The task that sent to it notices, too, and removes it again: pymultiworld does not mind.
+    try:
+        await world_communicator.send(torch.zeros(3), 1, "world2")
+    except BrokenWorldException:
+        world_manager.remove_world("world2")
+
+    # The name of a broken world is used again.
+    me.emit("again")
+    received["world2"] = 0
+    await world_manager.initialize_world("world2", 0, 2, addr="127.0.0.1", port=port_of(me))
+    assert not world_communicator.is_broken("world2")
+    await receive("world2", 10)
+    world_manager.cleanup()
+    me.emit("cleaned")
+    await first
+    assert world_communicator.is_broken("world1")
+    with pytest.raises(BrokenWorldException):
+        await world_communicator.recv(torch.zeros(3), 1, "world1")
+
+
+def run_leader(me):
+    asyncio.run(leader(me))
+
+
+def run_worker(me, world_name):
+    asyncio.run(worker(me, world_name))
+
+
+def test_a_leader_goes_on_without_a_worker_and_takes_another(cast):
+    hub = cast.start(run_leader)
+    one = cast.start(run_worker, 1, world_name="world1")
+    two = cast.start(run_worker, 1, world_name="world2")
+    hub.expect("five")
+    hub.expect("five")
+    two.kill()
+    broken = hub.expect("broken")
+    assert (broken.world, broken.now) == ("world2", True)
+    assert broken.text.startswith("world2 broken: ")
+    hub.expect("again")
+    again = cast.start(run_worker, 1, world_name="world2")
+    hub.expect("cleaned")
+    assert one.expect("broken").text.startswith("world1 broken: ")
+    assert again.expect("broken").text.startswith("world2 broken: ")
+    assert [hub.finish(), one.finish(), again.finish()] == [0, 0, 0]
+
+
+# -- all operations -------------------------------------------------------------------------------------------------
+
+
+async def operations(me, size):
+    rank = me.rank
+    world_manager = WorldManager()
+    names = [f"world{i}" for i in range(2)]
+    await asyncio.gather(
+        *(
+            world_manager.initialize_world(
+                name, rank, size, addr="127.0.0.1", port=port_of(me), timeout=PATIENCE
+            )
+            for name in names
+        )
+    )
+    comm = world_manager.communicator
+    for name in names:
+        t = torch.full((2,), float(rank + 1))
+        await comm.all_reduce(t, dist.ReduceOp.SUM, name)
+        assert t.tolist() == [6.0, 6.0]
+        t = torch.full((2,), float(rank + 1))
+        await comm.all_reduce(tensor=t, op=dist.ReduceOp.MAX, world_name=name)
+        assert t.tolist() == [3.0, 3.0]
+        await comm.all_reduce(torch.ones(1), world_name=name)
+        t = torch.full((2,), float(rank + 1))
+        await comm.reduce(t, 0, dist.ReduceOp.SUM, name)
+        assert rank or t.tolist() == [6.0, 6.0]
+        await comm.reduce(torch.ones(1), dst=1, world_name=name)
+        t = torch.full((2,), float(rank))
+        await comm.broadcast(t, 2, name)
+        assert t.tolist() == [2.0, 2.0]
+        parts = [torch.zeros(1) for _ in range(size)]
+        await comm.all_gather(parts, torch.tensor([float(rank)]), name)
+        assert [part.item() for part in parts] == [0.0, 1.0, 2.0]
+        parts = [torch.zeros(1) for _ in range(size)] if rank == 1 else None
+        await comm.gather(torch.tensor([float(rank)]), parts, 1, name)
+        assert parts is None or [part.item() for part in parts] == [0.0, 1.0, 2.0]
+        parts = [torch.zeros(1) for _ in range(size)] if rank == 0 else []
+        await comm.gather(torch.tensor([float(rank)]), gather_list=parts, world_name=name)
+        t = torch.zeros(1)
+        await comm.scatter(t, [torch.tensor([float(i)]) for i in range(size)] if rank == 0 else None, 0, name)
+        assert t.item() == rank
+        if rank == 0:
+            await comm.send(torch.tensor([4.0]), 1, name)
+        elif rank == 1:
+            await comm.recv(tensor=t, src=0, world_name=name)
+            assert t.item() == 4.0
+    assert [comm.is_broken(name) for name in (*names, "no world")] == [False, False, True]
+    with pytest.raises(ValueError, match="already exists"):
+        await world_manager.initialize_world(names[0], rank, size, addr="127.0.0.1", port=port_of(me))
+    with pytest.raises(ValueError, match="does not exist"):
+        world_manager.remove_world("no world")
+    for kind in (BrokenWorldException, UnknownWorldError):
+        with pytest.raises(kind, match=r"no world.*world0, world1"):
+            await comm.recv(torch.zeros(1), 0, "no world")
+    with pytest.raises(ValueError, match="port"):
+        await world_manager.initialize_world("new", rank, size)
+    for name in names:  # nobody leaves before the others have looked
+        await comm.all_reduce(torch.ones(1), world_name=name)
+    began = time.monotonic()
+    world_manager.cleanup()
+    world_manager.cleanup()
+    assert time.monotonic() - began < PATIENCE / 2
+    assert [comm.is_broken(name) for name in names] == [True, True]
+
+
+def run_operations(me, size):
+    asyncio.run(operations(me, size))
+
+
+def test_all_eight_operations_in_two_worlds(cast):
+    members = cast.all(run_operations, 3)
+    assert [member.finish() for member in members] == [0, 0, 0]
+
+
+# -- the watchdog ---------------------------------------------------------------------------------------------------
+
+
+async def watching(me, size):
+    event_q, action_q = Queue(), asyncio.Queue(1)
+    watchdog = WatchDog(event_q, action_q)
+    world_manager = WorldManager(enable_monitor=False)
+    names = ["world1", "world2", "world3"]
+    for name in names:
+        await world_manager.initialize_world(name, me.rank, size, addr="127.0.0.1", port=port_of(me))
+    me.emit("ready")
+    if me.rank == 1:
+        await asyncio.sleep(60)
+    while not all(world_manager.communicator.is_broken(name) for name in names):  # noqa: ASYNC110  (as programs do)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # the queue is full, and nobody reads it yet
+    heard = {await asyncio.wait_for(action_q.get(), PATIENCE) for _ in names}
+    assert heard == set(names)
+    for name in names:
+        world_manager.remove_world(name)
+    watchdog.close()
+    world_manager.cleanup()
+
+
+def run_watching(me, size):
+    asyncio.run(watching(me, size))
+
+
+def test_its_watchdog_tells_which_worlds_broke(cast):
+    one, victim = cast.all(run_watching, 2)
+    one.expect("ready")
+    victim.expect("ready")
+    victim.kill()
+    assert one.finish() == 0
+
+
+# -- signatures -----------------------------------------------------------------------------------------------------
+
+SIGNATURES = {
+    WorldManager.__init__: "self enable_monitor=True",
+    WorldManager.cleanup: "self",
+    WorldManager.initialize_world: (
+        "self world_name rank world_size backend='gloo' addr='127.0.0.1' port=-1 timeout=30 device=None"
+    ),
+    WorldManager.add_world: "self world_name backend",
+    WorldManager.remove_world: "self world_name",
+    WatchDog.__init__: "self event_q action_q",
+    WorldCommunicator.is_broken: "self world_name",
+    WorldCommunicator.send: "self tensor dst world_name=''",
+    WorldCommunicator.recv: "self tensor src world_name=''",
+    WorldCommunicator.broadcast: "self tensor src world_name=''",
+    WorldCommunicator.all_reduce: "self tensor op=None world_name=''",
+    WorldCommunicator.reduce: "self tensor dst op=None world_name=''",
+    WorldCommunicator.all_gather: "self tensors tensor world_name=''",
+    WorldCommunicator.gather: "self tensor gather_list=None dst=0 world_name=''",
+    WorldCommunicator.scatter: "self tensor scatter_list=None src=0 world_name=''",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_the_signatures_are_pymultiworlds(function):
+    # op=None is SUM and device=None the CPU, as there, without loading torch to say so.
+    shown = [
+        name if each.default is each.empty else f"{name}={each.default!r}"
+        for name, each in inspect.signature(function).parameters.items()
+    ]
+    assert " ".join(shown) == SIGNATURES[function]
+
+
+def test_the_exception_is_built_as_there():
+    assert str(BrokenWorldException("world1", "gone")) == "world1 broken: gone"
+    with pytest.raises(BrokenWorldException, match="world1 broken: gone"):
+        raise BrokenWorldException("world1", "gone")

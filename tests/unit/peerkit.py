@@ -1,0 +1,185 @@
+"""Whole groups of processes without a process: several `Peers`, a network and a clock, all in the test's hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from multiworld._core.actions import Broke, Dial, Drop, Ready, Refusal, Send
+from multiworld._core.detector import Ending, Probe
+from multiworld._core.peers import Peers
+from multiworld._core.roster import Endpoint, Member, Roster
+from multiworld._core.wire import Parser, encode
+
+TOKEN = b"0123456789abcdef"
+
+
+def process(number: int) -> str:
+    return f"{number:032x}"
+
+
+def rosters(name="w", processes=(1, 2), *, generation=1, token=TOKEN, hang=5.0, hangs=None) -> list[Roster]:
+    members = tuple(
+        Member(rank, process(number), Endpoint("127.0.0.1", number), 1000 + number, f"host{number}")
+        for rank, number in enumerate(processes)
+    )
+    return [
+        Roster(name, generation, rank, members, token, hangs[rank] if hangs else hang)
+        for rank in range(len(members))
+    ]
+
+
+class Node:
+    """One process: its decisions, and what came of them."""
+
+    def __init__(self, net: Net, number: int) -> None:
+        self.net = net
+        self.number = number
+        counter = itertools.count()
+
+        def nonce() -> bytes:
+            return f"{number:08d}{next(counter):08d}".encode()
+
+        self.peers = Peers(process(number), nonce=nonce, channel=net.channel)
+        self.listening = True
+        self.alive = True
+        self.stopped = False
+        self.ready: list[tuple[str, int]] = []
+        self.broken: dict[tuple[str, int], object] = {}
+        self.refused: list[Refusal] = []
+
+    def add(self, roster: Roster) -> None:
+        self.peers.add(roster, self.net.now)
+        self.act()
+
+    def remove(self, world, *, goodbye=True) -> None:
+        self.peers.remove(world, goodbye=goodbye, now=self.net.now)
+        self.act()
+
+    def settle(self, probes=None) -> None:
+        self.peers.settle(self.net.now, probes or {})
+        self.act()
+
+    def act(self) -> None:
+        for action in self.peers.take():
+            if isinstance(action, Send):
+                self.net.send(self, action)
+            elif isinstance(action, Dial):
+                self.net.dial(self, action)
+            elif isinstance(action, Drop):
+                self.net.drop(self, action)
+            elif isinstance(action, Ready):
+                self.ready.append(action.world)
+            elif isinstance(action, Broke):
+                assert action.world not in self.broken, "a second verdict"
+                self.broken[action.world] = action.breakage
+            else:
+                self.refused.append(action)
+
+
+class Net:
+    """Reliable, ordered connections; what is under way is delivered when the test says so."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.now = 100.0
+        self.channel = itertools.count(1).__next__
+        self.nodes = {number: Node(self, number) for number in numbers}
+        self.other: dict[int, tuple[Node, int]] = {}  # channel -> the far end
+        self.owner: dict[int, Node] = {}
+        self.queues: dict[int, deque] = {}  # by the channel that receives
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def dial(self, node: Node, action: Dial) -> None:
+        target = self.nodes.get(action.endpoint.port)
+        queue = self.queues[action.channel] = deque()
+        self.owner[action.channel] = node
+        if target is None or not target.listening or not target.alive:
+            queue.append(("refused", None))
+            return
+        far = self.channel()
+        self.other[action.channel], self.other[far] = (target, far), (node, action.channel)
+        self.owner[far] = target
+        self.queues[far] = deque([("accepted", None)])
+        queue.append(("connected", None))
+
+    def send(self, node: Node, action: Send) -> None:
+        far = self.other.get(action.channel, (None, 0))[1]
+        if far in self.queues and self.owner.get(action.channel) is node:
+            self.queues[far].append(("bytes", encode(action.frame)))
+
+    def drop(self, node: Node, action: Drop) -> None:
+        if self.owner.get(action.channel) is not node:
+            return
+        self.queues.pop(action.channel, None)
+        del self.owner[action.channel]
+        if action.channel in self.other:
+            far = self.other.pop(action.channel)[1]
+            if far in self.queues:
+                self.queues[far].append(("closed", Ending.LOST))
+
+    def crash(self, number: int) -> None:
+        node = self.nodes[number]
+        node.alive = False
+        for channel in [each for each, owner in self.owner.items() if owner is node]:
+            self.drop(node, Drop(channel, orderly=False))
+
+    def busy(self) -> list[int]:
+        return [
+            channel
+            for channel, queue in self.queues.items()
+            if queue and self.owner[channel].alive and not self.owner[channel].stopped
+        ]
+
+    def deliver(self, channel: int) -> None:
+        """Hand one thing to its receiver, and let the receiver judge."""
+        kind, value = self.queues[channel].popleft()
+        node = self.owner[channel]
+        if kind == "bytes":
+            parser = Parser()
+            frames = parser.feed(value)
+            node.peers.received(channel, frames, self.now, error=parser.error)
+        elif kind == "accepted":
+            node.peers.accepted(channel, self.now)
+        elif kind == "connected":
+            node.peers.connected(channel, self.now)
+        else:
+            del self.queues[channel], self.owner[channel]
+            self.other.pop(channel, None)
+            ending = value if kind == "closed" else Ending.DEAD
+            node.peers.closed(channel, ending, self.now, refused=kind == "refused")
+        node.settle()
+
+    def run(self, pick=None) -> None:
+        """Deliver everything that is under way, in any order that the connections allow."""
+        while busy := self.busy():
+            self.deliver(pick(busy) if pick else busy[0])
+
+    def pass_time(self, seconds: float, *, step=0.1, probes=None, pick=None) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += step
+            for node in self.nodes.values():
+                if node.alive and not node.stopped:
+                    node.settle((probes or {}).get(node.number))
+            self.run(pick)
+
+    def join(self, group, pick=None) -> None:
+        """Attach a world everywhere and see that it worked."""
+        for roster in group:
+            self[int(roster.members[roster.rank].process, 16)].add(roster)
+        self.settle_all()
+        self.run(pick)
+        for roster in group:
+            node = self[int(roster.members[roster.rank].process, 16)]
+            assert (roster.key, roster.rank) in node.ready
+
+    def settle_all(self) -> None:
+        for node in self.nodes.values():
+            if node.alive and not node.stopped:
+                node.settle()
+
+
+ANSWERS = Probe(unacknowledged=False, last_ack=0.1)
+SILENT_HOST = Probe(unacknowledged=True, last_ack=100.0)

@@ -1,0 +1,222 @@
+"""Waiting for an operation on the GPU, its end, and the order in which a world is over; with works that are fakes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from multiworld._c10d import faults, inflight, nccl  # noqa: E402  (torch may be missing)
+from multiworld._c10d.inflight import Traffic, failure_of  # noqa: E402
+
+Error = inflight._DistBackendError
+
+
+class Future:
+    def __init__(self, result=None):
+        self.result = result
+
+    def done(self):
+        return self.result is not None
+
+    def value(self):
+        return self.result
+
+
+class Work:
+    """What torch's works answer, scripted."""
+
+    def __init__(self, *, after=0, result=0, error=None):
+        self.asked, self.after, self.result, self.error = 0, after, result, error
+
+    def is_completed(self):
+        self.asked += 1
+        return self.asked > self.after
+
+    def get_future_result(self):
+        return Future(self.result)
+
+    def exception(self):
+        if isinstance(self.error, TypeError):
+            raise self.error
+        return self.error
+
+
+@pytest.fixture(autouse=True)
+def plain_works(monkeypatch):
+    monkeypatch.setattr(inflight, "_is_completed", Work.is_completed)
+
+
+def traffic(**more):
+    return Traffic(
+        timeout=more.pop("timeout", 30.0), device=torch.device("cuda", 0), torch_aborts=False, **more
+    )
+
+
+def test_a_work_is_asked_until_it_has_ended():
+    work = Work(after=40)
+    traffic().finish(work)
+    assert work.asked == 41
+
+
+@pytest.mark.parametrize(
+    ("work", "text"),
+    [
+        (Work(result=2, error=RuntimeError("ncclRemoteError: gone")), "ncclRemoteError: gone"),
+        (Work(result=1, error=TypeError("cannot be converted")), "it timed out"),
+        (Work(result=2, error=TypeError("cannot be converted")), "its communicator failed"),
+    ],
+)
+def test_a_failure_is_told_in_words_that_are_a_transport_fault(work, text):
+    with pytest.raises(Error, match=text) as told:
+        traffic().finish(work)
+    assert faults.classify(told.value) is not None
+
+
+def test_works_of_versions_that_keep_no_outcome_are_asked_for_their_exception():
+    class Old:
+        def exception(self):
+            return RuntimeError("old")
+
+    assert failure_of(Old()) == "old"
+    assert failure_of(Work(result=None, error=RuntimeError("not asked"))) is None
+
+
+def test_an_operation_that_takes_too_long_is_a_timeout():
+    with pytest.raises(Error) as told:
+        traffic().finish(Work(after=1 << 60), timeout=0.05)
+    fault = faults.classify(told.value)
+    assert fault is not None
+    assert fault.timeout
+
+
+def test_who_waits_is_woken_when_the_world_is_over_and_the_abort_comes_after():
+    here, order = traffic(), []
+    failed: list[BaseException] = []
+
+    def wait():
+        try:
+            here.finish(Work(after=1 << 60))
+        except Error as error:
+            failed.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    here.abort([lambda: order.append("aborted")])
+    waiter.join(20)
+    assert not waiter.is_alive()
+    assert faults.classify(failed[0]) is not None
+    assert here.ended(time.monotonic() + 20)
+    assert order == ["aborted"]
+    with pytest.raises(Error):
+        here.verify()
+
+
+def test_no_abort_begins_while_a_call_is_under_way():
+    here, began = traffic(), threading.Event()
+    with here.call():
+        here.abort([began.set])
+        assert here.over.is_set()
+        assert not began.wait(inflight.QUIET / 5)
+    assert began.wait(20)
+
+
+def test_a_call_that_hangs_does_not_hold_the_abort_up_for_ever(monkeypatch):
+    monkeypatch.setattr(inflight, "QUIET", 0.05)
+    here, began = traffic(), threading.Event()
+    with here.call():
+        here.abort([began.set])
+        assert began.wait(20)
+
+
+def test_an_abort_that_hangs_is_left_behind():
+    here, go = traffic(), threading.Event()
+    here.abort([lambda: go.wait(60) and None])
+    assert not here.ended(time.monotonic() + 0.05)
+    go.set()
+    assert here.ended(time.monotonic() + 20)
+
+
+def test_an_abort_that_fails_is_over():
+    def fail():
+        raise RuntimeError("as told")
+
+    here = traffic()
+    here.abort([fail])
+    assert here.ended(time.monotonic() + 20)
+
+
+def test_a_block_says_that_the_world_ended_in_it_once(monkeypatch):
+    here, settled = traffic(), []
+
+    def settle():
+        settled.append(1)
+        here.verify()
+
+    monkeypatch.setattr(here, "settle", settle)
+    here.block_begins()
+    here.block_ends(failed=False)
+    assert settled == [1]
+    here.block_begins()
+    here.abort([])
+    with pytest.raises(Error):
+        here.block_ends(failed=False)
+    here.block_begins()  # of a world that is over already: nothing can be in flight
+    here.block_ends(failed=False)
+    assert len(settled) == 2
+
+
+def test_a_block_is_silent_where_a_call_in_it_has_raised_or_another_error_leaves_it(monkeypatch):
+    here = traffic()
+    monkeypatch.setattr(here, "settle", here.verify)
+    here.block_begins()
+    here.abort([])
+    here.told()
+    here.block_ends(failed=False)
+    other = traffic()
+    monkeypatch.setattr(other, "settle", other.verify)
+    other.block_begins()
+    other.abort([])
+    other.block_ends(failed=True)
+
+
+class Backend:
+    """Torch's older NCCL, as `close_thread_group` sees it: groups within each other, the outermost of which failed."""
+
+    def __init__(self, depth):
+        self.depth, self.ends = depth, 0
+
+    def _group_end(self):
+        self.ends += 1
+        self.depth -= 1
+        if self.depth <= 0:
+            raise RuntimeError("ncclRemoteError" if self.depth == 0 else "ncclInvalidUsage")
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_the_groups_of_a_thread_are_closed_to_the_last(depth):
+    backend = Backend(depth)
+
+    class Group:
+        def _get_backend(self, _device):
+            return backend
+
+    nccl.close_thread_group(Group(), torch.device("cuda"))
+    assert backend.ends == max(1, depth)
+
+
+def test_operations_are_run_one_by_one_and_the_last_ones_work_is_everybodys():
+    calls = []
+    last = nccl.one_by_one(
+        "allgather_into_tensor_coalesced",
+        lambda *args: calls.append(args) or len(calls),
+        ["a", "b"],
+        ["c", "d"],
+        "opts",
+    )
+    assert calls == [("a", "c", "opts"), ("b", "d", "opts")]
+    assert last == 2
+    assert nccl.one_by_one("allreduce_coalesced", lambda *_: None, []) is None

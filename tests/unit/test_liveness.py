@@ -1,0 +1,339 @@
+"""The watchdog's sockets, against whatever connects to them."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import socket
+import time
+
+import pytest
+
+from multiworld._core.detector import Ending, Probe
+from multiworld._core.roster import Endpoint
+from multiworld._core.wire import Beat, Hello, encode
+from multiworld._net import liveness, tcpinfo
+from multiworld._net.liveness import Accepted, Closed, Connected, Received, Sockets
+from multiworld.errors import MultiworldError
+
+PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
+
+
+class Clock:
+    """A clock in the test's hand, for what the sockets do after some time."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def sockets(request):
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else time.monotonic
+    found = Sockets(itertools.count(1).__next__, clock)
+    yield found
+    found.shut_down()
+
+
+def until(sockets, kind):
+    """Wait for an event of a kind; what came with it is given too."""
+    deadline, events = time.monotonic() + PATIENCE, []
+    while True:
+        events += sockets.wait(0.1)
+        for event in events:
+            if isinstance(event, kind):
+                return event, events
+        assert time.monotonic() < deadline, f"no {kind} among {events}"
+
+
+def gather(sockets, *wanted):
+    """Wait until these events have come; returns all that came, at once afterwards too."""
+    deadline, events = time.monotonic() + PATIENCE, []
+    while not all(each in events for each in wanted):
+        assert time.monotonic() < deadline, f"not all of {wanted} among {events}"
+        events += sockets.wait(0.1)
+    return events + sockets.wait(0.01)
+
+
+def client(endpoint):
+    return socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE)
+
+
+def connected(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    sockets.dial(1000, endpoint)
+    events = []
+    while not {Accepted, Connected} <= {type(event) for event in events}:
+        events += sockets.wait(1.0)
+    return 1000, next(event.channel for event in events if isinstance(event, Accepted))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_frames_go_both_ways(sockets, host):
+    try:
+        endpoint = sockets.listen(host)
+    except MultiworldError:
+        pytest.skip(f"{host} is not there")
+    assert endpoint.port > 0
+    sockets.dial(1000, endpoint)
+    events = []
+    while len(events) < 2:
+        events += sockets.wait(1.0)
+    far = next(event.channel for event in events if isinstance(event, Accepted))
+    sockets.send(1000, Beat(1))
+    sockets.send(far, Beat(2))
+    gather(sockets, Received(far, [Beat(1)], None), Received(1000, [Beat(2)], None))
+    deadline = time.monotonic() + PATIENCE
+    while (probe := sockets.probe(1000)) is None or probe.unacknowledged:
+        assert time.monotonic() < deadline, probe
+        time.sleep(0.01)  # the kernel may wait a moment with its acknowledgement
+    assert isinstance(probe, Probe)
+    assert probe.last_ack < PATIENCE
+
+
+def test_one_listener_per_address_until_the_last_hold(sockets):
+    first, second = sockets.listen("127.0.0.1"), sockets.listen("127.0.0.1")
+    assert first == second
+    assert sockets.hold(first)
+    assert not sockets.hold(Endpoint("127.0.0.1", 1))
+    assert not sockets.hold(Endpoint("127.0.0.9", first.port))
+    sockets.unlisten(Endpoint("127.0.0.1", 1))
+    for held in (True, True, False):
+        assert sockets.listening == 1
+        sockets.unlisten(first)
+        assert sockets.listening == held
+    sockets.unlisten(first)
+    with pytest.raises(ConnectionRefusedError):
+        client(first)
+    assert sockets.listen("127.0.0.1").port > 0
+    sockets.unlisten_all()
+    assert sockets.listening == 0
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost", "", "203.0.113.7"])  # noqa: S104  (refused)
+def test_an_address_that_is_not_one_of_this_host_is_refused(sockets, host):
+    with pytest.raises(MultiworldError) as caught:
+        sockets.listen(host)
+    assert host in str(caught.value)
+    assert sockets.listening == 0
+
+
+def test_a_peer_that_goes_is_lost_with_its_last_words_first(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    peer = client(endpoint)
+    accepted, _ = until(sockets, Accepted)
+    peer.sendall(encode(Beat(7)))
+    peer.close()
+    closed, events = until(sockets, Closed)
+    assert closed == Closed(accepted.channel, Ending.LOST, refused=False)
+    assert events.index(Received(accepted.channel, [Beat(7)], None)) < events.index(closed)
+    assert sockets.open == 0
+
+
+def test_a_reset_is_lost_too(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    peer = client(endpoint)
+    until(sockets, Accepted)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    peer.close()
+    assert until(sockets, Closed)[0].ending is Ending.LOST
+
+
+def test_bytes_that_are_no_frame_are_reported_with_the_frames_before_them(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    with client(endpoint) as peer:
+        peer.sendall(encode(Beat(1)) + b"\x16\x03\x01\x02\x00\x01\x00")
+        received, _ = until(sockets, Received)
+        assert received.frames == [Beat(1)]
+        assert "begins with" in received.error
+
+
+def test_a_frame_that_comes_byte_by_byte(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    data = encode(Hello("1" * 32, "2" * 32, b"n" * 16))
+    with client(endpoint) as peer:
+        events = []
+        for byte in data:
+            peer.sendall(bytes([byte]))
+            events += sockets.wait(0.01)
+        hello = Hello("1" * 32, "2" * 32, b"n" * 16)
+        while not [each for each in events if isinstance(each, Received)]:
+            events += sockets.wait(0.1)
+        assert [each.frames for each in events if isinstance(each, Received)] == [[hello]]
+
+
+def test_nobody_listens(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    sockets.unlisten(endpoint)
+    sockets.dial(5, endpoint)
+    assert until(sockets, Closed)[0] == Closed(5, Ending.DEAD, refused=True)
+
+
+@pytest.mark.parametrize("host", ["not-an-address", "255.255.255.255"])
+def test_an_address_that_cannot_be_dialed_is_closed_like_any_other(sockets, host):
+    sockets.dial(5, Endpoint(host, 4))
+    assert until(sockets, Closed)[0] == Closed(5, Ending.DEAD, refused=False)
+    assert sockets.open == 0
+
+
+def test_a_connection_to_oneself_counts_as_refused(sockets, monkeypatch):
+    """Dialing a free local port can meet the very port that the kernel chose for the dialer."""
+    near, _ = connected(sockets)
+    entry = sockets._channels[near]
+
+    class Mirror:
+        def __getattr__(self, name):
+            return getattr(entry_socket, name)
+
+        def getpeername(self):
+            return entry_socket.getsockname()
+
+        def getsockopt(self, *_):
+            return 0
+
+    entry_socket, entry.socket, entry.connecting = entry.socket, Mirror(), True
+    events: list = []
+    sockets._finish_connect(entry, events)
+    assert events == [Closed(near, Ending.DEAD, refused=True)]
+
+
+def test_an_orderly_close_delivers_and_waits_for_the_other_end(sockets):
+    near, far = connected(sockets)
+    sockets.send(near, Beat(9))
+    sockets.close(near, orderly=True)
+    assert sockets.closing == 1
+    sockets.send(near, Beat(10))
+    found = gather(sockets, Received(far, [Beat(9)], None), Closed(far, Ending.LOST, refused=False))
+    deadline = time.monotonic() + PATIENCE
+    while sockets.open:
+        assert time.monotonic() < deadline
+        found += sockets.wait(0.1)
+    assert [event for event in found if event.channel == near] == []
+    assert sockets.closing == 0
+
+
+def test_an_orderly_close_does_not_wait_for_long(sockets, clock):
+    endpoint = sockets.listen("127.0.0.1")
+    with client(endpoint):
+        accepted, _ = until(sockets, Accepted)
+        sockets.close(accepted.channel, orderly=True)
+        clock.now += 0.2
+        sockets.wait(0)
+        assert sockets.open == 1
+        clock.now += 0.1
+        sockets.wait(0)
+        assert sockets.open == 0
+
+
+def test_closing_and_probing_what_is_gone_is_harmless(sockets):
+    near, far = connected(sockets)
+    for channel in (near, far, 77):
+        sockets.close(channel, orderly=False)
+        sockets.close(channel, orderly=False)
+        sockets.send(channel, Beat(1))
+        assert sockets.probe(channel) is None
+    assert sockets.open == 0
+    sockets.dial(9, sockets.listen("127.0.0.1"))
+    sockets.close(9, orderly=True)
+    assert sockets.open == 0
+
+
+def test_a_peer_that_never_reads_is_given_up_and_beats_do_not_pile_up(sockets, monkeypatch):
+    endpoint = sockets.listen("127.0.0.1")
+    with client(endpoint):
+        accepted, _ = until(sockets, Accepted)
+        entry = sockets._channels[accepted.channel]
+        entry.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        while not entry.unsent:
+            sockets.send(accepted.channel, Beat(1))
+        waiting = len(entry.unsent)
+        sockets.send(accepted.channel, Beat(2), droppable=True)
+        assert len(entry.unsent) == waiting
+        monkeypatch.setattr(liveness, "_UNSENT", 100)
+        while entry.error is None:
+            sockets.send(accepted.channel, Beat(1))
+        assert until(sockets, Closed)[0].ending is Ending.STUCK
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN])
+def test_an_error_that_the_kernel_gives_for_a_dead_path_is_dead(sockets, code):
+    near, _ = connected(sockets)
+    entry = sockets._channels[near]
+    real = entry.socket
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def send(self, _):
+            raise OSError(code, os.strerror(code))
+
+    entry.socket = Failing()
+    sockets.send(near, Beat(1))
+    closed = Closed(near, Ending.DEAD, refused=False)
+    assert gather(sockets, closed).count(closed) == 1
+
+
+def test_what_is_sent_before_the_connection_is_there_goes_with_it(sockets):
+    endpoint = sockets.listen("127.0.0.1")
+    sockets.dial(5, endpoint)
+    sockets.send(5, Beat(3))
+    received, _ = until(sockets, Received)
+    assert received.frames == [Beat(3)]
+
+
+def test_without_descriptors_accepting_pauses_instead_of_spinning(sockets, clock):
+    endpoint = sockets.listen("127.0.0.1")
+    listener = sockets._listeners["127.0.0.1"]
+    real = listener.socket
+
+    class Empty:
+        calls = 0
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def accept(self):
+            Empty.calls += 1
+            raise OSError(errno.EMFILE, "no more")
+
+    listener.socket = Empty()
+    with client(endpoint):
+        for _ in range(5):
+            clock.now += 0.01
+            sockets.wait(0)
+        assert Empty.calls == 1
+        listener.socket = real
+        clock.now += 0.1
+        until(sockets, Accepted)
+    sockets._pause()
+    sockets.unlisten(endpoint)
+    clock.now += 1.0
+    sockets.wait(0)  # raises if it takes the closed listener up again
+
+
+def test_waking_ends_a_wait(sockets):
+    sockets.wake()
+    began = time.monotonic()
+    assert sockets.wait(2 * PATIENCE) == []
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_a_kernel_that_says_nothing_gives_no_probe():
+    near, far = socket.socketpair()
+    with near, far:
+        assert tcpinfo.probe(near) is None
+
+
+def test_waking_after_the_end_is_harmless():
+    sockets = Sockets(itertools.count(1).__next__)
+    sockets.listen("127.0.0.1")
+    sockets.abandon()
+    sockets.wake()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from multiworld._core.raising import raise_instead
+
+
+class Work:
+    """Something an operation worked on."""
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_an_error_that_stands_is_raised_as_it_is(same):
+    error = ValueError("as it was")
+    with pytest.raises(ValueError, match="as it was") as raised:
+        raise_instead(error, error if same else None)
+    assert raised.value is error
+    assert raised.value.__cause__ is None
+
+
+def test_the_other_is_raised_with_the_error_as_its_cause():
+    error, other = ValueError("torch's"), KeyError("ours")
+    with pytest.raises(KeyError) as raised:
+        raise_instead(error, other)
+    assert raised.value is other
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "translate", [lambda error: KeyError(str(error)), lambda error: error, lambda error: None]
+)
+def test_nothing_is_held_once_the_exception_is_gone(translate):
+    def operation():
+        work = Work()
+        kept.append(weakref.ref(work))
+        raise ValueError("failed")
+
+    kept: list[weakref.ref[Work]] = []
+    gc.disable()  # what only the collector frees counts as held
+    try:
+        try:
+            try:
+                operation()
+            except ValueError as error:
+                raise_instead(error, translate(error))
+        except (KeyError, ValueError):
+            held = kept[0]() is not None
+        assert held, "the traceback holds it as long as the exception is there"
+        assert kept[0]() is None
+    finally:
+        gc.enable()

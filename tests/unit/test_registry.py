@@ -1,0 +1,93 @@
+"""Names to worlds: who may take one, and who holds it afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiworld.errors import InvalidJoinError, StaleGenerationError
+from multiworld.events import State
+from multiworld.registry import Registry
+
+
+class FakeWorld:
+    def __init__(self, state=State.ACTIVE, generation=1):
+        self.name, self.state, self.generation, self.rank = "w", state, generation, 0
+        self._gen = self
+        self.closed_with = None
+
+    def close(self, timeout):
+        self.closed_with = timeout
+        self.state = State.CLOSED
+
+
+def holding(world):
+    registry = Registry()
+    registry.reserve("w")
+    registry.settle("w", world, world.generation, 0)
+    return registry
+
+
+def test_a_name_is_joined_once_at_a_time():
+    registry = Registry()
+    assert registry.reserve("w") is None
+    with pytest.raises(InvalidJoinError, match="being joined"):
+        registry.reserve("w")
+    registry.reserve("other")
+    registry.settle("w", None)
+    assert registry.reserve("w") is None
+    assert registry.worlds() == {}
+
+
+def test_an_active_world_keeps_its_name():
+    world = FakeWorld()
+    registry = holding(world)
+    for held in (None, world):
+        with pytest.raises(InvalidJoinError, match="generation 1, rank 0"):
+            registry.reserve("w", held)
+    assert registry.worlds() == {"w": world}
+    assert registry.last("w") == (1, 0)
+    assert registry.last("x") == (0, -1)
+
+
+def test_a_broken_world_gives_way_to_a_new_handle_and_to_itself():
+    world = FakeWorld(State.BROKEN)
+    registry = holding(world)
+    assert registry.reserve("w") is world
+    registry.settle("w", None)
+    assert registry.worlds() == {"w": world}, "the join failed: it is still there, and broken"
+    assert registry.reserve("w", world) is None
+
+
+def test_an_older_handle_does_not_take_the_name():
+    old, new = FakeWorld(State.CLOSED), FakeWorld(State.BROKEN, 2)
+    registry = holding(new)
+    with pytest.raises(StaleGenerationError, match=r"since generation 1.*generation 2"):
+        registry.reserve("w", old)
+    registry.remove("w", old)
+    assert registry.worlds() == {"w": new}
+    registry.remove("w", new)
+    assert registry.reserve("w", old) is None
+
+
+def test_a_world_that_was_closed_while_it_was_joined_is_not_kept():
+    registry = holding(FakeWorld(State.CLOSED, 4))
+    assert registry.worlds() == {}
+    assert registry.last("w") == (4, 0)
+
+
+def test_a_closed_world_is_not_listed():
+    world = FakeWorld()
+    registry = holding(world)
+    world.state = State.CLOSED
+    assert registry.worlds() == {}
+
+
+def test_closing_all_closes_all_and_ending_ends_joining():
+    world = FakeWorld()
+    registry = holding(world)
+    assert registry.close_all(timeout=3.0, ending=False)
+    assert world.closed_with == 3.0
+    registry.reserve("x")
+    assert registry.close_all()
+    with pytest.raises(InvalidJoinError, match="program ends"):
+        registry.reserve("y")

@@ -1,0 +1,52 @@
+"""The library's settings: argument, environment, default; a wrong value is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiworld import settings
+from multiworld.errors import MultiworldError
+from multiworld.settings import Settings, load
+
+
+def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
+    empty = dict.fromkeys(
+        ["M8D_HANG_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH"], " "
+    )
+    assert load({}) == load(empty) == Settings(5.0, 30.0, 5.0, "auto", require_patch=False)
+
+
+def test_every_variable_is_read():
+    env = {
+        "M8D_HANG_TIMEOUT": "0.3", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
+        "M8D_REQUIRE_PATCH": "yes",
+    }  # fmt: skip
+    assert load(env) == Settings(0.3, 7.0, 1.5, "off", require_patch=True)
+    assert all(f"``{name}``" in (settings.__doc__ or "") for name in env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("M8D_HANG_TIMEOUT", "0.29", "at least 0.3"),
+        ("M8D_HANG_TIMEOUT", "nan", "at least 0.3"),
+        ("M8D_JOIN_TIMEOUT", "soon", "number of seconds"),
+        ("M8D_JOIN_TIMEOUT", "inf", "number of seconds"),
+        ("M8D_CLOSE_TIMEOUT", "-1", "at least 0"),
+        ("M8D_SHIM", "maybe", "auto, on, off"),
+        ("M8D_REQUIRE_PATCH", "2", "0 or 1"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_rule(name, value, rule):
+    with pytest.raises(MultiworldError, match=rule) as caught:
+        load({name: value})
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_what_a_user_set_is_kept(monkeypatch):
+    monkeypatch.setenv("M8D_TEST_A", "mine")
+    monkeypatch.delenv("M8D_TEST_B", raising=False)
+    assert settings.set_default_environment({"M8D_TEST_A": "x", "M8D_TEST_B": "y"}) == {"M8D_TEST_B": "y"}
+    assert (settings.environment("M8D_TEST_A"), settings.environment("M8D_TEST_B")) == ("mine", "y")
+    monkeypatch.delenv("M8D_TEST_B")
+    assert settings.environment("M8D_TEST_B") is None

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiworld.errors import InstallError
+from multiworld.shim.diff import apply_diff, parse_diff, reversed_diff
+
+PATH = "torch/distributed/x.py"
+lines = st.lists(
+    st.sampled_from([b"a\n", b"b\n", b"\n", b"-c\r\n", b"+++ d\n", b"\x0c\xff\n", b"@@ e\n"]), max_size=12
+)
+files = st.builds(lambda body, last: b"".join(body) + last, lines, st.sampled_from([b"", b"end", b"\\ no"]))
+
+
+def split(data: bytes) -> list[bytes]:
+    parts = [part + b"\n" for part in data.split(b"\n")]
+    parts[-1] = parts[-1][:-1]
+    return [part for part in parts if part]
+
+
+def diff_of(
+    before: bytes, after: bytes, context: int = 3, old: str = f"a/{PATH}", new: str = f"b/{PATH}"
+) -> bytes:
+    """As git writes it; difflib alone says nothing of a missing last line end."""
+    out = b""
+    for line in difflib.diff_bytes(
+        difflib.unified_diff, split(before), split(after), old.encode(), new.encode(), n=context
+    ):
+        out += line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
+    return out
+
+
+@given(files, files, st.integers(0, 3))
+def test_a_diff_leads_from_one_file_to_the_other_and_back(before, after, context):
+    if before == after:
+        return
+    (diff,) = parse_diff(
+        b"Some words.\n\ndiff --git a/x b/x\nindex 1..2 100644\n" + diff_of(before, after, context)
+    )
+    assert (diff.path, diff.creates, diff.removes) == (PATH, False, False)
+    assert apply_diff(diff, before) == after
+    assert apply_diff(reversed_diff(diff), after) == before
+    with pytest.raises(InstallError, match="not there"):
+        apply_diff(diff, None)
+
+
+@given(files.filter(bool))
+def test_a_new_file_is_made_and_taken_away(after):
+    (diff,) = parse_diff(diff_of(b"", after, old="/dev/null"))
+    assert diff.creates
+    assert apply_diff(diff, None) == after
+    assert apply_diff(reversed_diff(diff), after) is None
+    with pytest.raises(InstallError, match="there already"):
+        apply_diff(diff, b"")
+    with pytest.raises(InstallError):
+        apply_diff(reversed_diff(diff), after + b"\nmore\n")
+
+
+@given(files, files, st.data())
+def test_a_line_too_many_above_is_no_fuzz_but_a_refusal(before, after, data):
+    if before == after:
+        return
+    (diff,) = parse_diff(diff_of(before, after))
+    other = b"shifted\n" + before
+    try:
+        made = apply_diff(diff, other)
+    except InstallError:
+        return
+    # Only where the hunk's old lines stand at the very same numbers by chance.
+    hunk = diff.hunks[0]
+    start = hunk.old_start - 1 if hunk.old else hunk.old_start
+    assert split(other)[start : start + len(hunk.old)] == list(hunk.old)
+    assert made is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "no unified diff"),
+        (b"hello\n", "no unified diff"),
+        (b"@@ -1 +1 @@\n-a\n+b\n", "names of its file"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n", "no hunk"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ what @@\n", "begins with"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,2 +1 @@\n-a\n+b\n", "as many lines"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n a\n+b\n", "counts agree"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n*b\n", "as many lines"),
+        (b"--- a/torch/x.py\n+++ b/torch/y.py\n@@ -1 +1 @@\n-a\n+b\n", "rename"),
+        (b"--- a/torch/x.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "removed"),
+        (b"--- /dev/null\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n", "new file"),
+        (b"--- a/torch/x.cpp\n+++ b/torch/x.cpp\n@@ -1 +1 @@\n-a\n+b\n", "build-torch"),
+        (b"--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-a\n+b\n", "below torch/"),
+        (b"--- a/torch/../x.py\n+++ b/torch/../x.py\n@@ -1 +1 @@\n-a\n+b\n", "below torch/"),
+        (b"--- /etc/torch/x.py\n+++ /etc/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n", "below torch/"),
+        (b"--- a/torch/\xff.py\n+++ b/torch/\xff.py\n@@ -1 +1 @@\n-a\n+b\n", "ASCII"),
+        (b"diff --git a/torch/x.py b/torch/y.py\nrename from torch/x.py\n", "nothing else"),
+        (b"GIT binary patch\n", "nothing else"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n" * 2, "once"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_change_of_python_files_is_refused(text, says):
+    with pytest.raises(InstallError, match=says):
+        parse_diff(text)
+
+
+@pytest.mark.parametrize(
+    ("hunks", "says"),
+    [
+        (b"@@ -2 +2 @@\n-a\n+b\n", "was made against"),
+        (b"@@ -3 +3 @@\n-x\n+b\n", "behind its end"),
+        (b"@@ -9 +9 @@\n-x\n+b\n", "behind its end"),
+        (b"@@ -2 +2 @@\n-b\n+c\n@@ -1 +1 @@\n-a\n+c\n", "out of order"),
+        (b"@@ -1 +2 @@\n-a\n+c\n", "does not lead"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_its_line(hunks, says):
+    (diff,) = parse_diff(b"--- a/torch/x.py\n+++ b/torch/x.py\n" + hunks)
+    with pytest.raises(InstallError, match=says) as caught:
+        apply_diff(diff, b"a\nb\n")
+    assert "nothing was changed" in str(caught.value)
+
+
+def test_timestamps_and_names_without_prefixes_are_read():
+    text = b"--- torch/x.py\t2026-01-01 10:00:00\n+++ torch/x.py\t2026-01-02\n@@ -1 +1 @@ def f():\n-a\n+b\n"
+    assert parse_diff(text)[0].path == "torch/x.py"

@@ -1,0 +1,135 @@
+"""Which sockets are a group's: by address, exactly; nothing else is ever touched."""
+
+import contextlib
+import os
+import socket
+import struct
+
+import pytest
+
+from multiworld._c10d.sockets import find, listening, parse_address, shut, still_open
+
+
+def published(family, host, port, name=b"vm", seqs=2):
+    if family == socket.AF_INET:
+        raw = struct.pack("=H", family) + struct.pack("!H", port) + socket.inet_aton(host)
+    else:
+        raw = struct.pack("=H", family) + struct.pack("!HI", port, 0) + socket.inet_pton(family, host)
+    raw = raw.ljust(128, b"A") + b"\xff" * 8
+    return (
+        struct.pack("=Q", len(name))
+        + name
+        + struct.pack("=Q", len(raw))
+        + raw
+        + struct.pack(f"={seqs}Q", *range(seqs))
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "10.1.2.3"), (socket.AF_INET6, "::1")],
+)
+def test_published_addresses(family, host):
+    assert parse_address(published(family, host, 29500)) == (host, 29500)
+    assert parse_address(published(family, host, 1, name=b"")) == (host, 1)
+
+
+def test_what_is_no_address():
+    good = published(socket.AF_INET, "127.0.0.1", 5)
+    for bad in (
+        b"",
+        b"\0" * 8,
+        good[:100],
+        b"\xff" * 200,
+        good.replace(b"\x02\x00\x00\x05", b"\x01\x00\x00\x05"),
+    ):
+        assert parse_address(bad) is None
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as opened:
+        yield opened
+
+
+def listener(stack, family=socket.AF_INET, host="127.0.0.1"):
+    sock = stack.enter_context(socket.socket(family))
+    sock.bind((host, 0))
+    sock.listen()
+    return sock
+
+
+def pair(stack, to):
+    caller = stack.enter_context(socket.create_connection(to.getsockname()[:2]))
+    accepted = stack.enter_context(to.accept()[0])
+    caller.settimeout(2)
+    accepted.settimeout(2)
+    return caller, accepted
+
+
+def works(caller, accepted):
+    try:
+        caller.sendall(b"x")
+        return accepted.recv(1) == b"x"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_only_a_groups_own_sockets_are_shut(stack, family, host):
+    try:
+        ours, theirs, foreign = (listener(stack, family, host) for _ in range(3))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    _, accepted = pair(stack, ours)
+    called, _ = pair(stack, theirs)
+    other = pair(stack, foreign)
+    unix = [stack.enter_context(each) for each in socket.socketpair()]
+    udp = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+    udp.bind((host, 0))
+    links = find({ours.getsockname()[:2]}, {theirs.getsockname()[:2]})
+    # Both ends of both connections are in this process: accepted by us, and leading to the member's listener.
+    assert {link.fd for link in links} == {accepted.fileno(), called.fileno()}
+    assert [link.fd for link in listening({ours.getsockname()[:2]})] == [ours.fileno()]
+    assert shut(links) == 2
+    assert accepted.recv(1) == b""
+    assert called.recv(1) == b""
+    assert works(*other)
+    unix[0].sendall(b"y")
+    assert unix[1].recv(1) == b"y"
+    assert works(*pair(stack, ours)), "the listener was touched"
+
+
+def test_a_descriptor_that_became_another_socket_is_left_alone(stack):
+    ours, foreign = listener(stack), listener(stack)
+    caller, accepted = pair(stack, ours)
+    (link,) = (each for each in find({ours.getsockname()}, set()) if each.fd == accepted.fileno())
+    other = pair(stack, foreign)
+    fd = accepted.detach()  # closed below: its number is then another socket's
+    os.dup2(other[1].fileno(), fd)
+    try:
+        assert shut([link]) == 0
+        assert still_open([link]) == ()
+        assert works(*other)
+    finally:
+        os.close(fd)
+    assert caller.recv(1) == b""
+
+
+def test_a_closed_descriptor_is_no_error(stack):
+    ours = listener(stack)
+    _, accepted = pair(stack, ours)
+    links = find({ours.getsockname()}, set())
+    assert still_open(links) == links
+    accepted.close()
+    assert shut(links) == 0
+    assert still_open(links) == ()
+
+
+def test_descriptors_are_not_used_up(stack):
+    ours = listener(stack)
+    pair(stack, ours)
+    count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(50):
+        shut(find({ours.getsockname()}, set()))
+    assert len(os.listdir("/proc/self/fd")) == count  # noqa: PTH208
