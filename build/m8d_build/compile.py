@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from m8d_build.plan import CompileJob, Layout
     from m8d_build.progress import Reporter
 
-__all__ = ["Compiled", "compile_all", "compiler_identity"]
+__all__ = ["OLDEST_STD", "Compiled", "compile_all", "compiler_identity"]
 
 CACHE_SCHEMA = 1
+OLDEST_STD = "gnu++17"  # of all targets; our own probes need no newer one
 COMPILE_TIMEOUT = 1200.0  # seconds; the largest unit takes 35 s and 1.8 GB
 
 
@@ -46,11 +47,15 @@ class Compiled:
     seconds: float
 
 
-def compiler_identity(compiler: str) -> str:
+def compiler_identity(compiler: str, std: str = OLDEST_STD) -> str:
     """Return what the compiler says of itself, for the cache's keys and for people.
 
+    Args:
+        compiler: its command.
+        std: the language standard it must know, as for ``-std``.
+
     Raises:
-        CompilerMissing: it cannot be run, or cannot compile an empty C++17 program.
+        CompilerMissing: it cannot be run, or cannot compile a small program in this standard.
     """
     hint = (
         "Install g++ (Debian: apt-get install g++; Fedora: dnf install gcc-c++), or name another in M8D_CXX"
@@ -63,14 +68,14 @@ def compiler_identity(compiler: str) -> str:
             source = Path(folder, "probe.cpp")
             source.write_text("#include <optional>\nint main() { return std::optional<int>(0).value(); }\n")
             proc.run(
-                [compiler, "-std=gnu++17", "-c", source, "-o", source.with_suffix(".o")],
-                what="compile C++17",
+                [compiler, f"-std={std}", "-c", source, "-o", source.with_suffix(".o")],
+                what=f"compile {std.replace('gnu', 'C')}",
                 timeout=120,
             )
     except CommandFailed as exc:
         raise CompilerMissing(
             f"{compiler!r} does not work: {exc.value}",
-            rule="a C++17 compiler is needed",
+            rule=f"a {std.replace('gnu', 'C')} compiler is needed",
             next_step=hint,
             tail=exc.tail,
         ) from exc

@@ -10,6 +10,7 @@ from m8d_build.checks import strong_symbols_equal
 from m8d_build.elf.read import read_library, read_object, read_symtab
 from m8d_build.errors import CheckFailed, WheelMismatch
 from m8d_build.graft import plan_graft
+from m8d_build.headerguard import unguarded
 from m8d_build.layouts import ClassProbe, same_layouts
 from m8d_build.stale import no_stale_uses
 
@@ -24,6 +25,7 @@ __all__ = ["ADDITIONS", "Candidate", "check_headers", "check_imports", "check_ov
 
 INCLUDE = "torch/include/"
 HEADERS = (".h", ".hpp")
+PYTHON = ".py"
 # What patches add on purpose, and what our support unit brings; both are ours alone.
 ADDITIONS = frozenset({"m8d_patch_info"})
 # Classes that are made in one library and used in another; their headers are all among the targets' files.
@@ -101,18 +103,18 @@ def check_overlay(candidate: Candidate) -> tuple[str, ...]:
 
 
 def check_headers(target: Target, wheel: WheelFile) -> int:
-    """Check that the wheel's headers are those the sources have; return how many were compared.
+    """Check that the wheel's headers and Python files are those the sources have; return how many were compared.
 
     Raises:
         WheelMismatch: one is not.
     """
     compared = 0
     for file in target.files:
-        name = INCLUDE + file.path
-        if not file.blob or not file.path.endswith(HEADERS) or name not in wheel.entries:
+        name = file.path if file.path.endswith(PYTHON) else INCLUDE + file.path
+        if not file.blob or not file.path.endswith((*HEADERS, PYTHON)) or name not in wheel.entries:
             continue
         compared += 1
-        found = blob_id(wheel.read(name))
+        found = blob_id(unguarded(wheel.read(name)))
         if found != file.blob:
             raise WheelMismatch(
                 f"{name} of {wheel.path.name} has blob id {found}",

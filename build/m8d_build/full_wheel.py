@@ -19,6 +19,7 @@ from m8d_build.proc import run
 from m8d_build.repack import repack
 from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
 from multiworld.errors import MarkerError
+from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import Marker, Topic, compare, library_info
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def finish_wheel(
         gomp = _there(tools.gomp, GOMP)
         floors.append(glibc_floor(gomp))
         changes.append(Put(bundled, gomp, executable=True))
-    changes.append(Put(MARKER_ENTRY, make_marker(marker)))
+    changes += [Put(MARKER_ENTRY, make_marker(marker)), Put(LOADER_ENTRY, loader_text())]
     names = tuple(change.name for change in changes)
     notice = make_notice(marker, source=wheel.path.name, source_sha256="", changed=names)
     return repack(

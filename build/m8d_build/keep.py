@@ -22,7 +22,7 @@ KINDS = {
     "headers": "headers unpacked from wheels",
     "objects": "compiled units",
     "deflate": "compressed parts of patched wheels",
-    "envs": "environments of check-wheel",
+    "envs": "environments of check-wheel and tests-torch",
 }
 
 

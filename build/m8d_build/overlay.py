@@ -14,7 +14,7 @@ from m8d_build import proc
 from m8d_build.apply import patched_files
 from m8d_build.blobs import file_sha256
 from m8d_build.changes import Edit, Put
-from m8d_build.compile import compile_all, compiler_identity
+from m8d_build.compile import OLDEST_STD, compile_all, compiler_identity
 from m8d_build.disk import needs_room, remove_tree
 from m8d_build.download import WheelRequest, get_wheel, official_request
 from m8d_build.dropin import Candidate, check_headers, check_overlay
@@ -22,6 +22,7 @@ from m8d_build.elf.read import glibc_floor, read_library
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.facts import pinned_requirements, read_facts
 from m8d_build.graft import graft_edits
+from m8d_build.headerguard import guarded_like
 from m8d_build.inspect import inspect_wheel
 from m8d_build.link import link_overlay
 from m8d_build.lock import hold
@@ -34,6 +35,7 @@ from m8d_build.sources import fetch_source
 from m8d_build.toolbox import extract, link_libraries, prepare_headers, required_packages
 from m8d_build.wheelfile import open_wheel
 from multiworld import __version__ as builder
+from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import Marker, Overlay, Topic
 
 if TYPE_CHECKING:
@@ -149,7 +151,8 @@ class _Build:
 
     def run(self) -> Built:
         step, target = self.report.step, self.request.target
-        compiler = compiler_identity(self.settings.compiler)
+        std = target.abi.std if target.abi else OLDEST_STD
+        compiler = compiler_identity(self.settings.compiler, std)
         with step("official wheel"):
             wheel, sha256 = self.official_wheel()
         with step("sources"):
@@ -360,7 +363,13 @@ class _Build:
             Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in grafted.edits)),
             Put(file, overlay, executable=True),
             Put("torch/m8d.json", make_marker(marker)),
-            *(Put(name, path) for name, path in headers.items() if name in wheel.entries),
+            Put(LOADER_ENTRY, loader_text()),
+            *(
+                Put(name, guarded_like(wheel.read(name), path.read_bytes()))
+                for name, path in headers.items()
+                if name in wheel.entries
+            ),
+            *(Put(path, self.work / "stage" / path) for path in touched if path.endswith(".py")),
         ]
         glibc = max((*glibc_floor(overlay),), tuple(facts.glibc))
         changed = tuple(change.name for change in changes)

@@ -51,11 +51,11 @@ EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
     ("inspect", 0.5),
 )
 
-# How the official build compiles these units, beyond what it says of itself: 2.6.0's CMakeLists.txt and
-# caffe2/CMakeLists.txt; the same names up to 2.14.
+# How the official build compiles these units, beyond what it says of itself: CMakeLists.txt, caffe2/CMakeLists.txt
+# and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not use fmt, later ones do.
 _DEFINES = (
     "USE_C10D_NCCL", "USE_C10D_GLOO", "USE_DISTRIBUTED", "USE_CUDA", "USE_NCCL", "USE_RPC", "USE_TENSORPIPE",
-    "TORCH_CUDA_BUILD_MAIN_LIB", "torch_cuda_EXPORTS", "NDEBUG",
+    "TORCH_CUDA_BUILD_MAIN_LIB", "torch_cuda_EXPORTS", "NDEBUG", "FMT_HEADER_ONLY=1",
 )  # fmt: skip
 
 

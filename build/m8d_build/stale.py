@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.elf.image import open_image
 from m8d_build.elf.names import Entity, entity_of, is_own
+from m8d_build.elf.operands import is_operand
 from m8d_build.elf.references import Reference, code_references, pointer_references
 from m8d_build.errors import CheckFailed
 from m8d_build.graft import merge_definitions
@@ -150,10 +151,8 @@ class _Search:
 
     def _round(self, image: Image, targets: Mapping[int, Symbol], got: tuple[int, int]) -> list[Symbol]:
         following: dict[str, Symbol] = {}
-        for reference, user in self._users(image, targets, got):
+        for reference, user in self._users_outside(image, targets, got):
             target = targets[reference.target]
-            if user is not None and (self._inside(user) or user.name in self.roots):
-                continue
             root = self.roots[target.name]
             if (
                 user is not None
@@ -168,18 +167,25 @@ class _Search:
             self.uses.add(StaleUse(where, target.name, root))
         return list(following.values())
 
-    def _users(
+    def _users_outside(
         self, image: Image, targets: Mapping[int, Symbol], got: tuple[int, int]
     ) -> Iterable[tuple[Reference, Symbol | None]]:
         slots: dict[int, int] = {}
         for reference in pointer_references(image, targets):
             if got[0] <= reference.at < got[1]:
                 slots[reference.at] = reference.target  # who uses the slot uses the target
-            else:
-                yield reference, self.library.containing(reference.at)
+                continue
+            user = self.library.containing(reference.at)
+            if not self._known(user):
+                yield reference, user
         for reference in code_references(image, {**targets, **dict.fromkeys(slots)}):
-            target = slots.get(reference.target, reference.target)
-            yield Reference(reference.at, target), self.library.containing(reference.at)
+            user = self.library.containing(reference.at)
+            if self._known(user) or _by_chance(image, reference, user):
+                continue
+            yield Reference(reference.at, slots.get(reference.target, reference.target)), user
+
+    def _known(self, user: Symbol | None) -> bool:
+        return user is not None and (self._inside(user) or user.name in self.roots)
 
     def _inside(self, user: Symbol) -> bool:
         if user.group:
@@ -189,6 +195,14 @@ class _Search:
     def _ours_to_follow(self, name: str) -> bool:
         # Hidden inline code of the units: reached by direct references alone, so following those is enough.
         return name in self.ours or is_own(name)
+
+
+def _by_chance(image: Image, reference: Reference, user: Symbol | None) -> bool:
+    """Tell whether only the bytes look like a reference; asked about the few from outside, it may take its time."""
+    if user is None or user.kind != "FUNC":
+        return False
+    code = image.bytes_at(image.offset_of(user.value, user.size), user.size)
+    return not is_operand(reference, code, user.value)
 
 
 def _addresses(symbols: Iterable[Symbol]) -> dict[int, Symbol]:

@@ -114,6 +114,9 @@ class Target:
     build_packages: tuple[str, ...]  # further packages with headers, "name==version"
     # Old definitions that code outside the units goes on calling directly: mangled name to why that is harmless.
     accepted: Mapping[str, str] = field(default_factory=dict)
+    # SHA-256 of the source package's original archive: with it, the archive is taken from the distribution's pool
+    # when no index names the version any more.
+    distro_sha256: str = ""
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -219,12 +222,15 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             pinned_packages=tuple(raw.get("pinned_packages", ())),
             build_packages=tuple(raw.get("build_packages", ())),
             accepted=MappingProxyType(dict(raw.get("accepted", {}))),
+            distro_sha256=raw.get("distro_sha256", ""),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc
     for file in target.files:
         if file.blob and not _BLOB.fullmatch(file.blob):
             raise _bad(path, where, f"blob id of {file.path} is {file.blob!r}, must be 40 hex digits")
+    if target.distro_sha256 and not _SHA256.fullmatch(target.distro_sha256):
+        raise _bad(path, where, "distro_sha256 must be 64 hex digits")
     for wheel in target.wheels:
         if not _SHA256.fullmatch(wheel.sha256):
             raise _bad(path, where, f"sha256 of {wheel.filename} must be 64 hex digits")

@@ -76,6 +76,13 @@ def all_cases(marker: Marker) -> tuple[Case, ...]:
             "right",
             env={"GLOO_SOCKET_IFNAME": "lo"},
         ),
+        Case(
+            "namespace",
+            "torch.distributed.multiworld is there: it names the package it needs, and gives its objects",
+            (("namespace.py", "{work}"),),
+            "says what is missing, gives its objects",
+            "no torch.distributed.multiworld",
+        ),
         *_bindings(marker),
         *_groups(),
         *_heartbeats(),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
 
-__all__ = ["announce", "choose_target", "existing_wheel", "positive", "python_tag", "say"]
+__all__ = ["announce", "choose_target", "existing_wheel", "newest_wheel", "positive", "python_tag", "say"]
 
 
 def python_tag(asked: str | None) -> str:
@@ -64,6 +64,22 @@ def existing_wheel(path: Path) -> Path:
             next_step="Correct the path, or build one: nox -s build-torch",
         )
     return path
+
+
+def newest_wheel(out: Path) -> Path:
+    """Return the patched wheel last built.
+
+    Raises:
+        WheelUnreachable: there is none.
+    """
+    wheels = sorted(out.glob("torch-*.m8d*.whl"), key=lambda path: path.stat().st_mtime)
+    if not wheels:
+        raise WheelUnreachable(
+            f"{out} has no patched wheel",
+            rule="without a WHEEL argument the newest in the output folder is taken",
+            next_step="Build one (nox -s build-torch), or name one",
+        )
+    return wheels[-1]
 
 
 def say(console: Console, *lines: str) -> None:

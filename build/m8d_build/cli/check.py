@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from m8d_build.check import check_wheel
 from m8d_build.check.run import EXPECTED_SECONDS, STOCK_AUTO, STOCK_NONE
 from m8d_build.cli import print_json
-from m8d_build.cli._common import existing_wheel
-from m8d_build.errors import OutputUnwritable, WheelUnreachable
+from m8d_build.cli._common import existing_wheel, newest_wheel
+from m8d_build.errors import OutputUnwritable
 from m8d_build.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         BehaviourFailed: an outcome is not the expected one.
         BuildError: another of the toolchain's errors; see ``check_wheel``.
     """
-    wheel = existing_wheel(args.wheel) if args.wheel else _newest(settings.out)
+    wheel = existing_wheel(args.wheel) if args.wheel else newest_wheel(settings.out)
     log = _new_log(settings.out / "logs", wheel)
     report = check_wheel(
         wheel,
@@ -85,22 +85,11 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             soft_wrap=True,
         )
         console.print(
-            "Not tested here, as it needs a GPU: D1, D2, D6 and a slow ncclCommAbort (docs/patching.md).",
+            "Not tested here, as it needs NCCL: D1, D2, D6 and a slow ncclCommAbort. `nox -s testbed` does.",
             markup=False,
             soft_wrap=True,
         )
     return 0
-
-
-def _newest(out: Path) -> Path:
-    wheels = sorted(out.glob("torch-*.m8d*.whl"), key=lambda path: path.stat().st_mtime)
-    if not wheels:
-        raise WheelUnreachable(
-            f"{out} has no patched wheel",
-            rule="without a WHEEL argument the newest in the output folder is checked",
-            next_step="Build one (nox -s build-torch), or name one",
-        )
-    return wheels[-1]
 
 
 def _new_log(folder: Path, wheel: Path) -> Path:

@@ -24,6 +24,7 @@ from m8d_build.toolbox import extract
 from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
 from multiworld import __version__
 from multiworld.errors import MarkerError
+from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import Marker, Overlay, Topic, library_info
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             builder=__version__,
             overlay=Overlay(entry, file_sha256(args.overlay)),
         )
-        changed = (GRAFTED, entry, MARKER_ENTRY)
+        changed = (GRAFTED, entry, MARKER_ENTRY, LOADER_ENTRY)
         glibc = max(glibc_floor(args.overlay), facts.glibc)
         made = repack(
             wheel,
@@ -107,6 +108,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
                 Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in edits)),
                 Put(entry, args.overlay, executable=True),
                 Put(MARKER_ENTRY, make_marker(marker)),
+                Put(LOADER_ENTRY, loader_text()),
             ],
             local=marker.local,
             platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",

@@ -157,11 +157,13 @@ class _Door:
         if process is None:
             raise CommandFailed(f"could not {what}: git did not start")
         watch = _Watch(process.pid, self.deadline)
-        watch.start()
         try:
+            watch.start()
             out, err = process.communicate()
         except BaseException:  # Ctrl-C: git is in a session of its own and did not get it
             watch.stop.set()
+            if watch.ident is None:  # no thread could be started
+                watch.run()
             process.communicate()
             raise
         finally:
@@ -232,7 +234,8 @@ class _Watch(threading.Thread):
         """Say that git has ended, and wait for the thread."""
         self.done.set()
         self.stop.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
 
 
 def _text(data: bytes | str | None) -> str:

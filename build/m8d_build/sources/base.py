@@ -24,9 +24,9 @@ __all__ = [
     "without_password",
 ]
 
-# The folders an overlay build reads: the units and headers it compiles, and headers wheels do not carry.
-# Files at the top of the tree (version.txt, LICENSE) always come along.
-SPARSE: tuple[str, ...] = ("torch/csrc", "c10", "aten/src/ATen")
+# The folders an overlay build reads: the units and headers it compiles, headers wheels do not carry, and the Python
+# files that patches touch. Files at the top of the tree (version.txt, LICENSE) always come along.
+SPARSE: tuple[str, ...] = ("torch/csrc", "torch/distributed", "c10", "aten/src/ATen")
 
 
 @dataclass(frozen=True)

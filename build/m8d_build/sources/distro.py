@@ -30,6 +30,7 @@ KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.pgp"),
 )
 TIMEOUT = 300.0  # seconds for all of it; measured: 3 s
+APT_HELPER = "/usr/lib/apt/apt-helper"  # comes with apt; not on PATH
 _VERSION = re.compile(r"[0-9A-Za-z.+~:-]+")
 _SITE = re.compile(r"(https?|file|copy|mirror[+a-z]*)://?[^\s\[\]]+")
 _SECURITY = re.compile(r"security", re.IGNORECASE)
@@ -58,11 +59,13 @@ class DistroSource:
         suites: releases to look in, in order.
         run: how to run apt-get.
         apt_get: its name or path.
+        apt_helper: path of the program that downloads one file and checks its hash.
     """
 
     suites: tuple[str, ...] = SUITES
     run: Runner = proc.run
     apt_get: str = "apt-get"
+    apt_helper: str = APT_HELPER
     name: str = "distro"
     resumable: bool = False
 
@@ -85,7 +88,9 @@ class DistroSource:
                     self.apt_get, why="to fetch a source package", next_step="Use --source git"
                 )
                 deadline = time.monotonic() + TIMEOUT
-                archive = self._download(_Apt(apt_get, self.run, into, deadline), version)
+                archive = self._download(
+                    _Apt(apt_get, self.run, into, deadline), version, target.distro_sha256
+                )
                 if isinstance(archive, str):
                     return Unavailable(place, archive)
                 tree = into / "tree"
@@ -98,8 +103,12 @@ class DistroSource:
                 return Unavailable(place, f"its archive cannot be unpacked: {exc}")
         return Provided(tree, place)
 
-    def _download(self, apt: _Apt, version: str) -> Path | str:
-        """Return the original archive, or why there is none."""
+    def _download(self, apt: _Apt, version: str, sha256: str) -> Path | str:
+        """Return the original archive, or why there is none.
+
+        A version that a newer one has replaced is in no suite any more, but for a while still in the pool. Nothing
+        signs it there, so it is taken only by its hash.
+        """
         try:
             sites = apt.sites()
         except CommandFailed as exc:
@@ -115,6 +124,11 @@ class DistroSource:
                     return apt.fetch(site, suite, version)
                 except CommandFailed as exc:
                     reasons.append(f"{site} {suite}: {last_words(exc)}")
+            if sha256 and not apt.expired():
+                try:
+                    return apt.fetch_from_pool(site, self.apt_helper, version, sha256)
+                except CommandFailed as exc:
+                    reasons.append(f"{site} pool: {last_words(exc)}")
         return "; ".join(reasons)
 
 
@@ -144,25 +158,42 @@ class _Apt:
         Raises:
             CommandFailed: apt cannot reach the suite, or it lacks the version.
         """
+        folder = self._fresh()
+        keyring = next((f"[signed-by={k}] " for k in KEYRINGS if k.exists()), "")
+        (folder / "sources.list").write_text(f"deb-src {keyring}{site} {suite} main\n", encoding="utf-8")
+        self._apt(["update"], what=f"read {suite}'s index")
+        self._apt(["source", "--download-only", f"{PACKAGE}={version}"], what=f"download {PACKAGE} {version}")
+        archives = sorted(
+            p
+            for p in (folder / "got").glob(f"{PACKAGE}_{_upstream(version)}.orig.tar.*")
+            if p.suffix not in {".asc", ".sig"}
+        )
+        if len(archives) != 1:
+            raise CommandFailed(f"the package has {len(archives)} original archives, not one")
+        return archives[0]
+
+    def fetch_from_pool(self, site: str, helper: str, version: str, sha256: str) -> Path:
+        """Download the original archive from where the site keeps its files, checked by its hash.
+
+        Raises:
+            CommandFailed: it is not there, or is another file.
+        """
+        got = self._fresh() / "got"
+        name = f"{PACKAGE}_{_upstream(version)}.orig.tar.xz"
+        url = f"{site.rstrip('/')}/pool/main/{PACKAGE[0]}/{PACKAGE}/{name}"
+        apt = _Apt(helper, self.run, self.folder, self.deadline)
+        apt._apt(["download-file", url, str(got / name), f"SHA256:{sha256}"], what=f"download {name}")
+        return got / name
+
+    def _fresh(self) -> Path:
+        """Make the folder anew that apt keeps everything in; return it."""
         folder = self.folder / "apt"
         remove_tree(folder)
         for part in ("state/lists/partial", "cache/archives/partial", "got"):
             (folder / part).mkdir(parents=True)
         (folder / "status").touch()
         (folder / "apt.conf").write_text(_configuration(folder), encoding="utf-8")
-        keyring = next((f"[signed-by={k}] " for k in KEYRINGS if k.exists()), "")
-        (folder / "sources.list").write_text(f"deb-src {keyring}{site} {suite} main\n", encoding="utf-8")
-        self._apt(["update"], what=f"read {suite}'s index")
-        self._apt(["source", "--download-only", f"{PACKAGE}={version}"], what=f"download {PACKAGE} {version}")
-        upstream = version.rpartition("-")[0].rpartition(":")[2]
-        archives = sorted(
-            p
-            for p in (folder / "got").glob(f"{PACKAGE}_{upstream}.orig.tar.*")
-            if p.suffix not in {".asc", ".sig"}
-        )
-        if len(archives) != 1:
-            raise CommandFailed(f"the package has {len(archives)} original archives, not one")
-        return archives[0]
+        return folder
 
     def _apt(self, arguments: Sequence[str], *, what: str, own: bool = True) -> proc.Finished:
         folder = self.folder / "apt"
@@ -175,6 +206,11 @@ class _Apt:
                 env={"LC_ALL": "C", "LANGUAGE": "C", "DEBIAN_FRONTEND": "noninteractive"},
                 timeout=max(self.deadline - time.monotonic(), 1.0),
             )
+
+
+def _upstream(version: str) -> str:
+    """Return the upstream part of a package version: "2.6.0+dfsg-7" -> "2.6.0+dfsg"."""
+    return version.rpartition("-")[0].rpartition(":")[2]
 
 
 def _configuration(folder: Path) -> str:

@@ -27,11 +27,14 @@ limit = datetime.timedelta(seconds=30)
 store = dist.TCPStore("127.0.0.1", 0, 1, True, timeout=limit)
 options = dist.ProcessGroupNCCL.Options()
 options._timeout = limit
-group = dist.ProcessGroupNCCL(dist.PrefixStore("probe", store), 0, 1, options)
+world = dist.PrefixStore("probe", store)
+group = dist.ProcessGroupNCCL(world, 0, 1, options)
 
 began = time.monotonic()
 if trigger == "dump":
-    store.set("exception_dump", struct.pack("i", 0))
+    # An official build listens below all prefixes, a patched one in its own world.
+    for each in (store, world):
+        each.set("exception_dump", struct.pack("i", 0))
 elif trigger == "stuck":
     double.m8d_hold_watchdog(1)
 print(f"{trigger}: begun", flush=True)
@@ -42,7 +45,8 @@ print(f"{trigger}: still here {time.monotonic() - began:.1f} s later", flush=Tru
 
 held = double.m8d_times_held()
 double.m8d_hold_watchdog(0)
-group._shutdown()
+end = group._shutdown if hasattr(group, "_shutdown") else group.shutdown  # the first is torch 2.6's name
+end()
 del group
 outcome = "goes on"
 if trigger == "stuck" and not held:

@@ -1,0 +1,199 @@
+"""The test bed's tests, on builds of torch that are made for them: the patched wheel last built, and official ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from m8d_build import proc
+from m8d_build.battery import new_log, told
+from m8d_build.battery_env import ask_torch, environment, packages_for, remove_added, requirements
+from m8d_build.battery_results import FAILED, PASSED, SKIPPED, read_junit
+from m8d_build.check.subject import read_subject
+from m8d_build.envs import Environments
+from m8d_build.errors import BehaviourFailed, CommandFailed
+from m8d_build.settings import REPO_ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from m8d_build.battery_results import Case
+    from m8d_build.envs import Environment
+    from m8d_build.progress import Reporter
+    from m8d_build.settings import Settings
+
+__all__ = [
+    "LIMIT",
+    "STEP_PATCHED",
+    "STEP_TESTS",
+    "TESTS",
+    "VERSIONS",
+    "Asked",
+    "Ran",
+    "run_testbed",
+    "step_stock",
+]
+
+VERSIONS = ("2.14.1",)  # the newest whose `nccl` is the ProcessGroupNCCL that the patches are for
+TESTS = REPO_ROOT / "tests" / "testbed"
+LIMIT = 3000.0  # seconds the tests may take; on two free cores it is a quarter of that
+STEP_PATCHED = "the patched wheel's environment"
+STEP_TESTS = "tests"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run.
+
+    Attributes:
+        beds: interpreters to use as they are, by name; if there are some, nothing is made.
+        wheel: the patched wheel, installed for this run alone; None for none.
+        versions: official builds, whose environments are kept in the cache.
+        match: pytest's -k; "" for all tests.
+        limit: seconds the tests may take.
+        keep: leave what this run downloads and installs in the cache.
+        tests: the folder with the tests.
+    """
+
+    beds: Mapping[str, Path]
+    wheel: Path | None = None
+    versions: tuple[str, ...] = VERSIONS
+    match: str = ""
+    limit: float = LIMIT
+    keep: bool = True
+    tests: Path = TESTS
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of it.
+
+    Attributes:
+        builds: the names of the builds, in order.
+        cases: each test.
+        seconds: of the tests alone.
+        log: what pytest said.
+    """
+
+    builds: tuple[str, ...]
+    cases: tuple[Case, ...]
+    seconds: float
+    log: Path
+
+    def count(self, verdict: str) -> int:
+        """Return how many tests had a verdict."""
+        return sum(case.verdict == verdict for case in self.cases)
+
+    def summary(self) -> str:
+        """Return "12 passed, 0 failed, 3 skipped"."""
+        return ", ".join(f"{self.count(verdict)} {verdict}" for verdict in (PASSED, FAILED, SKIPPED))
+
+
+def step_stock(version: str) -> str:
+    """Return what the step is called that makes an official build's environment."""
+    return f"torch {version}: environment"
+
+
+def run_testbed(asked: Asked, settings: Settings, report: Reporter) -> Ran:
+    """Make the builds, run the tests on them, and leave the cache as it should be.
+
+    Writes ``testbed/testbed.log`` and ``.xml`` to the output folder.
+
+    Raises:
+        BehaviourFailed: a test failed, or the tests did not come to their end.
+        BuildError: a build cannot be had; see ``get_wheel``, ``Environments.kept`` and ``read_subject``.
+        OutputUnwritable: the output folder cannot be written.
+    """
+    log = new_log(settings.out / "testbed" / "testbed.log")
+    added: list[Path] = []
+    try:
+        with (
+            _builds(asked, settings, report, log, added) as (beds, packages),
+            report.step(STEP_TESTS),
+            told(log, report),
+        ):
+            return _test(asked, beds, packages, log)
+    finally:
+        if not asked.keep:
+            remove_added(added, settings)
+
+
+@contextmanager
+def _builds(
+    asked: Asked, settings: Settings, report: Reporter, log: Path, added: list[Path]
+) -> Iterator[tuple[dict[str, Path], Path | None]]:
+    """Hold the builds: their interpreters by name, and a folder with what ranks need beyond torch."""
+    if asked.beds:
+        yield dict(asked.beds), None
+        return
+    made: dict[str, Path] = {}
+    packages = None
+    with ExitStack() as stack:
+
+        def official(version: str) -> tuple[Environment, Path]:
+            held = stack.enter_context(environment(version, None, settings, report, log=log, added=added))
+            _, _, tag = ask_torch(held, version)
+            needs = requirements(version, (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+            return held, packages_for(held, tag, needs, settings, log=log, added=added)
+
+        if asked.wheel is not None:
+            with report.step(STEP_PATCHED):
+                subject = read_subject(asked.wheel)
+                base, packages = official(subject.marker.torch)
+                fresh = Environments(settings.cache / "envs").fresh(subject.recipe, base=base, log=log)
+                made[f"patched-{subject.marker.torch}"] = stack.enter_context(fresh).python
+        for version in asked.versions:
+            with report.step(step_stock(version)):
+                held, packages = official(version)
+                made[f"stock-{Version(version).public}"] = held.python
+        yield made, packages
+
+
+def command(asked: Asked, beds: Mapping[str, Path], packages: Path | None, junit: Path) -> list[str | Path]:
+    """Return how pytest is started."""
+    named: list[str | Path] = [f"--bed={name}={python}" for name, python in beds.items()]
+    if packages is not None:
+        named.append(f"--bed-path={packages}")
+    return [
+        sys.executable, "-m", "pytest", asked.tests, "-p", "no:cacheprovider", f"--junitxml={junit}", *named,
+        *(["-k", asked.match] if asked.match else []),
+    ]  # fmt: skip
+
+
+def _test(asked: Asked, beds: Mapping[str, Path], packages: Path | None, log: Path) -> Ran:
+    junit = log.with_suffix(".xml")
+    junit.unlink(missing_ok=True)
+    env = {"PYTHONPATH": os.pathsep.join(map(str, (REPO_ROOT / "build", REPO_ROOT))), "PYTHONUNBUFFERED": "1"}
+    began, failed = time.monotonic(), None
+    try:
+        proc.run(
+            command(asked, beds, packages, junit), what="run the tests", log=log, cwd=REPO_ROOT, env=env,
+            timeout=asked.limit,
+        )  # fmt: skip
+    except CommandFailed as exc:
+        failed = exc
+    ran = Ran(tuple(beds), _cases(junit), time.monotonic() - began, log)
+    if failed is not None:
+        raise BehaviourFailed(
+            ran.summary() if ran.count(FAILED) else f"the tests came to no good end: {failed.value}",
+            rule="every test of the test bed passes, or is skipped for a reason, on every build",
+            next_step="Look at the log",
+            log=log,
+            tail=failed.tail,
+        ) from failed
+    return ran
+
+
+def _cases(junit: Path) -> tuple[Case, ...]:
+    try:
+        cases: Sequence[Case] = read_junit(junit.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    return tuple(cases)
