@@ -1,0 +1,83 @@
+"""All of `nox -s gpu`, with the test bed in the place of hardware and its controls hidden from the programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hardware.__main__ import main
+from hardware.machine import NoGpu, look
+from hardware.records import read
+from matrix.outcome import ALIVE
+
+FEW = ["--only", "lost.all_reduce.wait", "again.rebuilt", "--modes", "aeh2", "--repeat", "1"]
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(python, library, docs, *args):
+    code = main(["--gpu", f"a-build={python}", "--docs", str(docs), *args], stand_in=library)
+    return code, read(docs / "hardware.json", today="")
+
+
+def test_one_gpu(python, library, tmp_path, monkeypatch):
+    monkeypatch.setenv("M8D_BED_DEVICES", "1")
+    code, records = run(python, library, tmp_path, "--no-checks", *FEW)
+    assert code == 0
+    assert {each.column.placement for each in records.runs} == {"one-gpu"}
+    for each in records.runs:
+        assert each.column.gpu.startswith("m8d test bed")
+        assert each.column.nccl.startswith("2.")
+        assert each.lacking == ()
+        assert {(row.scenario, row.observer.end) for row in each.rows} == {
+            ("lost.all_reduce.wait", ALIVE), ("again.rebuilt", ALIVE),
+        }  # fmt: skip
+        assert not any(row.failure for row in each.rows)
+    page = (tmp_path / "hardware.md").read_text()
+    assert "m8d test bed (no hardware)" in page
+    assert "Nothing was run yet" not in page
+
+
+def test_values_and_worlds(python, library, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("M8D_BED_DEVICES", "1")
+    code, records = run(python, library, tmp_path, "--only", "none", "--backends", "nccl")
+    assert code == 0, capsys.readouterr().out
+    (only,) = records.runs
+    assert len(only.checks) == 9
+    assert {check.outcome for check in only.checks} == {"right"}
+    assert all(check.done for check in only.checks)
+    assert sum(bool(check.ms) for check in only.checks) == 2  # killed, stopped
+
+
+def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(python, library, tmp_path, monkeypatch):
+    monkeypatch.setenv("M8D_BED_DEVICES", "2")
+    code, records = run(python, library, tmp_path, "--no-checks", "--backends", "nccl", *FEW)
+    assert code == 0
+    found = {each.column.placement: each for each in records.runs}
+    assert list(found) == ["gpus-sockets", "gpus", "one-gpu"]
+    assert found["gpus"].lacking == found["gpus-sockets"].lacking == ("again.rebuilt: 3 ranks",)
+    assert {row.scenario for row in found["gpus"].rows} == {"lost.all_reduce.wait"}
+    assert {row.scenario for row in found["one-gpu"].rows} == {"lost.all_reduce.wait", "again.rebuilt"}
+
+
+def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(
+    python, library, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("M8D_BED_DEVICES", "1")
+    monkeypatch.setattr("hardware.session.IN_VAIN", 2)
+    monkeypatch.setattr("matrix.runner.START", 0.001)
+    code, records = run(python, library, tmp_path, "--no-checks", "--backends", "nccl", "--jobs", "1",
+                        "--only", "lost.*", "--modes", "aeh2", "--repeat", "1")  # fmt: skip
+    assert code == 3
+    assert "2 runs in a row came to nothing" in capsys.readouterr().out
+    assert [bool(row.failure) for each in records.runs for row in each.rows] == [True, True]
+
+
+def test_the_test_bed_is_not_taken_for_hardware(python, library, tmp_path, monkeypatch):
+    monkeypatch.setattr("hardware.machine.STAND_IN", "m8d")
+    assert look(python, library=library).gpus
+    answer = json.dumps({"found": True, "torch": "2", "cuda": "13", "gpus": ["m8d test bed"], "why": ""})
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\necho 'm8d-machine:{answer}'\n")
+    script.chmod(0o755)
+    with pytest.raises(NoGpu, match="not hardware's"):
+        look(script)

@@ -1,0 +1,1 @@
+"""The NCCL test bed: real ProcessGroupNCCL on a machine without a GPU (see ../README.md)."""

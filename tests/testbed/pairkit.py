@@ -1,0 +1,58 @@
+"""What the tests of the patches share: how ranks are started and broken, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+PROMPT = 2.0  # seconds within which a caller is let go
+QUIET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100"}
+DUMPING = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+LEGACY = "ProcessGroupNCCL"
+
+
+@pytest.fixture(name="run")
+def running(launch, build, tmp_path):
+    """Start a program of ``programs/patches.py`` with the older class, whatever its name is, under CleanUpOnly."""
+    backend = next((name for name, kind in build.backends.items() if kind == LEGACY), None)
+    if backend is None:
+        pytest.skip(f"{build.name} has no {LEGACY}")
+    quiet = {**QUIET, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump")}
+
+    def start(program, size=2, *, env=None, timeout=120, **config):
+        config = {"backend": backend, **config}
+        return launch(
+            f"patches:{program}", size, config=config, env={**quiet, **(env or {})}, timeout=timeout
+        )
+
+    return start
+
+
+def lose(ranks, survivors=(0,), victim=1):
+    """Kill the victim when the survivors are ready; return when."""
+    ranks.wait("victim", ranks=[victim])
+    ranks.wait("ready", ranks=survivors)
+    return ranks.kill(victim)
+
+
+def names_remote_error(text):
+    return "ncclRemoteError" in text
+
+
+def until_logged(ranks, rank, text, seconds=30.0):
+    """Wait until a rank has logged something; False when it has not."""
+    deadline = time.monotonic() + seconds
+    while text not in ranks.stderr(rank):
+        if time.monotonic() > deadline or rank not in ranks.alive():
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def still(ranks, rank, seconds):
+    """A rank must go on living for so long; the official build would not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert rank in ranks.alive(), ranks.exits[rank]
+        time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""Programs that ranks run: plain functions of a `bed.rank.Rank`."""

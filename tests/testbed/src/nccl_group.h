@@ -1,0 +1,29 @@
+// ncclGroupStart/ncclGroupEnd: what a thread has queued, and what happens to it when its group ends.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+
+#include "nccl_collectives.h"
+#include "nccl_comm.h"
+
+namespace bed::nccl::group {
+
+// An init, a split, …: `communicator` is in progress until the work is done.
+struct Job {
+  Shared communicator;
+  std::function<int()> work;
+};
+
+void start();
+// by_user: by ncclGroupEnd, not by the end of a single call.
+int end(bool by_user);
+// The error of a call: ncclGroupEnd repeats it, and drops what is queued.
+void note_error(int result);
+
+void queue(const Shared& communicator, cudaStream_t stream, const Operation& operation);
+// At once, in the background (non-blocking), or when the group of this thread ends.
+int submit(Job job);
+
+}  // namespace bed::nccl::group

@@ -1,0 +1,244 @@
+"""Every knob that makes the double's NCCL fail does what it says; and what a group makes of an error."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import rawnccl
+from rawnccl import IN_PROGRESS, INTERNAL, INVALID_USAGE, REMOTE, SUCCESS, SYSTEM
+
+ONE = np.ones(4, "float32")
+PATIENCE = 20.0  # seconds; each of these waits ends within milliseconds when the machine is free
+MOMENT = 0.3  # seconds in which nothing may happen
+LONG = 600_000  # ms: longer than any test
+
+
+def begin(rank, kind="AllReduce", **more):
+    return rank.begin(kind, ONE, 8, **{"dtype": "float32", "count": 4, **more})
+
+
+@pytest.fixture
+def pair(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2) as crew:
+        yield crew
+
+
+# -- groups
+
+
+def test_a_group_queues_until_it_ends(pair):
+    before = pair[0].count("launches")
+    assert pair.each("group", "Start") == [SUCCESS] * 2
+    pair.each("group", "Start")
+    for rank in pair.members:
+        assert begin(rank) == SUCCESS
+        assert begin(rank) == SUCCESS
+        assert rank.ready(0)
+    assert pair[0].count("group_depth") == 2
+    assert pair.each("group", "End") == [SUCCESS] * 2  # the inner one
+    assert pair[0].count("launches") == before
+    assert pair.each("group", "End") == [SUCCESS] * 2
+    assert pair[0].count("launches") == before + 1
+    assert pair[0].count("group_depth") == 0
+    assert all(pair.each("ready", PATIENCE))
+    assert pair[0].group("End") == INVALID_USAGE  # none is open
+
+
+def test_a_group_repeats_the_error_of_a_call_and_is_closed(pair):
+    pair[0].set("ENQUEUE_RESULT", REMOTE)
+    pair[0].set("ENQUEUE_FAIL_FROM", 2)
+    pair[0].group("Start")
+    assert begin(pair[0]) == SUCCESS
+    assert begin(pair[0]) == REMOTE
+    pair[0].set("ENQUEUE_RESULT", 0)
+    assert begin(pair[0]) == SUCCESS  # queued, and dropped
+    assert pair[0].group("End") == REMOTE
+    assert pair[0].count("group_depth") == pair[0].count("ops_pending") == 0
+    assert pair[0].error() == SUCCESS  # a blocking communicator keeps no error of a call
+    pair[0].received()
+    for got in pair.each("run", "AllReduce", ONE, 4, dtype="float32"):
+        assert got.tolist() == [2] * 4
+
+
+def test_a_group_belongs_to_its_thread(pair):
+    """One that is left open swallows what its thread does next, on any communicator; other threads see nothing."""
+    pair[0].group("Start")
+    assert begin(pair[0]) == SUCCESS
+    assert pair[0].ready(MOMENT)
+    pair[0].start("other", "count", "group_depth")
+    assert pair[0].finish("other", PATIENCE) == 0
+    assert pair[0].abandon_group() == 1
+    assert pair[0].abandon_group() == 0
+    assert pair[0].received()[0].tolist() == [99] * 8
+    for got in pair.each("run", "AllReduce", ONE, 4, dtype="float32"):
+        assert got.tolist() == [2] * 4
+
+
+# -- knobs
+
+
+def test_enqueue_fails_from_the_nth_of_a_kind(pair):
+    rank = pair[0]
+    begin(rank)
+    rank.set("ENQUEUE_RESULT", SYSTEM)
+    rank.set("ENQUEUE_FAIL_KIND", "Send")
+    rank.set("ENQUEUE_FAIL_FROM", 2)
+    assert [begin(rank, root=1) for _ in range(3)] == [SUCCESS] * 3
+    assert [begin(rank, "Send", root=1) for _ in range(3)] == [SUCCESS, SYSTEM, SYSTEM]
+    assert begin(rank) == SUCCESS
+    rank.set("ENQUEUE_FAIL_FROM", 1)  # counted anew
+    assert begin(rank, "Send", root=1) == SYSTEM
+    for knob in ("ENQUEUE_RESULT", "ENQUEUE_FAIL_FROM", "ENQUEUE_FAIL_KIND"):
+        rank.set(knob)
+    assert begin(rank, "Send", root=1) == SUCCESS
+
+
+def test_enqueue_fails_always_without_a_start(pair):
+    pair[0].set("ENQUEUE_RESULT", REMOTE)
+    assert [begin(pair[0]) for _ in range(2)] == [REMOTE] * 2
+
+
+def test_faults_can_be_for_one_communicator(pair):
+    assert [each[0] for each in pair.each("split", 0, 0)] == [SUCCESS] * 2
+    ids = [line.split()[0] for line in pair[0].communicators()]
+    assert len(set(ids)) == 2
+    states = set()
+    for number in ids:
+        pair[0].set("COMM", number)
+        pair[0].set("ASYNC_ERROR", REMOTE)
+        states.add((pair[0].error("comm"), pair[0].error("child")))
+    assert states == {(REMOTE, SUCCESS), (SUCCESS, REMOTE)}
+
+
+def test_group_end_fails(pair):
+    pair[0].set("GROUPEND_RESULT", SYSTEM)
+    pair[0].group("Start")
+    assert pair[0].group("End") == SUCCESS  # nothing was queued
+    pair[0].group("Start")
+    begin(pair[0])
+    assert pair[0].group("End") == SYSTEM
+    assert pair[0].count("ops_pending") == 0
+    assert begin(pair[0]) == SUCCESS  # a call of its own is no ncclGroupEnd
+
+
+def test_init_fails_and_hangs(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2, connected=False, INIT_RESULT=SYSTEM) as crew:
+        assert crew.connect() == [SYSTEM] * 2
+        assert crew[0].count("comms") == 0
+        crew.each("set", "INIT_RESULT")
+        crew[0].set("INIT_HANG_MS", 500)
+        started = time.monotonic()
+        assert crew.connect() == [SUCCESS] * 2
+        assert time.monotonic() - started >= 0.5
+        crew[0].set("INIT_HANG_MS", LONG)
+        crew[0].start("split", "split", 0, 0)
+        assert crew[0].finish("split", MOMENT) is None
+        assert crew[0].call("Abort")[0] == SUCCESS
+        assert crew[0].finish("split", PATIENCE) == (INTERNAL, False)
+
+
+def test_an_asynchronous_error(pair):
+    pair[0].set("ASYNC_ERROR", REMOTE)
+    assert pair[0].error() == REMOTE
+    assert begin(pair[0]) == REMOTE  # as NCCL refuses a communicator in that state
+    pair[0].set("ASYNC_ERROR", 0)
+    assert pair[0].error() == SUCCESS
+
+
+def test_operations_hang_from_the_nth(pair):
+    pair[0].set("HANG_FROM_OP", 2)
+    for _ in range(3):
+        for rank in pair.members:
+            begin(rank, stream="a")
+    assert not pair[0].ready(MOMENT, "a")
+    assert pair[0].count("ops_pending") == 2
+    assert pair[0].error() == pair[1].error() == SUCCESS
+    assert pair[0].call("Abort")[0] == SUCCESS
+    assert pair[0].ready(PATIENCE, "a")
+    assert [each[0] for each in pair[0].received()] == [2, 99, 99]
+
+
+def test_a_death_is_not_seen(pair):
+    pair[0].set("NO_DETECT", 1)
+    pair[1].kill()
+    begin(pair[0])
+    assert pair[0].error_within(MOMENT, REMOTE) is None
+    assert pair[0].call("Abort")[0] == SUCCESS
+    assert pair[0].ready(PATIENCE)
+
+
+def test_a_death_is_seen_late_and_under_another_name(pair):
+    pair[0].set("DETECT_DELAY_MS", 400)
+    pair[0].set("REMOTE_RESULT", SYSTEM)
+    pair[1].kill()
+    started = time.monotonic()
+    begin(pair[0])
+    assert pair[0].error_within(PATIENCE, SYSTEM) is not None
+    assert time.monotonic() - started >= 0.4
+
+
+def test_a_late_detection_does_not_delay_an_abort(pair):
+    pair[0].set("DETECT_DELAY_MS", LONG)
+    pair[1].kill()
+    begin(pair[0])
+    assert not pair[0].ready(MOMENT)
+    assert pair[0].call("Abort")[0] == SUCCESS
+    assert pair[0].ready(PATIENCE)
+
+
+@pytest.mark.parametrize(("phase", "ends"), [("before", False), ("after", True)])
+def test_abort_hangs(pair, phase, ends):
+    """For as long as told; operations end before it or after; other threads and communicators go on."""
+    assert [each[0] for each in pair.each("split", 0, 0)] == [SUCCESS] * 2
+    begin(pair[0])
+    pair[0].set("ABORT_HANG_MS", 1500)
+    pair[0].set("ABORT_HANG_PHASE", phase)
+    pair[0].start("abort", "call", "Abort")
+    assert pair[0].ready(MOMENT) is ends
+    assert pair[0].error() == SUCCESS
+    for rank in pair.members:
+        begin(rank, name="child", stream="other")
+    assert pair[0].ready(1, "other") or pair[0].finish("abort", 0) is not None  # on a slow machine
+    result, seconds = pair[0].finish("abort", PATIENCE)
+    assert result == SUCCESS
+    assert seconds >= 1.5
+    assert pair[0].ready(PATIENCE)
+
+
+def test_abort_fails_but_ends_the_communicator(pair):
+    begin(pair[0])
+    pair[0].set("ABORT_RESULT", SYSTEM)
+    assert pair[0].call("Abort")[0] == SYSTEM
+    assert pair[0].ready(PATIENCE)
+    assert pair[0].count("aborts") == 1
+    assert pair[0].count("comms") == 0
+
+
+def test_non_blocking_communicators_take_their_time(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 2, connected=False, NONBLOCKING_MS=400) as crew:
+        started = time.monotonic()
+        assert crew.connect(blocking=False) == [IN_PROGRESS] * 2
+        assert None not in crew.each("error_within", PATIENCE, SUCCESS)
+        assert time.monotonic() - started >= 0.4
+        data = {"dtype": "float32", "count": 4}
+        assert crew.each("begin", "AllReduce", ONE, 4, **data) == [IN_PROGRESS] * 2
+        assert None not in crew.each("error_within", PATIENCE, SUCCESS)
+        assert all(crew.each("ready", PATIENCE))
+        crew[0].set("ENQUEUE_RESULT", REMOTE)
+        assert begin(crew[0]) == REMOTE
+        crew[0].set("ENQUEUE_RESULT")
+        assert crew[0].error() == REMOTE  # here the error of a call stays
+        assert crew[0].call("Abort")[0] == SUCCESS
+
+
+def test_a_wrong_knob_in_the_environment_fails_every_call(library, tmp_path):
+    with rawnccl.crew(library, tmp_path, 1, connected=False, NO_SUCH_KNOB=1) as crew:
+        assert crew[0].group("Start") == SYSTEM
+        assert "NO_SUCH_KNOB" in crew[0].stderr()
+
+
+def test_errors_have_words(pair):
+    assert pair[0].words(REMOTE) == "remote process exited or there was a network error"
+    assert pair[0].words(77) == "unknown result code"

@@ -1,0 +1,138 @@
+"""The reproducers of docs/upstream: each shows, on a build, what its issue says of that build.
+
+They know nothing of the test bed: it is preloaded, and stands for the GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UPSTREAM = ROOT / "docs" / "upstream"
+LEGACY, NCCL2 = "ProcessGroupNCCL", "ProcessGroupNCCL2"
+AT_ONCE = 3
+DEADLINE = 240.0
+SOUND, DEFECT = 0, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reproducer with one of torch's classes; the patch that ends what it shows ("": none does)."""
+
+    name: str
+    kind: str
+    topic: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}-{'nccl2' if self.kind == NCCL2 else 'legacy'}"
+
+
+CASES = (
+    # The slow ones first.
+    Case("hung_abort", LEGACY, "abort-offload"),
+    Case("hung_abort", NCCL2),
+    Case("slow_abort", LEGACY, "abort-offload"),
+    Case("dump_signal", LEGACY, "world-scope"),
+    Case("killed_by_monitor", LEGACY, "cleanup-only"),
+    Case("dump_before_abort", LEGACY, "cleanup-only"),
+    Case("blocking_wait", NCCL2),
+    Case("stale_after_abort", LEGACY, "work-error"),
+    Case("stale_after_abort", NCCL2),
+    Case("coalescing_manager", LEGACY, "coalescing-block"),
+    Case("coalescing_manager", NCCL2),
+    Case("open_group", LEGACY, "group-guard"),
+    Case("coalesced_terminate", LEGACY, "group-guard"),
+    Case("error_type", NCCL2),
+)
+
+
+@pytest.fixture(scope="session")
+def finished(build, library, request):
+    """The reproducers' processes, begun when the first is asked for: some at a time, those of the tests chosen."""
+    mine = [item for item in request.session.items if item.path == Path(__file__)]
+    wanted = {
+        item.callspec.params["case"]
+        for item in mine
+        if "case" in getattr(item, "fixturenames", ()) and item.callspec.params["bed_name"] == build.name
+    }
+    backends = {kind: name for name, kind in reversed(build.backends.items())}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            case: pool.submit(run, build.python, library, case.name, backends[case.kind])
+            for case in CASES
+            if case in wanted and case.kind in backends
+        }
+
+
+def run(python, library, name, backend):
+    """Run a reproducer on the test bed; whatever it leaves is ended with it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_", "NCCL_", "M8D_BED_"))}
+    process = subprocess.Popen(
+        [python, f"repro_{name}.py", "--backend", backend],
+        cwd=UPSTREAM,
+        env={**environment, "LD_PRELOAD": str(library), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        with_all_of(process)
+    return process.returncode, out, errors
+
+
+def with_all_of(process):
+    """Kill the session that a process leads, and wait for it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        process.wait()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_defect_shows_unless_a_patch_ends_it(finished, build, case):
+    if case not in finished:
+        pytest.skip(f"{build.name} has no {case.kind}")
+    code, out, errors = finished[case].result()
+    assert code == (SOUND if case.topic in build.topics else DEFECT), out + errors
+    assert re.fullmatch(rf"torch {re.escape(build.torch)}: (sound|DEFECT): .*\n", out)
+    assert "m8d-bed" not in "".join(
+        line for line in errors.splitlines() if "STUB" in line or "KERNEL" in line
+    )
+
+
+@pytest.mark.parametrize("path", sorted(UPSTREAM.glob("repro_*.py")), ids=lambda path: path.stem)
+class TestEachReproducer:
+    def test_has_an_issue_and_a_test(self, path):
+        issues = [page.read_text() for page in UPSTREAM.glob("*.md") if page.stem != "README"]
+        assert any(f"python {path.name}" in text for text in issues)
+        assert any(f"repro_{case.name}.py" == path.name for case in CASES)
+
+    def test_can_be_sent_as_one_file(self, path, monkeypatch):
+        monkeypatch.syspath_prepend(str(UPSTREAM))
+        from one_file import one_file
+
+        text = one_file(path.name)
+        ast.parse(text)
+        assert "from ranks import" not in text
+        assert ("ncclCommAbort(void *comm)" in text) == ("with_faults" in path.read_text())
+
+
+def test_the_index_names_every_issue():
+    index = (UPSTREAM / "README.md").read_text()
+    for page in UPSTREAM.glob("*.md"):
+        assert page.stem == "README" or f"({page.name})" in index, page.name

@@ -1,0 +1,109 @@
+"""A member of an NCCL world is lost in an operation: it raises, soon, in every way it can be called; then all go on.
+
+Run with ``-s`` it prints the milliseconds from the loss to the exception.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
+    "all_to_all", "all_to_all_single", "barrier",
+)  # fmt: skip
+EVERY_WAY = ("method", "async", "aio", "bare", "bare_async")
+CASES = [
+    *(("method", name) for name in COLLECTIVES),
+    *((way, name) for name in ("all_reduce", "recv", "send") for way in EVERY_WAY if (way, name) != ("method", "all_reduce")),
+    ("bare", "batch"),
+    ("bare", "coalesced"),
+    ("bare", "functional"),
+    ("bare", "future"),
+]  # fmt: skip
+SOON = 5000  # ms; some tens in truth, on a machine that has nothing else to do
+
+
+def lose(launch, backend, cases, how, *, limit, **more):
+    """Run the cases; return the milliseconds from the loss to the exception of each."""
+    took, slowest = [], (0.0, "")
+    listed = [{"way": way, "name": name} for way, name in cases]
+    with launch(
+        "worlds_faults:survives", 2, config={"backend": backend, "cases": listed, **more}, timeout=400
+    ) as ranks:
+        port = ranks.wait("store")[0].fields["port"]
+        for number, (way, name) in enumerate(cases):
+            config = {
+                "backend": backend,
+                "rank": 2,
+                "size": 3,
+                "case": number,
+                "port": port,
+                "stores": 0,
+                **more,
+            }
+            with launch("worlds_faults:victim", 1, config=config, timeout=200) as lost:
+                lost.wait("ready")
+                ranks.wait("ready", count=number + 1)
+                at = how(lost)
+                for told in ranks.wait("after", count=number + 1, timeout=limit / 1000 + 30):
+                    after = told.fields
+                    (seen,) = (e for e in ranks.events(told.rank, "broken") if e.fields["case"] == number)
+                    assert seen.fields["kind"] == "BrokenWorldException", (way, name, seen.fields, after)
+                    assert set(after["later"].values()) == {"BrokenWorldException"}, (way, name, after)
+                    assert after["state"] == "broken"
+                    assert after["ranks"] == [2], (way, name, after)
+                    assert after["depth"] == 0
+                    took.append((seen.at - at) * 1000)
+                    slowest = max(slowest, (took[-1], f"{way} {name}"))
+                    assert took[-1] < limit, (way, name, took[-1])
+            ranks.tell("go")
+        for told in ranks.wait("values"):
+            assert told.fields["wrong"] == []
+            assert told.fields["beside"]["wrong"] == []
+            assert told.fields["beside"]["rounds"] > 0
+            assert told.fields["comms"] == 1  # the world beside; what broke is gone
+            before = [e.fields for e in ranks.events(told.rank, "before")]
+            for each in before:
+                for what, slack in (("python_threads", 6), ("threads", 10), ("fds", 10)):
+                    assert told.fields[what] <= each[what] + slack, what
+        for told in ranks.wait("closed"):
+            assert told.fields["comms"] == 0
+        assert {each.code for each in ranks.join().values()} == {0}
+    print(  # noqa: T201
+        f"\n{launch.build.name} {backend} {len(took)} losses: median {statistics.median(took):.0f} ms, "
+        f"max {slowest[0]:.0f} ms ({slowest[1]})"
+    )
+    return took
+
+
+def kill(lost):
+    return lost.kill(0)
+
+
+def stop(lost):
+    return lost.stop(0)
+
+
+def leave(lost):
+    lost.tell("leave")
+    return lost.wait("left")[0].at
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_member_is_killed_in_every_operation_called_in_every_way(launch, backend):
+    lose(launch, backend, CASES, kill, limit=SOON)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_member_is_stopped(launch, backend):
+    cases = [("method", "all_reduce"), ("bare", "recv"), ("aio", "all_reduce")]
+    took = lose(launch, backend, cases, stop, limit=SOON + 2000, hang_timeout=1.5)
+    assert min(took) > 1000
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_member_leaves(launch, backend):
+    lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave, limit=SOON)

@@ -1,0 +1,78 @@
+"""Worlds on NCCL whose members all live: values of every operation in every way, side by side, again, to their end."""
+
+from __future__ import annotations
+
+import pytest
+
+BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
+
+
+def events(ranks, name):
+    return [each.fields for each in ranks.wait(name)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_operation_in_every_way(launch, backend, size):
+    with launch("worlds:values", size, config={"backend": backend}, timeout=120) as ranks:
+        for found in events(ranks, "values"):
+            assert found["wrong"] == []
+        for found in events(ranks, "closed"):
+            assert found["freed"]
+            assert found["ms"] < 5000
+        assert {each.code for each in ranks.join().values()} == {0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_worlds_side_by_side(launch, backend):
+    with launch("worlds:several", 2, config={"backend": backend}, timeout=180) as ranks:
+        for found in events(ranks, "values"):
+            assert found["wrong"] == []
+            assert not any(found["alive"])
+            assert found["worlds"] == ["a", "b", "c", "g", "mixed"]
+        for found in events(ranks, "closed"):
+            assert found["comms"] == 0
+        assert {each.code for each in ranks.join().values()} == {0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leaving_and_rejoining_leaks_nothing(launch, backend):
+    cycles = 20
+    with launch("worlds:again", 2, config={"backend": backend, "cycles": cycles}, timeout=180) as ranks:
+        before = {each.rank: each.fields for each in ranks.wait("before")}
+        for told in ranks.wait("after"):
+            after = told.fields
+            assert after["wrong"] == []
+            assert after["generations"] == sorted(set(after["generations"]))
+            assert len(after["generations"]) == cycles
+            assert after["comms"] == before[told.rank]["comms"] == 1
+            for what, slack in (("python_threads", 4), ("threads", 6), ("fds", 6), ("kb", 20_000)):
+                assert after[what] <= before[told.rank][what] + slack, what
+        for found in events(ranks, "closed"):
+            assert found["comms"] == 0
+
+
+@pytest.mark.parametrize("how", ["idle", "pending", "thread"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_ends_with_worlds_open_ends_well(launch, backend, how):
+    with launch("worlds:ends", 2, config={"backend": backend, "how": how}) as ranks:
+        ranks.wait("ready")
+        ranks.tell("go")
+        exits = ranks.join(timeout=30)
+        assert [(each.code, each.signal) for each in exits.values()] == [(0, None), (0, None)], [
+            ranks.stderr(0)[-3000:], ranks.stderr(1)[-3000:]
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_devices(launch, backend):
+    with launch("worlds:devices", 2, config={"backend": backend}) as ranks:
+        for told in ranks.wait("devices"):
+            found = told.fields
+            assert found["told"] == {"current": f"cuda:{told.rank + 2}", "plain": "cuda:0"}
+            wrong = {name: kind for name, kind in found["errors"].items() if kind != "WrongDeviceError"}
+            # torch itself says it of a bare call
+            assert set(wrong) <= {"bare cpu"}
+            assert wrong.get("bare cpu") in {None, "RuntimeError"}
+            assert found["value"] == [1.0] * 6
+            assert found["state"] == "active"
