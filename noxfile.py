@@ -16,13 +16,17 @@ ROOT = Path(__file__).parent
 ENV = {"PYTHONPATH": f"{ROOT / 'build'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1"}
 TOOLCHAIN = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "toolchain")
 TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
+# One CPU-capable torch for everyday work; `tests-torch` goes through the others. Named exactly: an open range would
+# take the newest CUDA build, gigabytes of it.
+TORCH = ["torch==2.13.0", "numpy>=1.26"]
+DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 
 
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
-    """Ruff and mypy, strict."""
-    session.install(*TOOLCHAIN, *TEST, *LINT)
+    """Ruff and mypy, strict (torch is there for its types)."""
+    session.install(*TOOLCHAIN, *TEST, *LINT, *TORCH)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", env=ENV)
@@ -31,8 +35,77 @@ def lint(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def tests(session: nox.Session) -> None:
     """Everything that needs no CUDA wheel (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST)
+    session.install(*TOOLCHAIN, *TEST, *TORCH)
     session.run("python", "-m", "pytest", *session.posargs, env=ENV)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """What needs no torch: decisions and the toolchain (`-- ARGS` go to pytest)."""
+    session.install(*TOOLCHAIN, *TEST)
+    session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs, env=ENV)
+
+
+# What reaches every statement and branch of multiworld/_core, without torch.
+CORE_TESTS = [
+    f"tests/unit/test_{name}.py"
+    for name in (
+        "detector", "lifecycle", "membership", "membership_simulated", "nccl_policy", "raising", "watchdog_peers",
+        "wire",
+    )
+]  # fmt: skip
+
+
+@nox.session(tags=["ci"])
+def coverage(session: nox.Session) -> None:
+    """What decides is tested completely, branches too: less than 100 % of multiworld/_core fails."""
+    session.install(*TOOLCHAIN, *TEST, "coverage[toml]>=7.4")
+    # A fixed seed: whether a branch is covered must not depend on what hypothesis draws.
+    session.run(
+        "coverage", "run", "--branch", "--source=multiworld._core",
+        "-m", "pytest", "-q", "--hypothesis-seed=0", *CORE_TESTS, *session.posargs, env=ENV,
+    )  # fmt: skip
+    session.run("coverage", "report", "--show-missing", "--fail-under=100")
+
+
+@nox.session(name="tests-torch")
+def tests_torch(session: nox.Session) -> None:
+    """The contract tests on torch 2.4 to 2.15, one after the other (`-- --help`; about 6 GB for each version)."""
+    session.install(*TOOLCHAIN)
+    session.run("python", "-m", "m8d_build", "battery", *session.posargs, env=ENV)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Worlds that break and heal, live: one worker is killed, one stopped; the others go on (`-- --help`)."""
+    session.install(*TORCH, "rich>=13.7")
+    session.run("python", "examples/demo.py", *session.posargs, env=ENV)
+
+
+@nox.session(tags=["ci"])
+def docs(session: nox.Session) -> None:
+    """The documentation as a site in site/; a link that leads nowhere is an error (`-- serve` shows it live)."""
+    session.install(*DOCS)
+    # Otherwise the theme prints an advertisement.
+    session.run(
+        "mkdocs", *(session.posargs or ["build", "--strict"]), env={**ENV, "NO_MKDOCS_2_WARNING": "1"}
+    )
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """The long forms of the soak tests: five minutes and more each (`-- --soak SECONDS` for another length)."""
+    session.install(*TEST, *TORCH)
+    args = session.posargs or ["--soak", "300"]
+    session.run("python", "-m", "pytest", "tests/contract", "-m", "soak", *args, env=ENV)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Every way NCCL can fail, on every build: writes docs/nccl-defects.md (`-- --help`; half an hour, 18 GB)."""
+    session.install(*TOOLCHAIN)
+    path = os.pathsep.join((ENV["PYTHONPATH"], str(ROOT / "tests" / "testbed")))
+    session.run("python", "-m", "matrix", *session.posargs, env={**ENV, "PYTHONPATH": path})
 
 
 @nox.session(name="build-torch", tags=["ci"])
@@ -49,11 +122,31 @@ def check_wheel(session: nox.Session) -> None:
     session.run("python", "-m", "m8d_build", "check", *session.posargs, env=ENV)
 
 
+@nox.session(tags=["ci"])
+def testbed(session: nox.Session) -> None:
+    """Real ProcessGroupNCCL without a GPU: the patched wheel last built and an official one (`-- --help`)."""
+    session.install(*TOOLCHAIN, *TEST, "numpy>=1.26")
+    session.run("python", "-m", "m8d_build", "testbed", *session.posargs, env=ENV)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Time the toolchain on the real 2.6.0 and store the figures as JSON (`-- --help`)."""
     session.install(*TOOLCHAIN)
     session.run("python", "benchmarks/toolchain.py", *session.posargs, env=ENV)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The NCCL scenarios on this machine's GPUs; writes docs/hardware.md (`-- --gpu NAME=PYTHON`, `-- --help`)."""
+    session.install(*TOOLCHAIN)
+    args = [*session.posargs]
+    if not {"--gpu", "--help", "-h", "--list", "--page-only"} & {arg.partition("=")[0] for arg in args}:
+        session.install("torch==2.14.1", "numpy>=1.26")
+        args += ["--gpu", f"stock-2.14.1={session.virtualenv.bin}/python"]
+    path = os.pathsep.join([str(ROOT / "tests" / "testbed"), str(ROOT / "tests" / "gpu"), ENV["PYTHONPATH"]])
+    # 1 is "no GPU here": whoever asked for hardware must not take that for a pass.
+    session.run("python", "-m", "hardware", *args, env={**ENV, "PYTHONPATH": path})
 
 
 @nox.session
