@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect", "error_of",
-    "has_nccl", "is_nccl", "is_older", "one_by_one", "release", "validate",
+    "has_nccl", "is_nccl", "is_older", "needed_by_works", "one_by_one", "release", "validate",
 ]  # fmt: skip
 
 SINGLE = {
@@ -54,6 +54,9 @@ _DEEPEST = 8
 
 # Backends that NCCL could not abort, kept for good: their destructors would abort a second time, with the GIL held.
 _given_up: list[Any] = []
+
+# Backends of worlds that are over, which unfinished functional operations may need.
+_outlived: list[Any] = []
 
 
 def is_nccl(backend: str) -> bool:
@@ -190,9 +193,33 @@ def _allreduce_options(coalesced: Any) -> Any:
     return plain
 
 
+def needed_by_works(group: Any, device: Any) -> Any:
+    """Return the backend of a group that has to live as long as its works do; None where it has not.
+
+    A work of nccl2 gives its events back to its backend when it is destroyed, without asking whether that still is
+    there (2.14.1, 2.15.0: WorkNCCL's destructor calls ProcessGroupNCCL::returnEvent on a plain pointer). Whoever keeps
+    an exception keeps the frames that it went through, and the works in them.
+    """
+    backend = _backend(group, device)
+    return backend if _is_nccl2(backend) else None
+
+
+def _is_nccl2(backend: Any) -> bool:
+    name = type(backend).__name__
+    return name.startswith("ProcessGroupNCCL") and name != "ProcessGroupNCCL"
+
+
 def release(backends: list[Any]) -> None:
-    """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer."""
+    """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer.
+
+    Works of functional operations that nobody has waited for are kept by torch, and not seen here: as long as there
+    are any, in whatever world, backends that works need are kept too.
+    """
+    _outlived.extend(each for each in backends if _is_nccl2(each))
     backends.clear()
+    unfinished = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    if unfinished is None or not unfinished():
+        _outlived.clear()
 
 
 def connect(group: Any, traffic: Traffic) -> None:

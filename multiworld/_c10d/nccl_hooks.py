@@ -64,14 +64,17 @@ class _Owner:
         state: of the world.
         traffic: of the world.
         group: that it was posted to; a work that somebody keeps must not keep the group.
+        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry goes
+            when its C++ part has been destroyed.
     """
 
-    __slots__ = ("group", "state", "traffic")
+    __slots__ = ("backend", "group", "state", "traffic")
 
     def __init__(self, state: WorldState, traffic: Traffic, group: Any) -> None:
         self.state = state
         self.traffic = traffic
         self.group = weakref.ref(group)
+        self.backend = nccl.needed_by_works(group, traffic.device)
 
     def finish(self, work: Any, timeout: float | None = None) -> None:
         """Block until `work` has ended; see `Traffic.finish`."""
