@@ -110,6 +110,7 @@ class Generation:
         self.attachment: Attachment | None = None
         self.rendezvous: Rendezvous | None = None
         self.store: StoreHandle | None = None
+        self._kept_store: StoreHandle | None = None
         self.timeout = 0.0
         self.device_types: frozenset[str] = frozenset()
         self.keys: Callable[[], list[str]] = list
@@ -244,7 +245,7 @@ class Generation:
         store = self.store
         if store is None or not store.serves:
             return _nothing
-        self.store = None
+        self.store, self._kept_store = None, store
         return store.close
 
     def _free(self, deadline: float) -> bool:
@@ -254,6 +255,10 @@ class Generation:
         if group is not None:
             freed = group.close(deadline)
             self._leftover = None if freed else group
+            lender = self.store or self._kept_store
+            if freed and lender is not None:
+                lender.idle()
+        self._kept_store = None
         if self.c10d is not None:
             self.c10d.forget()
         rendezvous, self.rendezvous = self.rendezvous, None

@@ -16,13 +16,13 @@ import queue
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
+from multiworld._net.address import STORE_RULE, StoreAddress
 from multiworld._net.tcpclient import NotAStoreError, TcpClient
 from multiworld._net.torchstore import PollingStore, TcpStore
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
-__all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store"]
+__all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store", "serve_at"]
 
 _ATTEMPT = 2.0
 """Seconds that one attempt to connect may take; others that want the same address wait for it."""
@@ -49,62 +49,6 @@ _SILENT = 5.0
 """The same where somebody listens and says nothing: it may be a store whose process or host stands still."""
 
 _LOOPBACK = "127.0.0.1"
-_RULE = 'A store is "tcp://host:port", "file:///absolute/path" or a torch.distributed.Store'
-
-
-@dataclass(frozen=True)
-class StoreAddress:
-    """Where a store is.
-
-    Attributes:
-        scheme: "tcp" or "file".
-        host: name or numeric address, without brackets; "" for a file.
-        port: 1 to 65535; 0 for a file.
-        path: absolute; "" for tcp.
-    """
-
-    scheme: str
-    host: str = ""
-    port: int = 0
-    path: str = ""
-
-    def __str__(self) -> str:
-        if self.scheme == "file":
-            return f"file://{self.path}"
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str, *, world: str = "") -> StoreAddress:
-        """Read ``"tcp://host:port"`` or ``"file:///path"``; an IPv6 address stands in brackets.
-
-        Raises:
-            InvalidJoinError: it is neither.
-        """
-
-        def bad(rule: str) -> InvalidJoinError:
-            return InvalidJoinError(
-                world, f"store={text!r}", rule=rule, next_step='Write it like "tcp://127.0.0.1:29500"'
-            )
-
-        scheme, found, rest = text.partition("://")
-        if not found or scheme not in {"tcp", "file"}:
-            raise bad(_RULE)
-        if scheme == "file":
-            if not rest.startswith("/") or rest.endswith("/") or "\0" in rest:
-                raise bad("A file store is file:// and the absolute path of a file")
-            return cls("file", path=os.path.realpath(rest))
-        host, found, port = rest.rpartition(":")
-        if not found or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise bad("A tcp store has a host and a port from 1 to 65535")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-            with contextlib.suppress(ValueError):  # what is not an address is refused just below
-                ipaddress.IPv6Address(host)
-                return cls("tcp", host=host, port=int(port))
-            raise bad("In brackets stands a numeric IPv6 address")
-        if not host or any(each in host for each in ":/@[]?# \0"):
-            raise bad("A tcp store has a host and a port; an IPv6 address stands in brackets")
-        return cls("tcp", host=host, port=int(port))
 
 
 class StoreHandle:
@@ -122,6 +66,7 @@ class StoreHandle:
     def __init__(self, shared: _Shared, store: Any, address: str, local_host: str) -> None:
         self._shared = shared
         self._closed = False
+        self._lent: list[Any] = []
         self.store: Store = store
         self.address = address
         self.local_host = local_host
@@ -138,7 +83,14 @@ class StoreHandle:
             RuntimeError: torch's, when the server does not answer.
         """
         store: Store = self._shared.fresh()
+        if _made_without_gil():
+            self._lent.append(store)
         return store
+
+    def idle(self) -> None:
+        """Say that nobody uses what `fresh` gave any more: other worlds that meet at this address may have it."""
+        lent, self._lent = self._lent, []
+        self._shared.take_back(lent)
 
     def close(self) -> None:
         """Let go of it; the last hold of this process ends server and connection. Harmless when repeated."""
@@ -159,11 +111,31 @@ class _Shared:
         self.server = server
         self.store = store
         self.holds = 0
+        self._spare: list[Any] = []  # clients that nobody uses
 
     def alive(self) -> bool:
         return self.client is None or self.client.alive(deadline=time.monotonic() + _ANSWER)
 
     def fresh(self) -> Any:
+        """Return a client that nobody else uses: one that was given back, or a new one.
+
+        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598): where another
+        thread is in that table an entry gets lost, and the process ends with its object. So there it is used again.
+        """
+        while self._spare:
+            with contextlib.suppress(
+                IndexError, RuntimeError
+            ):  # another thread was faster; its server is gone
+                spare = self._spare.pop()
+                spare.check(["m8d-none"])
+                return spare
+        return self._connected()
+
+    def take_back(self, clients: list[Any]) -> None:
+        if self.key is not None:
+            self._spare += [each for each in clients if isinstance(each, dist.TCPStore)]
+
+    def _connected(self) -> Any:
         if self.client is not None:
             host, port = self.client.remote[:2]
             wait = dt.timedelta(seconds=30)
@@ -178,6 +150,7 @@ class _Shared:
     def close(self) -> None:
         if self.client is not None:
             self.client.close()
+        self._spare.clear()
         # Both end with their last reference: the server's destructor joins its thread (no GIL needed for that).
         self.server = self.store = None
 
@@ -267,7 +240,7 @@ def open_store(
         return StoreHandle(_Shared(None, store=store), store, repr(store), _host_of(store))
     if not isinstance(store, str):
         raise InvalidJoinError(
-            world, f"store={store!r}", rule=_RULE, next_step="Give the same one to every member"
+            world, f"store={store!r}", rule=STORE_RULE, next_step="Give the same one to every member"
         )
     address = StoreAddress.parse(store, world=world)
     if address.scheme == "file":
@@ -364,7 +337,7 @@ class _Attempt:
         error: OSError | None = None
         for family, target in self.targets:
             try:
-                server = _serve(family, target)
+                server = serve_at(family, target)
             except OSError as failure:
                 if failure.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}:
                     raise self._cannot(failure.strerror or str(failure)) from failure
@@ -386,7 +359,7 @@ class _Attempt:
         )
 
 
-def _serve(family: int, target: tuple[str, int]) -> Any:
+def serve_at(family: int, target: tuple[str, int]) -> Any:
     """Serve at exactly `target`: TCPStore's own socket would listen on every interface."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -412,13 +385,21 @@ def _serve(family: int, target: tuple[str, int]) -> Any:
     )
 
 
+def _older_than(*version: int) -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) < version
+
+
+def _made_without_gil() -> bool:
+    """Whether torch enters new stores into pybind11's table without holding the GIL."""
+    return _older_than(2, 7)
+
+
 def _libuv_takes_a_socket() -> bool:
     """Whether the libuv server, which no half-sent query can block, listens on a socket that it is given.
 
     The build cannot be asked without it printing an error, so this is by version: 2.4 and 2.6 refuse, 2.9 accepts.
     """
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return (major, minor) >= (2, 9)
+    return not _older_than(2, 9)
 
 
 def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tuple[int, tuple[str, int]]]:
