@@ -4,6 +4,7 @@ import os
 import signal
 
 import hypothesis
+import pytest
 from bed.fixtures import add_options, named
 
 # A shared, noisy machine: how long one example takes, or is drawn, says nothing. pytest-timeout ends what hangs.
@@ -16,9 +17,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("here")
 
+# A shell's background job, nohup: without this each program the tests start would ignore these as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell's background job: without this each program the tests start would ignore Ctrl-C as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
@@ -30,3 +34,40 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     named(config)  # a wrong --bed ends the run before it begins
+
+
+# -- a second look (docs/development.md, "Tests")
+
+SECOND_LOOK = "M8D_SECOND_LOOK" in os.environ
+REAL_PROCESSES = {"contract", "integration", "testbed"}
+MOST_LOOKS = 3  # in one run of pytest; more are no accident
+
+
+def pytest_collection_modifyitems(config, items):
+    if SECOND_LOOK and config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if REAL_PROCESSES & {*item.path.parts}:
+                item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    seen = _second_looks(session.config)
+    if len(seen) > MOST_LOOKS and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    seen = _second_looks(config)
+    for report in seen:
+        terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
+    if seen:
+        terminalreporter.section(f"{len(seen)} of at most {MOST_LOOKS} tests had a second look")
+        for report in seen:
+            terminalreporter.write_line(report.nodeid)
+
+
+def _second_looks(config):
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [] if reporter is None else reporter.stats.get("rerun", [])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +45,8 @@ __all__ = [
 
 VERSIONS = ("2.14.1",)  # the newest whose `nccl` is the ProcessGroupNCCL that the patches are for
 TESTS = REPO_ROOT / "tests" / "testbed"
-LIMIT = 3000.0  # seconds the tests may take; on two free cores it is a quarter of that
+LIMIT = 3000.0  # seconds that the tests of a build may take; on two free cores it is an eighth of that
+AT_ONCE = 2  # builds
 STEP_PATCHED = "the patched wheel's environment"
 STEP_TESTS = "tests"
 
@@ -57,7 +60,7 @@ class Asked:
         wheel: the patched wheel, installed for this run alone; None for none.
         versions: official builds, whose environments are kept in the cache.
         match: pytest's -k; "" for all tests.
-        limit: seconds the tests may take.
+        limit: seconds that the tests of a build may take.
         keep: leave what this run downloads and installs in the cache.
         tests: the folder with the tests.
     """
@@ -79,7 +82,7 @@ class Ran:
         builds: the names of the builds, in order.
         cases: each test.
         seconds: of the tests alone.
-        log: what pytest said.
+        log: what pytest said, of all builds.
     """
 
     builds: tuple[str, ...]
@@ -104,7 +107,7 @@ def step_stock(version: str) -> str:
 def run_testbed(asked: Asked, settings: Settings, report: Reporter) -> Ran:
     """Make the builds, run the tests on them, and leave the cache as it should be.
 
-    Writes ``testbed/testbed.log`` and ``.xml`` to the output folder.
+    Writes ``testbed/NAME.log`` and ``NAME.xml`` for each build, and ``testbed.log``, to the output folder.
 
     Raises:
         BehaviourFailed: a test failed, or the tests did not come to their end.
@@ -117,9 +120,8 @@ def run_testbed(asked: Asked, settings: Settings, report: Reporter) -> Ran:
         with (
             _builds(asked, settings, report, log, added) as (beds, packages),
             report.step(STEP_TESTS),
-            told(log, report),
         ):
-            return _test(asked, beds, packages, log)
+            return _test(asked, beds, packages, log, report)
     finally:
         if not asked.keep:
             remove_added(added, settings)
@@ -156,39 +158,64 @@ def _builds(
         yield made, packages
 
 
-def command(asked: Asked, beds: Mapping[str, Path], packages: Path | None, junit: Path) -> list[str | Path]:
-    """Return how pytest is started."""
-    named: list[str | Path] = [f"--bed={name}={python}" for name, python in beds.items()]
-    if packages is not None:
-        named.append(f"--bed-path={packages}")
+def command(asked: Asked, name: str, python: Path, packages: Path | None, junit: Path) -> list[str | Path]:
+    """Return how pytest is started for one build."""
     return [
-        sys.executable, "-m", "pytest", asked.tests, "-p", "no:cacheprovider", f"--junitxml={junit}", *named,
+        sys.executable, "-m", "pytest", asked.tests, "-p", "no:cacheprovider", f"--junitxml={junit}",
+        f"--bed={name}={python}", *([f"--bed-path={packages}"] if packages is not None else []),
         *(["-k", asked.match] if asked.match else []),
     ]  # fmt: skip
 
 
-def _test(asked: Asked, beds: Mapping[str, Path], packages: Path | None, log: Path) -> Ran:
-    junit = log.with_suffix(".xml")
-    junit.unlink(missing_ok=True)
-    env = {"PYTHONPATH": os.pathsep.join(map(str, (REPO_ROOT / "build", REPO_ROOT))), "PYTHONUNBUFFERED": "1"}
-    began, failed = time.monotonic(), None
-    try:
-        proc.run(
-            command(asked, beds, packages, junit), what="run the tests", log=log, cwd=REPO_ROOT, env=env,
-            timeout=asked.limit,
-        )  # fmt: skip
-    except CommandFailed as exc:
-        failed = exc
-    ran = Ran(tuple(beds), _cases(junit), time.monotonic() - began, log)
-    if failed is not None:
+def _test(asked: Asked, beds: Mapping[str, Path], packages: Path | None, log: Path, report: Reporter) -> Ran:
+    """Run the tests of each build in a process of its own, some side by side: most of a test is waiting."""
+    began, cancel = time.monotonic(), threading.Event()
+    logs = {name: new_log(log.with_name(f"{name}.log")) for name in beds}
+    with ExitStack() as stack:
+        for each in logs.values():
+            stack.enter_context(told(each, report))
+        pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
+        running = {
+            name: pool.submit(_test_one, asked, name, python, packages, logs[name], cancel)
+            for name, python in beds.items()
+        }
+        try:
+            failed = {name: error for name, each in running.items() if (error := each.result()) is not None}
+        except BaseException:
+            cancel.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    with log.open("ab") as whole:
+        for each in logs.values():
+            whole.write(each.read_bytes())
+    cases = tuple(case for each in logs.values() for case in _cases(each.with_suffix(".xml")))
+    ran = Ran(tuple(beds), cases, time.monotonic() - began, log)
+    if failed:
+        first = next(iter(failed.values()))
         raise BehaviourFailed(
-            ran.summary() if ran.count(FAILED) else f"the tests came to no good end: {failed.value}",
+            ran.summary() if ran.count(FAILED) else f"the tests came to no good end: {first.value}",
             rule="every test of the test bed passes, or is skipped for a reason, on every build",
             next_step="Look at the log",
             log=log,
-            tail=failed.tail,
-        ) from failed
+            tail="\n".join(f"{name}:\n{error.tail}" for name, error in failed.items()),
+        ) from first
     return ran
+
+
+def _test_one(
+    asked: Asked, name: str, python: Path, packages: Path | None, log: Path, cancel: threading.Event
+) -> CommandFailed | None:
+    junit = log.with_suffix(".xml")
+    junit.unlink(missing_ok=True)
+    env = {"PYTHONPATH": os.pathsep.join(map(str, (REPO_ROOT / "build", REPO_ROOT))), "PYTHONUNBUFFERED": "1"}
+    try:
+        proc.run(
+            command(asked, name, python, packages, junit), what="run the tests", log=log, cwd=REPO_ROOT, env=env,
+            timeout=asked.limit, cancel=cancel,
+        )  # fmt: skip
+    except CommandFailed as exc:
+        return exc
+    return None
 
 
 def _cases(junit: Path) -> tuple[Case, ...]:

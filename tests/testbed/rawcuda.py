@@ -17,7 +17,7 @@ INVALID_VALUE, OUT_OF_MEMORY, INITIALIZATION, INVALID_DEVICE, INVALID_HANDLE = 1
 NOT_READY, NOT_SUPPORTED, CAPTURE_UNSUPPORTED = 600, 801, 900
 TO_DEVICE, TO_HOST = 1, 2
 NON_BLOCKING = 1
-PATIENCE = 20.0  # seconds; nothing here takes one
+PATIENCE = 45.0  # seconds; nothing here takes one
 HostFunction = c.CFUNCTYPE(None, c.c_void_p)
 
 

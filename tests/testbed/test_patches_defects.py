@@ -6,16 +6,22 @@ D0 (``remote-error``) needs a build older than 2.4; on all others the error has 
 from __future__ import annotations
 
 import pytest
-from pairkit import DUMPING, PROMPT, lose, names_remote_error, running, still, until_logged  # noqa: F401 -- a fixture
+from pairkit import DUMPING, FOR_EVER, PROMPT, lose, names_remote_error, running, still, until_logged  # noqa: F401 -- a fixture
 
 STALE = 1.0
-BEATS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2"}
-# The monitor looks for the signal after thirty seconds, and until then the watchdog waits for it.
-SLOW_DUMP = {
-    **DUMPING,
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000",
-    "TORCH_NCCL_COORD_CHECK_MILSEC": "30000",
-}
+HEARTBEAT = 4  # seconds: longer than a busy machine keeps a thread from running
+BEATS = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(HEARTBEAT)}
+
+
+def slow_dump(seconds):
+    """The monitor looks for the signal after minutes, and until then the watchdog waits: four times so long."""
+    return {
+        **DUMPING,
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": str(seconds * 1000),
+        "TORCH_NCCL_COORD_CHECK_MILSEC": "300000",
+    }
+
+
 SIGNALS = {**DUMPING, **BEATS, "TORCH_NCCL_COORD_CHECK_MILSEC": "200"}
 
 
@@ -83,7 +89,7 @@ class TestBlocked:
     @pytest.mark.patched
     @pytest.mark.parametrize("how", ["barrier", "timeout"])
     def test_also_while_the_abort_hangs(self, run, how):
-        with run("blocked", how=how, knobs={"ABORT_HANG_MS": 30000}) as ranks:
+        with run("blocked", how=how, knobs={"ABORT_HANG_MS": round(FOR_EVER * 1000)}) as ranks:
             killed = lose(ranks)
             (event,) = ranks.wait("let go", ranks=[0])
             assert event.at - killed < PROMPT
@@ -93,8 +99,8 @@ class TestBlocked:
 class TestD2:
     """The watchdog waits for the flight recorder's dump before it aborts."""
 
-    def delay(self, run):
-        with run("idle", env=SLOW_DUMP) as ranks:
+    def delay(self, run, dump):
+        with run("idle", env=slow_dump(dump)) as ranks:
             killed = lose(ranks)
             (event,) = ranks.wait("aborted", ranks=[0])
             assert event.fields["seen"]
@@ -102,11 +108,11 @@ class TestD2:
 
     @pytest.mark.stock
     def test_stock(self, run):
-        assert self.delay(run) > 3.5
+        assert self.delay(run, 1) > 3.5
 
     @pytest.mark.patched
     def test_patched(self, run):
-        assert self.delay(run) < PROMPT
+        assert self.delay(run, 20) < PROMPT
 
 
 class TestD3:
@@ -124,7 +130,7 @@ class TestD3:
             lose(ranks)
             ranks.wait("aborted", ranks=[0])
             assert until_logged(ranks, 0, "Received a dump signal")
-            still(ranks, 0, 8)
+            still(ranks, 0, 2 * HEARTBEAT + 1)
             ranks.tell("go on")
             assert ranks.join(ranks=[0])[0].code == 0
             assert names_remote_error(ranks.events(0, "wait")[0].fields["text"])
@@ -135,18 +141,18 @@ class TestD4:
 
     @pytest.mark.stock
     def test_stock(self, run):
-        with run("slow_abort", env=BEATS, hangs=60) as ranks:
+        with run("slow_abort", env=BEATS, hangs=FOR_EVER) as ranks:
             lose(ranks)
             assert ranks.join(ranks=[0])[0].signal == "SIGABRT"
 
     @pytest.mark.patched
     def test_patched(self, run):
-        with run("slow_abort", env=BEATS, hangs=60) as ranks:
+        with run("slow_abort", env=BEATS, hangs=FOR_EVER) as ranks:
             killed = lose(ranks)
             (event,) = ranks.wait("wait", ranks=[0])
             assert event.at - killed < PROMPT
             assert names_remote_error(event.fields["text"])
-            still(ranks, 0, 8)
+            still(ranks, 0, 2 * HEARTBEAT + 1)
             assert "got stuck" not in ranks.stderr(0)
             ranks.tell("go on")
             assert ranks.join(ranks=[0])[0].code == 0
@@ -260,38 +266,38 @@ class TestD7:
 class TestD8:
     """While ncclCommAbort hangs, others block."""
 
-    HANGS = 20
-    NOT_LONG = 7.0  # seconds: an abort is waited for five when a group ends
+    HANGS = 6  # seconds
+    NOT_LONG = 30.0  # seconds: an abort is waited for five when a group ends
 
     @pytest.mark.stock
     def test_stock(self, run):
+        # It blocks with the GIL held: nobody in that process could end the hang.
         with run("hung_abort", 3, hangs=self.HANGS) as ranks:
             killed = lose(ranks, survivors=(0, 2))
             ranks.wait("aborted", ranks=[0])
             ranks.tell("look", ranks=[0])
             ranks.tell("sum", ranks=[2])
             (event,) = ranks.wait("is_completed", ranks=[0])
-            assert event.at - killed > self.HANGS / 2
+            assert event.at - killed > self.HANGS - 1
 
     @pytest.mark.patched
     @pytest.mark.parametrize("phase", ["before", "after"])
     def test_patched(self, run, phase):
         env = {"M8D_BED_ABORT_HANG_PHASE": phase}
-        with run("hung_abort", 3, hangs=self.HANGS, env=env, until_free=True) as ranks:
-            killed = lose(ranks, survivors=(0, 2))
+        with run("hung_abort", 3, hangs=FOR_EVER, env=env, until_free=True) as ranks:
+            lose(ranks, survivors=(0, 2))
             ranks.wait("aborted", ranks=[0])
             ranks.tell("look", ranks=[0])
             ranks.tell("sum", ranks=[2])
-            (last,) = ranks.wait("later", ranks=[0])
-            assert last.at - killed < PROMPT + 1
+            ranks.wait("later", ranks=[0])  # the abort still hangs
             for name in ("wait", "later"):
                 assert names_remote_error(ranks.events(0, name)[0].fields["text"]), name
             (other,) = ranks.wait("other thread", ranks=[0])
             assert other.fields["ok"]
-            assert other.at - killed < PROMPT + 2
             (ended,) = ranks.wait("destroy", ranks=[0])
             assert ended.fields["ok"]
             assert ended.fields["ms"] < self.NOT_LONG * 1000
+            ranks.tell("release", ranks=[0])
             (free,) = ranks.wait("free", ranks=[0])
             assert free.fields["seen"], free.fields["names"]
             ranks.tell("end")
@@ -299,11 +305,11 @@ class TestD8:
 
     @pytest.mark.patched
     def test_the_process_ends_though_the_abort_hangs(self, run):
-        with run("hung_abort", 3, hangs=600, exit="python") as ranks:
+        with run("hung_abort", 3, hangs=FOR_EVER, exit="python") as ranks:
             killed = lose(ranks, survivors=(0, 2))
             ranks.wait("aborted", ranks=[0])
             ranks.tell("look", ranks=[0])
             ranks.tell("sum", ranks=[2])
             ended = ranks.join(ranks=[0], timeout=60)[0]
             assert ended.code == 0
-            assert ended.at - killed < self.NOT_LONG + 15
+            assert ended.at - killed < 2 * self.NOT_LONG

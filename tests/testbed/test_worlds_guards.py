@@ -14,7 +14,7 @@ HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_doctor_and_the_warning_say_what_is_done(launch, build, backend):
-    with launch("worlds:guards", 2, config={"backend": backend}, timeout=90) as ranks:
+    with launch("worlds:guards", 2, config={"backend": backend}, timeout=120) as ranks:
         for told in ranks.wait("guards"):
             found = told.fields
             nccl = found["status"]["nccl"]
@@ -51,5 +51,5 @@ def test_a_process_lives_longer_than_torchs_monitor_would_let_it(launch, backend
         ranks.tell("go", ranks=[0, 1])
         for told in ranks.wait("values", ranks=[0, 1]):
             assert told.fields["wrong"] == []
-        exits = ranks.join(ranks=[0, 1], timeout=30)
+        exits = ranks.join(ranks=[0, 1], timeout=60)
         assert {each.code for each in exits.values()} == {0}, ranks.stderr(0)[-2000:]

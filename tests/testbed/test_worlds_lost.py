@@ -23,10 +23,12 @@ CASES = [
     ("bare", "functional"),
     ("bare", "future"),
 ]  # fmt: skip
-SOON = 5000  # ms; some tens in truth, on a machine that has nothing else to do
+SOON = 5000  # ms, at the median; some tens in truth, on a machine that has nothing else to do
+LATE = 20_000  # ms, of the slowest: a busy machine's stall is no fault
+HANG = 4.0  # seconds: longer than such a stall
 
 
-def lose(launch, backend, cases, how, *, limit, **more):
+def lose(launch, backend, cases, how, **more):
     """Run the cases; return the milliseconds from the loss to the exception of each."""
     took, slowest = [], (0.0, "")
     listed = [{"way": way, "name": name} for way, name in cases]
@@ -48,7 +50,7 @@ def lose(launch, backend, cases, how, *, limit, **more):
                 lost.wait("ready")
                 ranks.wait("ready", count=number + 1)
                 at = how(lost)
-                for told in ranks.wait("after", count=number + 1, timeout=limit / 1000 + 30):
+                for told in ranks.wait("after", count=number + 1, timeout=60):
                     after = told.fields
                     (seen,) = (e for e in ranks.events(told.rank, "broken") if e.fields["case"] == number)
                     assert seen.fields["kind"] == "BrokenWorldException", (way, name, seen.fields, after)
@@ -58,7 +60,7 @@ def lose(launch, backend, cases, how, *, limit, **more):
                     assert after["depth"] == 0
                     took.append((seen.at - at) * 1000)
                     slowest = max(slowest, (took[-1], f"{way} {name}"))
-                    assert took[-1] < limit, (way, name, took[-1])
+                    assert took[-1] < LATE, (way, name, took[-1])
             ranks.tell("go")
         for told in ranks.wait("values"):
             assert told.fields["wrong"] == []
@@ -76,6 +78,7 @@ def lose(launch, backend, cases, how, *, limit, **more):
         f"\n{launch.build.name} {backend} {len(took)} losses: median {statistics.median(took):.0f} ms, "
         f"max {slowest[0]:.0f} ms ({slowest[1]})"
     )
+    assert statistics.median(took) < SOON + 1000 * more.get("hang_timeout", 0)
     return took
 
 
@@ -94,16 +97,16 @@ def leave(lost):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_is_killed_in_every_operation_called_in_every_way(launch, backend):
-    lose(launch, backend, CASES, kill, limit=SOON)
+    lose(launch, backend, CASES, kill)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_is_stopped(launch, backend):
     cases = [("method", "all_reduce"), ("bare", "recv"), ("aio", "all_reduce")]
-    took = lose(launch, backend, cases, stop, limit=SOON + 2000, hang_timeout=1.5)
-    assert min(took) > 1000
+    took = lose(launch, backend, cases, stop, hang_timeout=HANG)
+    assert min(took) > 1000 * HANG / 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_leaves(launch, backend):
-    lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave, limit=SOON)
+    lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave)

@@ -28,7 +28,8 @@ def pytest_addoption(parser):
 """
 GOOD = """
 def test_it(pytestconfig):
-    assert [each.partition("=")[0] for each in pytestconfig.getoption("--bed")] == {names!r}
+    (name,) = [each.partition("=")[0] for each in pytestconfig.getoption("--bed")]
+    assert name in {names!r}
     assert pytestconfig.getoption("--bed-path") == {paths!r}
 """
 
@@ -77,7 +78,33 @@ def test_named_builds_are_used_as_they_are(tests, tmp_path, makes):
     ran = run_testbed(Asked({"mine": PYTHON}, tests=tests), settings, Silent())
     assert (ran.summary(), ran.builds) == ("1 passed, 0 failed, 0 skipped", ("mine",))
     assert makes == []
-    assert {path.name for path in (settings.out / "testbed").iterdir()} == {"testbed.log", "testbed.xml"}
+    assert {path.name for path in (settings.out / "testbed").iterdir()} == {
+        "testbed.log", "mine.log", "mine.xml",
+    }  # fmt: skip
+
+
+def test_each_build_has_a_process_of_its_own_and_they_run_side_by_side(tests, tmp_path, makes):
+    """Each waits for the other one's word, which one after the other would never come."""
+    (tests / "test_toy.py").write_text(f"""
+import pathlib, time
+def test_it(pytestconfig):
+    (name,) = [each.partition("=")[0] for each in pytestconfig.getoption("--bed")]
+    pathlib.Path({str(tmp_path)!r}, "here-" + name).touch()
+    deadline = time.monotonic() + 60
+    while len(list(pathlib.Path({str(tmp_path)!r}).glob("here-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+def test_no(pytestconfig):
+    assert not pytestconfig.getoption("--bed")[0].startswith("b="), "no " + "b"
+""")
+    settings = make_settings(tmp_path)
+    with pytest.raises(BehaviourFailed, match="3 passed, 1 failed") as caught:
+        run_testbed(Asked({"a": PYTHON, "b": PYTHON}, tests=tests), settings, Silent())
+    assert "no b" in caught.value.tail
+    assert "a:" not in caught.value.tail.splitlines()
+    log = (settings.out / "testbed" / "testbed.log").read_text()
+    assert "--bed=a=" in log
+    assert "--bed=b=" in log
 
 
 def test_the_wheel_leans_on_its_official_build_and_all_are_held_while_the_tests_run(tests, tmp_path, makes):
@@ -118,9 +145,9 @@ def test_tests_that_do_not_end_well(tests, tmp_path, makes, body, says):
 
 def test_the_command_line_of_pytest(tmp_path):
     asked = Asked({}, match="values")
-    said = command(asked, {"a": Path("/a/python"), "b": Path("/b/python")}, tmp_path, tmp_path / "x.xml")
+    said = command(asked, "a", Path("/a/python"), tmp_path, tmp_path / "x.xml")
     assert said[:4] == [sys.executable, "-m", "pytest", TESTS]
-    assert said[-5:] == ["--bed=a=/a/python", "--bed=b=/b/python", f"--bed-path={tmp_path}", "-k", "values"]
+    assert said[-4:] == ["--bed=a=/a/python", f"--bed-path={tmp_path}", "-k", "values"]
 
 
 def call(*arguments: str) -> tuple[int, str]:

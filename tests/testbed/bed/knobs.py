@@ -37,7 +37,7 @@ class Knob:
 
 
 _TABLE = (
-    Knob("ABORT_HANG_MS", "ncclCommAbort takes that long"),
+    Knob("ABORT_HANG_MS", "ncclCommAbort takes that long, or until this is changed"),
     Knob("ABORT_HANG_PHASE", "whether it hangs before or after it ends what is pending", ("before", "after")),
     Knob("ABORT_RESULT", "the ncclResult_t that ncclCommAbort returns"),
     Knob("ENQUEUE_RESULT", "the ncclResult_t that an enqueue returns"),
@@ -45,7 +45,7 @@ _TABLE = (
     Knob("ENQUEUE_FAIL_KIND", "only operations of this kind fail", KINDS),
     Knob("GROUPEND_RESULT", "the ncclResult_t that ncclGroupEnd returns"),
     Knob("INIT_RESULT", "the ncclResult_t that making a communicator returns"),
-    Knob("INIT_HANG_MS", "making a communicator takes that long"),
+    Knob("INIT_HANG_MS", "making a communicator takes that long, or until this is changed"),
     Knob("ASYNC_ERROR", "what ncclCommGetAsyncError reports"),
     Knob("REMOTE_RESULT", "the code used when a peer dies (6, ncclRemoteError, if not set)"),
     Knob("HANG_FROM_OP", "the first launch that hangs until abort, counted from the setting: 1 is the next"),

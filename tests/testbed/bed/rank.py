@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Rank", "load_program", "plain", "run_program"]
 
 STORE_TIMEOUT = 60.0  # seconds
+_LONG = 600.0  # seconds; a test that fails kills its ranks
 _TEXT = 6000  # characters of an exception's text in an event
 
 
@@ -102,6 +103,15 @@ class Rank:
         return dist.TCPStore(
             "127.0.0.1", self.store_ports[index], None, is_master=False, timeout=timedelta(seconds=timeout)
         )
+
+    @functools.cached_property
+    def meeting_point(self) -> Any:
+        """One client of the first store server, for as long as this rank lives.
+
+        Up to torch 2.6 making a store while another thread is in torch can end the process (pytorch #143598): ask for
+        it before there is one.
+        """
+        return self.store()
 
     def init(self, backend: str, *, eager: bool = False, **more: Any) -> None:
         """Make the default group on `store()` and set the device.
@@ -185,11 +195,16 @@ def run_program(name: str, rank: Rank) -> None:
     """Run a program to its end: the event ``failed`` and exit code 1 if it raises, otherwise ``ended``.
 
     The interpreter then ends as it always does, destructors and all; ``config={"exit": "hard"}`` leaves that out.
+    With ``config={"together": True}`` a rank that is through says so (``through``) and ends when the test tells it to
+    (``end``): whoever ends earlier is a dead peer to the others.
     """
     code: int | str | None = 0
     try:
         rank.event("started", pid=os.getpid())
         load_program(name)(rank)
+        if rank.config.get("together"):
+            rank.event("through")
+            rank.hear("end", timeout=_LONG)
         rank.event("ended")
     except SystemExit as exc:
         code = exc.code

@@ -98,7 +98,7 @@ class Launcher:
         config: dict[str, Any] | None = None,
         env: Mapping[str, str | None] | None = None,
         rank_env: Callable[[int], Mapping[str, str | None]] | None = None,
-        timeout: float = 60,
+        timeout: float = 120,
         allow_refused: bool = False,
     ) -> Ranks:
         """Start ranks.

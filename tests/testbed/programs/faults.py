@@ -1,6 +1,6 @@
 """The programs of the defect matrix: what the ranks of each scenario do, and what the observers look at.
 
-An observer sends ``ready`` right before the call that the fault is to meet; the runner then does the fault. A
+An observer sends ``ready`` from inside the call that the fault is to meet; the runner then does the fault. A
 program that lets it happen itself, by a knob of the double, sends ``fault`` at that moment.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,9 @@ TICK = 0.02
 LEISURE = 0.5
 """Between a bystander's operations: torch listens for dump signals only where it has had no work for a moment."""
 STOPPED = -1000.0
+LOOKS = 5
+SPINS = 2.0
+"""Seconds after which a thread that was never seen asleep counts as being inside its call."""
 
 
 def _poll(pending: Pending) -> None:
@@ -67,9 +71,7 @@ def _observe(rank: Rank, party: Party, meanwhile: Callable[[], None] = lambda: N
     """Start an operation, meet the fault in a call, and look at what is left; `meanwhile` is done in between."""
     config = rank.config
     pending = OPS[config["op"]](party)
-    if "fault_knobs" in config:
-        _fault_soon(rank, config["fault_knobs"])
-    rank.event("ready")
+    _when_inside(lambda: _ready(rank, config.get("fault_knobs")))
     step(rank, "caller", lambda: CALLERS[config["caller"]](pending))
     step(rank, "read", pending.read)
     meanwhile()
@@ -90,17 +92,31 @@ def _afterwards(rank: Rank, party: Party, pending: Pending) -> None:
     step(rank, "later", lambda: OPS["all_reduce"](party).wait())
 
 
-def _fault_soon(rank: Rank, knobs: dict[str, Any]) -> None:
-    """Turn knobs when the main thread has had the time to be inside its call."""
+def _when_inside(then: Callable[[], None]) -> None:
+    """Do something when this thread is inside its next call: asleep whenever one looks.
 
-    def turn() -> None:
+    A call that spins, as CUDA's own may, never is: then a time must do.
+    """
+    stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+    def look() -> None:
+        seen, deadline = 0, time.monotonic() + SPINS
+        while seen < LOOKS and time.monotonic() < deadline:
+            seen = seen + 1 if stat.read_text().rpartition(")")[2].split()[0] == "S" else 0
+            time.sleep(POLL)
+        then()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def _ready(rank: Rank, knobs: dict[str, Any] | None) -> None:
+    """Say that the fault may come; turn the knobs that are the fault, if some are."""
+    rank.event("ready")
+    if knobs is not None:
+        time.sleep(SETTLE)
         rank.event("fault")
         for name, value in knobs.items():
             rank.bed.set(name, value)
-
-    timer = threading.Timer(SETTLE, turn)
-    timer.daemon = True
-    timer.start()
 
 
 def _warm(rank: Rank, party: Party) -> None:

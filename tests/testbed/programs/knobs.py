@@ -59,10 +59,12 @@ def abort(me: Rank) -> None:
         thread = threading.Thread(target=me.attempt, args=("aborted", backend.abort), daemon=True)
         thread.start()
         _until(lambda: me.bed.count("ops_pending") == 0)
-        ended = time.monotonic()
-        thread.join(_LONG)
+        ended, hangs = time.monotonic(), thread.is_alive()
+        if not me.config.get("release"):  # else the hang ends with its knob
+            thread.join(_LONG)
+    thread.join(_LONG)
     del work
-    me.event("seen", ms=(ended - began) * 1000, aborts=me.bed.count("aborts") - before)
+    me.event("seen", ms=(ended - began) * 1000, hangs=hangs, aborts=me.bed.count("aborts") - before)
 
 
 def enqueue(me: Rank) -> None:
@@ -128,7 +130,8 @@ def async_error(me: Rank) -> None:
         with me.bed.async_error(3):
             seen = _until(lambda: me.bed.count("aborts") > before)
     del work
-    me.event("seen", aborted=seen, pending=me.bed.count("ops_pending"))
+    # An abort is counted when it is called; what is pending ends in its course.
+    me.event("seen", aborted=seen, ended=_until(lambda: me.bed.count("ops_pending") == 0))
 
 
 def hang(me: Rank) -> None:
@@ -141,7 +144,7 @@ def hang(me: Rank) -> None:
         assert _until(first.is_completed)
     me.event("seen", later=[_until(each.is_completed, 0.3) for each in (second, third)])
     dist.group.WORLD._get_backend(me.device).abort()
-    me.event("pending", count=me.bed.count("ops_pending"))
+    me.event("pending", ended=_until(lambda: me.bed.count("ops_pending") == 0))
 
 
 def death(me: Rank) -> None:

@@ -358,6 +358,14 @@ def hung_abort(me: Rank) -> None:
     me.event("ready")
     me.event("aborted", seen=aborted(me))
     me.hear("look", timeout=FOREVER)
+    released = threading.Event()
+
+    def release() -> None:
+        me.hear("release", timeout=FOREVER)
+        me.bed.set("ABORT_HANG_MS", 0)  # a hang ends with its knob
+        released.set()
+
+    threading.Thread(target=release, daemon=True).start()
 
     def elsewhere() -> None:
         thread = threading.Thread(target=lambda: me.attempt("other thread", lambda: warm(me, kept)))
@@ -372,6 +380,7 @@ def hung_abort(me: Rank) -> None:
     me.attempt("destroy", lambda: dist.destroy_process_group(lost))
     me.event("threads", names=threads())
     if me.config.get("until_free"):
+        released.wait(FOREVER)
         me.event("free", seen=until(lambda: "pt_nccl_aside" not in threads(), 60.0), names=threads())
         me.event("left", comms=me.bed.count("comms"))
     if me.config.get("exit") == "python":
@@ -429,7 +438,8 @@ def failing_hook(me: Rank) -> None:
     warm(me)
     until(lambda: bool(calls))
     before = len(calls)
-    time.sleep(1.0)
+    # Ten times a second, where it is asked again at all.
+    until(lambda: len(calls) > before + 5, me.config["patience"])
     me.event("calls", first=before, later=len(calls))
     os._exit(0)
 
@@ -463,6 +473,8 @@ def cycles(me: Rank) -> None:
             message = str(exc)
         dist.destroy_process_group()
         del work, tensor
+        # A thread that was joined is seen for a moment more.
+        until(lambda: {*threads()} <= {"python", "m8d-stream"} and me.bed.count("comms") == 0)
         if number in (4, me.config["count"] - 1):
             me.event(
                 "counted", number=number, broke=broke, text=message, threads=threads(), comms=me.bed.count("comms"),

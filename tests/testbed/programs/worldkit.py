@@ -28,6 +28,8 @@ COLLECTIVES = (
 )  # fmt: skip
 RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 COUNT = 6  # elements
+JOIN = 60.0  # seconds; a join takes some hundredths of one
+MEETING = 120.0
 
 
 def address(me: Rank) -> str:
@@ -37,17 +39,44 @@ def address(me: Rank) -> str:
 
 def joined(me: Rank, name: str = "w", **more: Any) -> mw.World:
     """Join a world of all ranks as configured."""
+    assert me.meeting_point is not None  # made with the first world, before any thread
     more.setdefault("rank", me.rank)
     more.setdefault("world_size", me.world_size)
     more.setdefault("backend", me.config.get("backend", "nccl"))
     more.setdefault("device", str(me.device) if more["backend"] != "gloo" else None)
-    more.setdefault("timeout", me.config.get("timeout", 30))
+    more.setdefault("timeout", me.config.get("timeout", JOIN))
     more.setdefault("hang_timeout", me.config.get("hang_timeout", 5))
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", RuntimeWarning
         )  # what is guarded is told once; test_worlds_shim looks at it
         return mw.join(name, store=address(me), **more)
+
+
+def meet(me: Rank, name: str, size: int | None = None) -> None:
+    """Wait until so many ranks (default: all) are here.
+
+    Whoever closes its world while another is still on its way out of the last operation breaks it for that one.
+
+    Raises:
+        TimeoutError: they did not come.
+    """
+    store, deadline = me.meeting_point, time.monotonic() + MEETING
+    store.add(f"meet/{name}", 1)
+    while store.add(f"meet/{name}", 0) < (size or me.world_size):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all ranks came to {name!r}")
+        time.sleep(0.005)
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait for something; False when it did not come."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def full(value: float, device: Any, count: int = COUNT) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import multiworld as mw
-from programs.worldkit import everything, full, held, joined, run, same
+from programs.worldkit import everything, full, held, joined, meet, run, same, until
 
 if TYPE_CHECKING:
     from bed.rank import Rank
@@ -25,8 +25,9 @@ def values(me: Rank) -> None:
     ms = (time.monotonic() - began) * 1000
     wrong = everything(world, me.device)
     me.event("values", wrong=wrong, join_ms=ms, device=str(world.device), repr=repr(world))
+    meet(me, "done")
     began = time.monotonic()
-    freed = world.close()
+    freed = world.close(30)
     me.event("closed", freed=freed, ms=(time.monotonic() - began) * 1000)
 
 
@@ -70,9 +71,11 @@ def several(me: Rank) -> None:
     me.event(
         "values", wrong=wrong, alive=[thread.is_alive() for thread in threads], worlds=sorted(mw.worlds())
     )
+    meet(me, "done")
     for world in (a, b, c, g, mixed):
         world.close()
     dist.destroy_process_group()
+    _settled(me, 0)
     me.event("closed", comms=me.bed.count("comms") if me.bed else 0)
 
 
@@ -88,7 +91,9 @@ def again(me: Rank) -> None:
             [] if same(t, sum(range(me.world_size)) + cycle * me.world_size) else [[cycle, t.cpu().tolist()]]
         )
         seen.append(world.generation)
+        meet(me, f"cycle {cycle}")
         if cycle == 4:  # whatever is made once is made by now
+            _settled(me, 1)
             me.event("before", **held(), comms=me.bed.count("comms") if me.bed else 0)
         if me.rank == cycle % me.world_size:
             world.close()
@@ -97,9 +102,18 @@ def again(me: Rank) -> None:
                 while True:
                     world.barrier()
         world.rejoin()
+    _settled(me, 1)
     me.event("after", wrong=wrong, generations=seen, **held(), comms=me.bed.count("comms") if me.bed else 0)
+    meet(me, "done")
     world.close()
+    _settled(me, 0)
     me.event("closed", comms=me.bed.count("comms") if me.bed else 0, **held())
+
+
+def _settled(me: Rank, comms: int) -> None:
+    """Wait until no more communicators are left: aborts have threads of their own."""
+    if me.bed is not None:
+        until(lambda: me.bed.count("comms") <= comms)
 
 
 def ends(me: Rank) -> None:
@@ -118,21 +132,6 @@ def ends(me: Rank) -> None:
         os._exit(3)
     me.event("ready", pending=work is not None)
     me.hear("go")
-
-
-def lingers(me: Rank) -> None:
-    """Be idle for longer than every time torch's monitor has, after a member was lost."""
-    world, other = joined(me, "w"), joined(me, "healthy", world_size=2) if me.rank < 2 else None
-    t = full(1, me.device)
-    world.all_reduce(t)
-    me.event("ready")
-    with contextlib.suppress(mw.BrokenWorldException):
-        while True:
-            world.all_reduce(t)
-    me.event("broken")
-    me.hear("go", timeout=120)
-    wrong = everything(other, me.device, ways=("method",)) if other is not None else []
-    me.event("values", wrong=wrong)
 
 
 def devices(me: Rank) -> None:
@@ -164,7 +163,9 @@ def devices(me: Rank) -> None:
             errors[name] = type(exc).__name__
     t = full(me.rank, me.device)
     world.all_reduce(t)
-    me.event("devices", told=told, errors=errors, value=t.cpu().tolist(), state=str(world.state.value))
+    value = t.cpu().tolist()
+    me.event("devices", told=told, errors=errors, value=value, state=str(world.state.value))
+    meet(me, "done")
 
 
 def guards(me: Rank) -> None:
@@ -173,6 +174,7 @@ def guards(me: Rank) -> None:
 
     from multiworld.shim.report import status
 
+    assert me.meeting_point is not None  # made before there is a world
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = status().as_dict()
@@ -188,3 +190,4 @@ def guards(me: Rank) -> None:
         environment={name: os.environ[name] for name in names},
         wrong=everything(world, me.device, ways=("method",)),
     )
+    meet(me, "done")

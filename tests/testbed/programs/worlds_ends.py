@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from programs.worldkit import broken, everything, full, held, joined, same
+from programs.worldkit import JOIN, broken, everything, full, held, joined, meet, same, until
 
 if TYPE_CHECKING:
     from bed.rank import Rank
+
+FOR_EVER = 600.0  # seconds
 
 
 def aborts(me: Rank) -> None:
@@ -42,62 +44,65 @@ def aborts(me: Rank) -> None:
     thread.start()
     way = me.config["fault"]
 
-    def fault() -> Any:
-        assert me.bed is not None
-        return (
-            me.bed.abort_fails(3) if way == "fails" else me.bed.abort_hangs(me.config["seconds"], phase=way)
-        )
-
-    if me.rank == 1:
-        me.hear("lose")
-        world.close()
-        me.event("left")
-    else:
-        into = full(-7, me.device)
-        with fault():
+    # Until the end: whatever comes about here does so while the abort hangs.
+    fault: Any = contextlib.nullcontext()
+    if me.rank == 0:
+        fault = me.bed.abort_fails(3) if way == "fails" else me.bed.abort_hangs(FOR_EVER, phase=way)
+    with fault:
+        if me.rank == 1:
+            me.hear("lose", timeout=FOR_EVER)
+            world.close()
+            me.event("left")
+        else:
+            into = full(-7, me.device)
             me.event("ready")
             with broken(me, "broken"):
                 world.recv(into, 1)
             began = time.monotonic()
-            freed = world.close(timeout=0.5)
+            freed = world.close(timeout=30 if way == "fails" else 0.5)
             me.event("closed", freed=freed, ms=(time.monotonic() - began) * 1000)
-    me.hear("again")
-    with fault() if me.rank == 0 else contextlib.nullcontext():
+        me.hear("again", timeout=FOR_EVER)
         began = time.monotonic()
         again = joined(me, "next")
         wrong += everything(again, me.device, ways=("method",))
         me.event("next", ms=(time.monotonic() - began) * 1000)
-    stop.set()
-    thread.join(60)
-    me.hear("end", timeout=120)
-    me.event("values", wrong=wrong, slowest_ms=slowest[0] * 1000, rounds=rounds[0], alive=thread.is_alive())
+        stop.set()
+        thread.join(60)
+        me.event(
+            "values", wrong=wrong, slowest_ms=slowest[0] * 1000, rounds=rounds[0], alive=thread.is_alive()
+        )
+        me.hear("end", timeout=FOR_EVER)
 
 
 def makes(me: Rank) -> None:
     """Connecting fails or hangs on one member: each gets an exception, in time, and nothing is left; then it works."""
     assert me.bed is not None
-    plain = joined(me, "plain")  # whatever is made once
+    plain = joined(me, "plain", timeout=JOIN)  # whatever is made once
     began = {**held(), "comms": me.bed.count("comms")}
-    faulty = me.rank == me.config["faulty"]
-    fault = me.bed.init_fails(2) if me.config["fault"] == "fails" else me.bed.init_hangs(me.config["seconds"])
+    faulty, fails = me.rank == me.config["faulty"], me.config["fault"] == "fails"
+    fault = me.bed.init_fails(2) if fails else me.bed.init_hangs(FOR_EVER)
     with fault if faulty else contextlib.nullcontext():
         me.attempt("join", lambda: joined(me, "w", timeout=me.config["timeout"]) and None)
-    # What hangs comes to its end, and then nothing is left; what fails leaves nothing at once.
-    deadline = time.monotonic() + (me.config["seconds"] + 20 if me.config["fault"] == "hangs" else 3)
-    while time.monotonic() < deadline:
-        now = {**held(), "comms": me.bed.count("comms")}
-        if all(
-            now[key] <= began[key] + slack for key, slack in (("python_threads", 0), ("fds", 3), ("comms", 0))
-        ):
-            break
-        time.sleep(0.1)
-    me.event("left", began=began, now=now)
-    me.hear("again")
-    again = joined(me, "w")
+        if not fails:
+            meet(me, "over")  # so long it hangs
+    # Who waits for the one that failed waits inside ncclCommInitRank, which nobody can end: on a thread that the join
+    # has left behind, for as long as NCCL does. Of all else nothing is left, when what hung has come to its end.
+    stuck = int(fails and not faulty)
+    slack = {"python_threads": stuck, "fds": 5 + 5 * stuck, "comms": stuck}
+    now: dict[str, int] = {}
+
+    def settled() -> bool:
+        now.update({**held(), "comms": me.bed.count("comms") if me.bed else 0})
+        return all(now[key] <= began[key] + more for key, more in slack.items())
+
+    me.event("left", nothing=until(settled), began=began, now=now)
+    me.hear("again", timeout=FOR_EVER)
+    again = joined(me, "w", timeout=JOIN)
     me.event(
         "values",
         wrong=everything(again, me.device, ways=("method",)) + everything(plain, me.device, ways=("bare",)),
     )
+    meet(me, "done")
 
 
 def subgroups(me: Rank) -> None:
@@ -115,7 +120,7 @@ def subgroups(me: Rank) -> None:
         wrong += [] if same(t, 6) else [["all", t.cpu().tolist()]]
     me.event("ready", wrong=wrong)
     if me.rank == me.world_size - 1:
-        me.hear("go", timeout=120)
+        me.hear("go", timeout=FOR_EVER)
         return
     with broken(me, "broken"), world:
         dist.new_group([0, 1, 2])
@@ -130,14 +135,16 @@ def lingers(me: Rank) -> None:
         me.event("ready")
         while True:
             world.all_reduce(full(1, me.device))
-    me.hear("go", timeout=120)
+    me.hear("go", timeout=FOR_EVER)
     me.event("values", wrong=everything(other, me.device, ways=("method",)) if other is not None else [])
+    meet(me, "done", 2)
 
 
 def stalls(me: Rank) -> None:
     """An operation never ends, or NCCL reports an error, and everybody lives: it raises; the world can be rejoined."""
     assert me.bed is not None
-    other, world = joined(me, "other"), joined(me, timeout=me.config["timeout"])
+    other, world = joined(me, "other", timeout=JOIN), joined(me, timeout=me.config["timeout"])
+    meet(me, "joined")
     fault = me.bed.operations_hang() if me.config["fault"] == "hangs" else me.bed.async_error(6)
     comms = me.bed.count("comms")
     with broken(me, "broken"), fault if me.rank == 0 else contextlib.nullcontext():
@@ -147,6 +154,7 @@ def stalls(me: Rank) -> None:
             world.recv(full(1, me.device), 0)
     wrong = everything(other, me.device, ways=("method",)) if me.config["fault"] == "hangs" else []
     if other.state.value == "active":
-        world.rejoin(timeout=30)
+        world.rejoin(timeout=JOIN)
         wrong += everything(world, me.device, ways=("method",))
     me.event("values", wrong=wrong, other=other.state.value, comms=[comms, me.bed.count("comms")])
+    meet(me, "done")

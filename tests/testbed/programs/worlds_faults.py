@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import multiworld as mw
-from programs.worldkit import Call, broken, everything, full, held, joined, run, same
+from programs.worldkit import Call, broken, everything, full, held, joined, meet, run, same, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,7 +186,7 @@ def survives(me: Rank) -> None:
         depth = me.bed.count("group_depth") if me.bed else 0
         me.event("after", case=number, values=values, state=world.state.value, cause=world.breakage.cause.value,
                  ranks=list(world.breakage.ranks), later=later, told=told, depth=depth)  # fmt: skip
-        me.hear("go")
+        me.hear("go", timeout=600)
         if number + 1 < len(me.config["cases"]):
             began = time.monotonic()
             world.rejoin()
@@ -196,13 +196,15 @@ def survives(me: Rank) -> None:
         if number == 2:
             me.event("before", **held(), comms=me.bed.count("comms") if me.bed else 0)
     seen = beside.stop()
-    deadline = time.monotonic() + 20
-    while me.bed and me.bed.count("comms") > 1 and time.monotonic() < deadline:
-        time.sleep(0.02)  # aborts have threads of their own
+    if me.bed:
+        until(lambda: me.bed is None or me.bed.count("comms") <= 1)  # aborts have threads of their own
     me.event("values", wrong=wrong, beside=seen, **held(), comms=me.bed.count("comms") if me.bed else 0)
+    meet(me, "done")
     world.close()
     for each, _ in beside.worlds:
         each.close()
+    if me.bed:
+        until(lambda: me.bed is None or me.bed.count("comms") == 0)
     me.event("closed", comms=me.bed.count("comms") if me.bed else 0)
 
 
@@ -243,6 +245,8 @@ def enqueues(me: Rank) -> None:
         t = full(me.rank + number, me.device)
         healthy.all_reduce(t)
         wrong += [] if same(t, 2 * number + 1) else [["healthy", way, name, t.cpu().tolist()]]
+        # The other one may have been through with its part, and hears of it in a moment.
+        until(lambda: world.state.value != "active")
         me.event("after", case=number, depth=me.bed.count("group_depth"), state=world.state.value,
                  cause=world.breakage.cause.value if world.breakage else "", healthy=healthy.state.value)  # fmt: skip
         if world.state.value != "active":
@@ -250,9 +254,10 @@ def enqueues(me: Rank) -> None:
         t = full(me.rank, me.device)
         world.all_reduce(t)
         wrong += [] if same(t, 1) else [["again", way, name, t.cpu().tolist()]]
-    me.event(
-        "values", wrong=wrong + everything(healthy, me.device, ways=("method",)), comms=me.bed.count("comms")
-    )
+    wrong += everything(healthy, me.device, ways=("method",))
+    until(lambda: me.bed is None or me.bed.count("comms") <= 2)
+    me.event("values", wrong=wrong, comms=me.bed.count("comms"))
+    meet(me, "done")
     world.close()
     healthy.close()
 

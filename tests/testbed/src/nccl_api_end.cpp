@@ -1,6 +1,8 @@
 // The C functions that end communicators.
 #include <nccl.h>
 
+#include <algorithm>
+#include <chrono>
 #include <thread>
 
 #include "bed.h"
@@ -15,7 +17,9 @@ void hang(const Communicator& communicator, bool before) {
   if (!ms) return;
   complain(&communicator, "ncclCommAbort hangs for %ld ms %s it ends the pending operations, as told", ms,
            before ? "before" : "after");
-  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+  auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  while (std::chrono::steady_clock::now() < end && faults::abort_hang_ms(communicator.id, before) == ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, 5L)));
 }
 
 ncclResult_t done(const char* call, const Shared& communicator, int result) {

@@ -51,7 +51,9 @@ uint64_t child_id(uint64_t nonce, int color) {
 Result suffer(Communicator& communicator, uint64_t id) {
   if (long ms = faults::init_hang_ms(id)) {
     complain(&communicator, "init hangs for %ld ms, as told", ms);
-    if (communicator.wait_ended_for(std::chrono::milliseconds(ms))) return internal_error;
+    auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+    while (std::chrono::steady_clock::now() < end && faults::init_hang_ms(id) == ms)
+      if (communicator.wait_ended_for(std::chrono::milliseconds(std::min(ms, 5L)))) return internal_error;
   }
   int result = faults::init_result(id);
   if (result != success) complain(&communicator, "init fails, as told");
