@@ -20,7 +20,9 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment"]
+__all__ = [
+    "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment", "set_environment",
+]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
 """Seconds. Below it a busy machine's scheduling looks like a hang (contract)."""
@@ -78,6 +80,21 @@ def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
     return fresh
+
+
+def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set variables of this process, and unset those whose value is None.
+
+    Returns:
+        What they were; given to this function again, that puts them back.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float, least: float) -> float:

@@ -1,0 +1,123 @@
+"""What runs in a started process: its configuration, the setup, the function, and what it leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld import settings
+from multiworld.launch.resolving import environment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld.launch.config import MultiprocessConfig
+    from multiworld.launch.slip import Slip
+
+__all__ = ["INTERRUPTED", "Job", "run"]
+
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C ended."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do.
+
+    Attributes:
+        func: called with `cfg`, `args` and `kwargs`.
+        cfg: complete.
+        setup: called with `cfg` before; or None.
+        slip: for what it leaves.
+    """
+
+    func: Callable[..., Any]
+    cfg: MultiprocessConfig
+    setup: Callable[[MultiprocessConfig], Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    slip: Slip
+
+
+def run(_index: int, job: Job) -> None:
+    """Do the job; an exception is left on the slip, not printed.
+
+    Args:
+        _index: given by ``torch.multiprocessing.start_processes``; 0, there is one process in each context.
+        job: what to do.
+
+    Raises:
+        SystemExit: with 1 after an exception, 130 after Ctrl-C.
+    """
+    try:
+        _end_with_the_parent()
+        job.slip.began()
+        # It was kept back while modules were loaded, where Ctrl-C would be a traceback.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        settings.set_environment(environment_of(job.cfg))
+        if job.setup is not None:
+            job.setup(job.cfg)
+        result = job.func(job.cfg, *job.args, **job.kwargs)
+        _deaf_to_ctrl_c()
+    except KeyboardInterrupt:
+        _deaf_to_ctrl_c()
+        raise SystemExit(INTERRUPTED) from None
+    except Exception as exc:  # noqa: BLE001  (whatever it is, the parent raises it)
+        at = time.monotonic()
+        _deaf_to_ctrl_c()
+        job.slip.put_failure(_told(exc, at))
+        raise SystemExit(1) from None
+    try:
+        job.slip.put_result(result)
+    except Exception as exc:  # noqa: BLE001  (same)
+        failure = _told(exc, time.monotonic())
+        failure["message"] = f"its result cannot be sent to the parent: {failure['message']}"
+        job.slip.put_failure(failure)
+        raise SystemExit(1) from None
+
+
+def _told(exc: BaseException, at: float) -> dict[str, Any]:
+    kind = type(exc)
+    module = "" if kind.__module__ in {"builtins", "__main__", "__mp_main__"} else f"{kind.__module__}."
+    try:
+        message = str(exc)
+    except Exception as worse:  # noqa: BLE001  (an exception's own fault must not hide it)
+        message = f"(its text cannot be had: {type(worse).__name__})"
+    return {
+        "type": module + kind.__qualname__,
+        "message": message,
+        "traceback": "".join(traceback.format_exception(kind, exc, exc.__traceback__)),
+        "at": at,
+    }
+
+
+def _deaf_to_ctrl_c() -> None:
+    """From here on the process only ends: a second Ctrl-C would be a traceback out of some clean-up."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end_with_the_parent() -> None:
+    """Have the kernel end this process (SIGKILL) when the one that started it is gone, however that came.
+
+    torch sends SIGINT then, by PR_SET_PDEATHSIG: a process that is blocked in C++ never hears it, one that a shell
+    started in the background ignores it, and one of a forkserver has the server for a parent. The pipe behind
+    `parent_process()` closes with the real parent, and the kernel can be asked for a signal at its end.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    fd = int(parent.sentinel)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([fd], [], [], 0)[0]:  # it was gone before
+        raise SystemExit(1)

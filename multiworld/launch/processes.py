@@ -1,0 +1,255 @@
+"""launch_subprocesses: one function in several processes; results by rank, one failure ends all."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import connection, forkserver, resource_tracker
+from typing import TYPE_CHECKING, Any
+
+from multiworld.launch.child import INTERRUPTED, Job, run
+from multiworld.launch.culprit import Failure, culprit
+from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.plan import LaunchPlan, plan
+from multiworld.launch.resolving import environment_of, gather, serving, with_environment
+from multiworld.launch.slip import Slip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiworld.launch.config import MultiprocessConfig
+
+__all__ = ["launch_subprocesses"]
+
+_GLANCE = 1.0
+"""Seconds between two looks at processes whose end nobody tells: what they started may hold their pipe open."""
+
+_UNWINDING = 1.0
+"""Seconds that processes have to end by themselves after Ctrl-C, which a terminal sends them too."""
+
+_REAPING = 30.0
+"""Seconds for the kernel to end a process after SIGKILL."""
+
+
+def launch_subprocesses(
+    func: Callable[..., Any],
+    cfg: MultiprocessConfig,
+    setup: Callable[[MultiprocessConfig], Any] | None = None,
+    rank_offset: int = 0,
+    *args: Any,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run ``func(cfg, *args, **kwargs)`` in ``local_world_size`` processes; each gets its own complete `cfg`.
+
+    A single process is run in place, without a new one; so is one that torchrun or m8d-run started. All find RANK,
+    LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment. The store at that
+    address is served by this process until all have ended.
+
+    Ctrl-C ends all, quietly: it is raised here, once. When this process ends, however it does, the others are
+    ended by the kernel.
+
+    Args:
+        func: of a module (it is pickled by name), as are its arguments.
+        cfg: what is left out is resolved, see `MultiprocessConfig`.
+        setup: called with the configuration first, in each process: ``init_dist``, for example.
+        rank_offset: rank of the first process on this host.
+        *args: for `func`.
+        **kwargs: for `func`.
+
+    Returns:
+        What `func` returned, by local rank: copies, tensors included. In place: a list of one, the object itself.
+
+    Raises:
+        ConfigError: a value of `cfg` breaks a rule.
+        StoreBindError: the store's address cannot be served.
+        ProcessRaisedError: `func` or `setup` raised in a process (in place: the exception itself).
+        ProcessExitedError: a process ended by a signal, or with an exit code other than 0.
+        LaunchError: a process could not be started.
+    """
+    made = plan(cfg, gather(), rank_offset)
+    with serving(made) as served:
+        if len(served.configs) == 1:
+            return [_in_place(served, func, setup, args, kwargs)]
+        with contextlib.ExitStack() as slips:
+            workers = []
+            for each in served.configs:
+                slip = Slip()
+                slips.callback(slip.close)
+                workers.append(_Worker(Job(func, each, setup, args, kwargs, slip)))
+            return _Crew(workers, cfg.grace, cfg.launch_method).run()
+
+
+def _in_place(made: LaunchPlan, func: Any, setup: Any, args: Any, kwargs: Any) -> Any:
+    (cfg,) = made.configs
+    with with_environment({} if made.placed else environment_of(cfg)):
+        if setup is not None:
+            setup(cfg)
+        return func(cfg, *args, **kwargs)
+
+
+@dataclass
+class _Worker:
+    """One process and what it is to do."""
+
+    job: Job
+    process: Any = None
+    ended: float = 0.0  # when that was noticed, monotonic seconds
+    done: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.exitcode is None
+
+    def failure(self) -> Failure:
+        cfg, told = self.job.cfg, self.job.slip.failure()
+        return Failure(
+            rank=cfg.rank or 0,
+            local_rank=cfg.local_rank or 0,
+            pid=self.process.pid,
+            exit_code=self.process.exitcode,
+            at=self.ended if told is None else told["at"],
+            raised=told,
+            began=self.job.slip.has_begun(),
+        )
+
+
+class _Crew:
+    """All processes of one launch; nobody outlives `run`."""
+
+    def __init__(self, workers: list[_Worker], grace: float, method: str) -> None:
+        self._workers = workers
+        self._grace = grace
+        self._method = method
+
+    def run(self) -> list[Any]:
+        try:
+            with _ctrl_c_kept_back(self._method):
+                for worker in self._workers:
+                    self._start(worker)
+            failures = self._watch()
+        except KeyboardInterrupt:
+            self._end(_UNWINDING)
+            raise
+        except BaseException:
+            self._end(0)
+            raise
+        if failures:
+            self._end(0)
+            raise _error(failures)
+        results = [worker.job.slip.result() for worker in self._workers]
+        self._end(0)
+        return results
+
+    def _start(self, worker: _Worker) -> None:
+        engine: Any = import_module("torch.multiprocessing")
+
+        cfg = worker.job.cfg
+        try:
+            # A context of its own for each: whose end is the first is decided here, and so is how long the others
+            # have to end, which torch's own waiting fixes at 30 s.
+            context = engine.start_processes(
+                run, args=(worker.job,), nprocs=1, join=False, daemon=False, start_method=self._method
+            )
+        except Exception as exc:
+            raise LaunchError(
+                f"Rank {cfg.rank} could not be started: {type(exc).__name__}: {exc}",
+                rule="The function and its arguments are pickled: functions of a module, and plain values",
+                next_step="Move the function to the top of its module",
+            ) from exc
+        (worker.process,) = context.processes
+
+    def _watch(self) -> list[Failure]:
+        """Wait until all have ended well; or return who has failed by then."""
+        while waiting := [worker for worker in self._workers if not worker.done]:
+            connection.wait([worker.process.sentinel for worker in waiting], timeout=_GLANCE)
+            now = time.monotonic()
+            failed = []
+            for worker in waiting:
+                code = worker.process.exitcode
+                if code is not None:
+                    worker.done, worker.ended = True, now
+                    if code != 0:
+                        failed.append(worker)
+            if failed:
+                return [worker.failure() for worker in failed]
+        return []
+
+    def _end(self, unwinding: float) -> None:
+        """End those that run: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""
+        started = [worker for worker in self._workers if worker.process is not None]
+        try:
+            self._wait(unwinding)
+            for worker in started:
+                if worker.running:
+                    worker.process.terminate()
+            self._wait(self._grace)
+        finally:
+            for worker in started:
+                if worker.running:
+                    worker.process.kill()
+            self._wait(_REAPING)
+            for worker in started:
+                if not worker.running:
+                    worker.process.join(_REAPING)
+                    worker.process.close()
+                    worker.process = None
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while running := [worker for worker in self._workers if worker.running]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            connection.wait([worker.process.sentinel for worker in running], timeout=min(left, _GLANCE))
+
+
+def _error(failures: list[Failure]) -> LaunchError:
+    first, others = culprit(failures)
+    also = tuple(each.line() for each in others)
+    if first.raised is not None:
+        return ProcessRaisedError(
+            first.rank,
+            first.local_rank,
+            first.pid,
+            first.exit_code,
+            type_name=first.raised["type"],
+            message=first.raised["message"],
+            traceback=first.raised["traceback"],
+            also=also,
+        )
+    code = -signal.SIGINT if first.exit_code == INTERRUPTED else first.exit_code
+    return ProcessExitedError(first.rank, first.local_rank, first.pid, code, began=first.began, also=also)
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept_back(method: str) -> Iterator[None]:
+    """Start processes with SIGINT blocked, so that Ctrl-C finds them ready for it; here it is raised afterwards.
+
+    Blocking it would not do here: a thread of torch's takes it then, and a process that is half started prints a
+    traceback.
+    """
+    came: list[int] = []
+    here = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if here else None
+    if callable(handler):
+        signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        # Both are started with the first process otherwise: the tracker unblocks the signal, the server would keep
+        # it blocked for everything it ever starts.
+        resource_tracker.ensure_running()
+        if method == "forkserver":
+            forkserver.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    finally:
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(signal.SIGINT, None)
