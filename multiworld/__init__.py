@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         subscribe,
     )
     from multiworld.joining import join, join_async
+    from multiworld.planned import join_all, join_all_async
     from multiworld.world import World, worlds
 
 __version__ = "0.1.0.dev0"
@@ -68,6 +69,7 @@ _LAZY = {
         "multiworld.events",
     ),
     **dict.fromkeys(("join", "join_async"), "multiworld.joining"),
+    **dict.fromkeys(("join_all", "join_all_async"), "multiworld.planned"),
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip
 
@@ -77,7 +79,7 @@ __all__ = [
     "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
     "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
     "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
-    "__version__", "join", "join_async", "subscribe", "worlds",
+    "__version__", "join", "join_all", "join_all_async", "join_async", "subscribe", "worlds",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from multiworld._net.store import StoreHandle
     from multiworld.watchdog import Watchdog
 
-__all__ = ["join", "join_async", "rejoin", "rejoin_async"]
+__all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
 UNDO_BUDGET = 2.0
 """Seconds that undoing a failed join may take."""
@@ -97,34 +97,46 @@ async def join_async(
     return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
 
 
-def rejoin(world: World, timeout: float | None = None) -> World:
-    """See `World.rejoin`."""
-    return _join(_again(world, timeout), world, threading.Event().is_set)
+def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
+    """`join` with a plan that was made already; given up with JoinAbandonedError when `cancelled` says so."""
+    return _join(plan, None, cancelled)
 
 
-async def rejoin_async(world: World, timeout: float | None = None) -> World:
+def rejoin(
+    world: World,
+    timeout: float | None = None,
+    store: str | Store | None = None,
+    *,
+    cancelled: Callable[[], bool] | None = None,
+) -> World:
+    """See `World.rejoin`; given up with JoinAbandonedError when `cancelled` says so."""
+    return _join(_again(world, timeout, store), world, cancelled or threading.Event().is_set)
+
+
+async def rejoin_async(world: World, timeout: float | None = None, store: str | Store | None = None) -> World:
     """See `World.rejoin_async`."""
-    plan = _again(world, timeout)
+    plan = _again(world, timeout, store)
     return await _threaded(plan, lambda cancelled: _join(plan, world, cancelled))
 
 
-def _again(world: World, timeout: float | None) -> JoinPlan:
+def _again(world: World, timeout: float | None, store: str | Store | None) -> JoinPlan:
     plan = world._plan  # noqa: SLF001  (joins make worlds)
-    if timeout is None:
+    if timeout is None and store is None:
         return plan
     return replace(
         make_plan(
             plan.name,
             plan.rank,
             plan.world_size,
-            plan.store,
+            plan.store if store is None else store,
             plan.backend,
-            timeout,
+            plan.timeout if timeout is None else timeout,
             plan.hang_timeout,
             plan.device,
         ),
         device=plan.device,
         gpu=plan.gpu,
+        served=plan.served,
     )
 
 
@@ -272,7 +284,11 @@ def _agree(
 
     while True:
         store = open_store(
-            plan.store, world=plan.name, serve=plan.rank == 0, deadline=deadline, cancelled=cancelled
+            plan.store,
+            world=plan.name,
+            serve=plan.rank == 0 and not plan.served,
+            deadline=deadline,
+            cancelled=cancelled,
         )
         undo.callback(store.close)
         endpoint = holds.enter_context(_listening(watchdog, store.local_host))

@@ -24,6 +24,7 @@ class JoinPlan:
         hang_timeout: seconds of silence after which a member is hung.
         device: as given; None lets the backend decide.
         gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a GPU.
+        served: whether the store is served by somebody who is no member: then rank 0 never serves it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class JoinPlan:
     hang_timeout: float
     device: Any
     gpu: int | None = None
+    served: bool = False
 
     @property
     def uses_nccl(self) -> bool:

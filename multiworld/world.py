@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.errors import MultiworldError
+from multiworld.errors import JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from torch._C._distributed_c10d import Store
     from typing_extensions import Self
 
     from multiworld._core.roster import Member
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["World", "worlds"]
 
 _log = logging.getLogger(__name__)
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks of who waits for a world, though nobody said that it changed."""
 
 
 class World(ObjectCollectives):
@@ -45,6 +49,7 @@ class World(ObjectCollectives):
         self._gen = generation
         self._watchers: tuple[_Watcher, ...] = ()
         self._watch_lock = threading.Lock()
+        self._changed = threading.Condition(self._watch_lock)
         self._told: Generation | None = None  # whose breakage the watchers heard of
         self._closed: Generation | None = None  # whose close was published
         self._closes = 0
@@ -182,11 +187,13 @@ class World(ObjectCollectives):
 
         return forget
 
-    def rejoin(self, timeout: float | None = None) -> World:
+    def rejoin(self, timeout: float | None = None, store: str | Store | None = None) -> World:
         """Join again under the same name and rank: the next generation, when all members are back.
 
         Args:
             timeout: seconds; None takes the join's own.
+            store: where the members meet now, as for `multiworld.join`; once joined there, later rejoins go there
+                too. None: where they met last.
 
         Returns:
             This world, in its new generation. What was selected by ``with`` before stays the old generation.
@@ -199,13 +206,44 @@ class World(ObjectCollectives):
         """
         from multiworld.joining import rejoin  # noqa: PLC0415  (join builds worlds)
 
-        return rejoin(self, timeout)
+        return rejoin(self, timeout, store)
 
-    async def rejoin_async(self, timeout: float | None = None) -> World:
+    async def rejoin_async(self, timeout: float | None = None, store: str | Store | None = None) -> World:
         """`rejoin`, awaitable and cancellable."""
         from multiworld.joining import rejoin_async  # noqa: PLC0415  (same)
 
-        return await rejoin_async(self, timeout)
+        return await rejoin_async(self, timeout, store)
+
+    def wait_active(self, timeout: float | None = None) -> World:
+        """Wait until somebody has joined this world again: `multiworld.join_all` does in the background.
+
+        Args:
+            timeout: seconds; None takes the join's own.
+
+        Returns:
+            This world, active; at once if it is.
+
+        Raises:
+            WorldClosedError: this process closed it.
+            JoinTimeoutError: it is not active yet.
+        """
+        seconds = self._plan.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while (state := self.state) is not State.ACTIVE:
+                if state is State.CLOSED:
+                    raise self._gen.error()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise JoinTimeoutError(
+                        self.name,
+                        f"world {self.name!r} (generation {self.generation}) is not active after {seconds:g} s: "
+                        f"{state}" + (f", {self.breakage.detail}" if self.breakage is not None else ""),
+                        rule="All members are back before the timeout",
+                        next_step="See why a member is missing, or wait longer",
+                    )
+                self._changed.wait(min(left, _LOOK_EVERY))
+        return self
 
     def close(self, timeout: float | None = None) -> bool:
         """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
@@ -226,6 +264,8 @@ class World(ObjectCollectives):
             first, self._closed = self._closed is not gen, gen
         freed = gen.close(time.monotonic() + seconds)
         registry.remove(self.name, self)
+        with self._changed:
+            self._changed.notify_all()
         if first:
             bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
         return freed
@@ -239,7 +279,9 @@ class World(ObjectCollectives):
         return lambda: self._closes != closes
 
     def _join_ended(self) -> None:
-        self._joining = False
+        with self._changed:
+            self._joining = False
+            self._changed.notify_all()
 
     def _enter_generation(self, plan: JoinPlan, gen: Generation) -> None:
         """A join made `gen`: from here on this handle means it."""
@@ -264,6 +306,7 @@ class World(ObjectCollectives):
     def _forked(self) -> None:
         """In a forked child: the world is the parent's."""
         self._watch_lock = threading.Lock()
+        self._changed = threading.Condition(self._watch_lock)
         self._watchers, self._joining, self._closed = (), False, self._gen
         self._gen.forked()
 

@@ -35,7 +35,7 @@ LAYERS = (
         "joinplan",
         "notices",
     ),
-    ("cli", "shim", "manager", "communicator", "__main__"),
+    ("cli", "shim", "manager", "communicator", "planned", "launch", "run", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
@@ -46,6 +46,7 @@ STARTS_PROGRAMS = {
 }  # fmt: skip
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}
 ENDS_THE_PROCESS = {"os._exit", "os.abort", "signal.raise_signal", "sys.exit", "os.kill"}
+SENDS_SIGNALS = {"os.killpg", "signal.pidfd_send_signal", "signal.pthread_kill"}
 
 
 @dataclass
@@ -171,6 +172,8 @@ def test_nothing_ends_the_process_or_swallows_errors(path):
     if name_of(path) in {"proc.py", "gitdoor/fetch.py"}:
         allowed |= {"os.kill"}  # of the programs they started themselves
     assert ENDS_THE_PROCESS & seen.touches <= allowed
+    if not inside(name_of(path), "proc.py", "gitdoor/fetch.py", "run/cells.py", "run/guard.py"):
+        assert not SENDS_SIGNALS & seen.touches, "only launchers send signals, to what they started"
     assert not seen.faults
 
 
@@ -192,7 +195,7 @@ def test_the_library_imports_downward_only(path):
         assert not {name for name in seen.imports if name.startswith("torch.distributed") and "._" in name}
     if own != "settings":
         assert not ENVIRONMENT & seen.touches, "only settings reads and writes the environment"
-    if own not in {"cli", "__main__"}:
+    if own not in {"cli", "__main__"} and name_of(path) != "run/main.py":
         assert not {"print", "sys.stdout", "sys.stderr", "sys.argv"} & seen.touches, "only cli prints"
     assert not {"pickle", "marshal", "shelve"} & roots(seen.imports) or own == "objects", (
         "objects unpickles, safely"

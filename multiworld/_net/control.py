@@ -1,0 +1,265 @@
+"""A worker's line to the launcher that started it: JSON objects, one a line, over a unix socket.
+
+The launcher is a help, not a need: when it goes, this falls silent and the worlds go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from multiworld.errors import MultiworldError
+
+__all__ = ["MAX_LINE", "ControlClient", "Lines", "ProtocolError", "encode"]
+
+MAX_LINE = 1 << 20
+"""Bytes of the longest line, its end included."""
+
+_BLOCK = 1 << 16
+_MOST_WAITING = 10_000
+"""Reports that wait for a launcher that does not read; the oldest go first."""
+_TURN = 30.0
+"""Seconds after which the thread looks around, though nothing happened."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProtocolError(MultiworldError):
+    """What came over a control socket is not what is spoken there."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One message as a line.
+
+    Raises:
+        ProtocolError: it is longer than `MAX_LINE`.
+    """
+    line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE:
+        raise ProtocolError(
+            f"a message of {len(line)} bytes",
+            rule=f"A line has at most {MAX_LINE} bytes",
+            next_step="Send less at once",
+        )
+    return line
+
+
+class Lines:
+    """Bytes in pieces -> messages. Pure."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, octets: bytes) -> list[dict[str, Any]]:
+        """Take the next piece; return the messages that it completes.
+
+        Raises:
+            ProtocolError: a line is too long, or no JSON object. Nothing more is to be fed then.
+        """
+        looked = len(self._buffer)
+        self._buffer += octets
+        messages = []
+        start = 0
+        while (end := self._buffer.find(b"\n", max(start, looked))) >= 0:
+            messages.append(_decode(bytes(self._buffer[start:end])))
+            start = end + 1
+        del self._buffer[:start]
+        if len(self._buffer) >= MAX_LINE:
+            raise _bad(f"{len(self._buffer)} bytes without an end of line")
+        return messages
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    if len(line) >= MAX_LINE:
+        raise _bad(f"a line of {len(line)} bytes")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise _bad(f"{line[:60]!r}") from exc
+    if not isinstance(message, dict):
+        raise _bad(f"{line[:60]!r}")
+    return message
+
+
+def _bad(what: str) -> ProtocolError:
+    return ProtocolError(
+        what,
+        rule=f"A line is one JSON object, at most {MAX_LINE} bytes long",
+        next_step="Speak as docs/run-output.md says",
+    )
+
+
+class _Waiter:
+    """A question that is not answered yet."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.answer: dict[str, Any] | None = None
+
+    def settle(self, answer: dict[str, Any] | None) -> None:
+        self.answer = answer
+        self.done.set()
+
+
+class ControlClient:
+    """The line itself, with one thread that reads and writes; thread-safe.
+
+    Args:
+        path: of the launcher's socket.
+        deadline: ``time.monotonic()`` seconds until which to connect.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, path: str, *, deadline: float) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        try:
+            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+            self._sock.connect(path)
+            self._sock.setblocking(False)
+            self._awake, self._wake = socket.socketpair()
+        except BaseException:
+            self._sock.close()
+            raise
+        self._awake.setblocking(False)
+        self._wake.setblocking(False)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._waiters: dict[int, _Waiter] = {}
+        self._hello = _Waiter()
+        self._questions: deque[bytes] = deque()
+        self._reports: deque[bytes] = deque(maxlen=_MOST_WAITING)
+        self._alive = True
+        self._store = ""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="m8d-control")
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher is still there."""
+        return self._alive and os.getpid() == self._pid
+
+    @property
+    def store(self) -> str:
+        """Address of the launcher's store, as it was last told; empty before that."""
+        return self._store
+
+    def hello(self, message: dict[str, Any], *, deadline: float) -> dict[str, Any] | None:
+        """Say who this is, once; return the answer, or None where none came in time."""
+        return self._question(message, self._hello, deadline)
+
+    def ask(self, what: str, *, deadline: float) -> dict[str, Any] | None:
+        """Ask for something; return the answer, or None where none came in time, or the launcher is gone."""
+        number, waiter = next(self._ids), _Waiter()
+        with self._lock:
+            self._waiters[number] = waiter
+        try:
+            return self._question({"ask": what, "id": number}, waiter, deadline)
+        finally:
+            with self._lock:
+                self._waiters.pop(number, None)
+
+    def report(self, message: dict[str, Any]) -> None:
+        """Tell the launcher something, some time soon. Never blocks, never raises; a report may get lost."""
+        if not self.alive:
+            return
+        with contextlib.suppress(ProtocolError, ValueError, TypeError):  # nobody depends on a report
+            self._reports.append(encode(message))
+            self._rouse()
+
+    def close(self) -> None:
+        """Hang up. Harmless when repeated; in a forked child it leaves the parent's line alone."""
+        self._alive = False
+        if os.getpid() == self._pid:
+            self._rouse()
+            if threading.current_thread() is not self._thread:
+                self._thread.join(1.0)
+        else:  # copies of the parent's descriptors, which would keep its line open
+            for each in (self._sock, self._awake, self._wake):
+                each.close()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _question(self, message: dict[str, Any], waiter: _Waiter, deadline: float) -> dict[str, Any] | None:
+        self._questions.append(encode(message))
+        self._rouse()
+        while self.alive and not waiter.done.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            waiter.done.wait(min(left, 1.0))
+        return waiter.answer
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already, or gone
+            self._wake.send(b".")
+
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except (OSError, ProtocolError) as exc:
+            _log.info("the launcher is gone: %s", exc)
+        finally:
+            self._alive = False
+            with self._lock:
+                waiting = (self._hello, *self._waiters.values())
+            for waiter in waiting:
+                if not waiter.done.is_set():
+                    waiter.settle(None)
+            for each in (self._sock, self._awake, self._wake):
+                each.close()
+
+    def _talk(self) -> None:
+        lines = Lines()
+        out = b""
+        with selectors.PollSelector() as selector:  # not epoll: a forked child would share it
+            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self._awake, selectors.EVENT_READ)
+            while self._alive:
+                out = out or self._next()
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+                selector.modify(self._sock, wanted)
+                for key, ready in selector.select(_TURN):
+                    if key.fileobj is self._awake:
+                        self._awake.recv(_BLOCK)
+                        continue
+                    if ready & selectors.EVENT_WRITE:
+                        out = out[self._sock.send(out) :]
+                    if ready & selectors.EVENT_READ:
+                        octets = self._sock.recv(_BLOCK)
+                        if not octets:
+                            _log.info("the launcher is gone")
+                            return
+                        for message in lines.feed(octets):
+                            self._hear(message)
+
+    def _next(self) -> bytes:
+        """What is to be sent next: questions first, somebody waits for them."""
+        for waiting in (self._questions, self._reports):
+            with contextlib.suppress(IndexError):
+                return waiting.popleft()
+        return b""
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if isinstance(store := message.get("store"), str):
+            self._store = store
+        number = message.get("id")
+        if number is None:
+            if "worlds" in message or "error" in message:
+                self._hello.settle(message)
+            return
+        with self._lock:
+            waiter = self._waiters.get(number) if isinstance(number, int) else None
+        if waiter is not None:
+            waiter.settle(message)

@@ -1,0 +1,115 @@
+"""Where the control sockets of this user's launchers are: a folder for each launcher, in a folder of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+from multiworld import settings
+from multiworld.run.errors import RunError
+
+__all__ = ["SOCKET", "answers", "choose", "roots", "sockets", "sweep"]
+
+SOCKET = "control.sock"
+"""Name of the socket in a launcher's folder."""
+
+LONGEST = 107
+"""Bytes of a unix socket's path (sockaddr_un has 108, the last one is zero)."""
+
+_YOUNG = 60.0
+"""Seconds for which a folder without a socket may be that of a launcher that begins, or ends."""
+_ASKING = 1.0
+"""Seconds that a launcher has to accept a connection; the kernel does it for one that stands still."""
+
+
+def roots() -> list[Path]:
+    """The folders that may hold launchers' folders, the best one first; they need not exist."""
+    found = []
+    runtime = settings.environment("XDG_RUNTIME_DIR")
+    if runtime and runtime.startswith("/"):
+        found.append(Path(runtime) / "m8d-run")
+    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder of this user's own, or none)
+    found += [Path(base) / f"m8d-run-{os.getuid()}" for base in bases]
+    return list(dict.fromkeys(found))
+
+
+def choose(run_id: str) -> str:
+    """Choose the path of this launcher's socket, whose folder is still to be made; sweep what dead launchers left.
+
+    Args:
+        run_id: the rendezvous id; what does not suit a file name is replaced, and it is cut.
+
+    Raises:
+        RunError: this user has no folder for sockets.
+    """
+    name = f"{re.sub(r'[^A-Za-z0-9_-]', '-', run_id)[:20] or 'run'}-{os.getpid()}"
+    for root in roots():
+        if not _own(root):
+            continue
+        sweep(root)
+        folder = root / name
+        if folder.exists():  # of another pid namespace that shares the folder
+            folder = root / f"{name}-{secrets.token_hex(3)}"
+        if len(os.fsencode(folder / SOCKET)) <= LONGEST:
+            return str(folder / SOCKET)
+    raise RunError(
+        f"no folder for the control socket: tried {', '.join(map(str, roots()))}",
+        rule=f"It is this user's alone, and the socket's path has at most {LONGEST} bytes",
+        next_step="Set XDG_RUNTIME_DIR or TMPDIR to a folder with a short name that you own",
+    )
+
+
+def sockets() -> list[Path]:
+    """The sockets of this user's launchers, dead ones perhaps among them."""
+    found = [path for root in roots() if _safe(root) for path in root.glob(f"*/{SOCKET}")]
+    return sorted(dict.fromkeys(found))
+
+
+def sweep(root: Path) -> None:
+    """Remove what launchers that are no more have left in `root`."""
+    with contextlib.suppress(OSError):  # others sweep too
+        for folder in list(root.iterdir()):
+            path = folder / SOCKET
+            if path.exists():
+                dead = not answers(path)
+            else:
+                dead = folder.is_dir() and time.time() - folder.stat().st_mtime > _YOUNG
+            if dead:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    folder.rmdir()
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_ASKING)
+        try:
+            sock.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # a long queue, somebody else's: not ours to remove
+            return True
+    return True
+
+
+def _own(root: Path) -> bool:
+    """Make `root`, if need be; whether it is a folder of this user's that nobody else can enter."""
+    with contextlib.suppress(OSError):  # it is there, or it cannot be made
+        root.mkdir(mode=0o700)
+    return _safe(root) and os.access(root, os.W_OK)
+
+
+def _safe(root: Path) -> bool:
+    try:
+        seen = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o077

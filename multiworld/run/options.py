@@ -1,0 +1,279 @@
+"""The command line of ``m8d-run``: torch's own parser for everything torchrun takes, and the launcher's options."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.argparse_util import check_env, env
+from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
+
+from multiworld import settings
+from multiworld.run.errors import ArgumentsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from multiworld.run.plan import WorldsPlan
+
+__all__ = ["Options", "build_parser", "configure", "parse"]
+
+_DESCRIPTION = """\
+Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
+A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run here.\
+"""
+_NPROC_DEFAULT = "1"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+        torch: torchrun's own options, as its parser returns them.
+        restart: "worker" or "group".
+        worlds: path of the worlds file; None: none.
+        ui: whether to show the live view.
+        log_format: "text" or "json".
+        restart_backoff, restart_backoff_max: seconds; see `multiworld.run.restarts`.
+        on_node_loss: "continue" or "stop".
+        node_hang_timeout: seconds without a sign of life after which a node counts as lost.
+        grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.
+        nproc_given: whether the number of workers for each node was given.
+        static_meant: whether --rdzv-backend or --node-rank was given.
+    """
+
+    torch: argparse.Namespace
+    restart: str
+    worlds: str | None
+    ui: bool
+    log_format: str
+    restart_backoff: float
+    restart_backoff_max: float
+    on_node_loss: str
+    node_hang_timeout: float
+    grace: float | None
+    nproc_given: bool
+    static_meant: bool = False
+
+
+_TOLD_APART = {"nproc_per_node", "rdzv_backend", "node_rank"}
+"""Options that mean something else when they are not given than when they are given with torch's default."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return torch's parser with the launcher's options. Each can be given as PET_<NAME> in the environment too."""
+    parser = get_args_parser()
+    parser.prog = "m8d-run"
+    parser.description = _DESCRIPTION
+    own = parser.add_argument_group("fault domains")
+
+    def add(name: str, **more: Any) -> None:
+        names = dict.fromkeys([f"--{name}", f"--{name.replace('-', '_')}"])
+        own.add_argument(*names, **{"action": env, "type": str, **more})
+
+    add(
+        "restart",
+        default="worker",
+        metavar="{worker,group}",
+        help="What starts again when a worker fails: that worker alone, or all of them as under torchrun. "
+        "--max-restarts counts for each worker, or for the group. (default: worker)",
+    )
+    add(
+        "worlds",
+        default=None,
+        metavar="FILE.toml",
+        help="Roles, and worlds between their workers; the script joins its worlds with multiworld.join_all().",
+    )
+    add("ui", action=check_env, type=None, help="Show the run live on the terminal (needs rich).")
+    add(
+        "log-format",
+        default="text",
+        metavar="{text,json}",
+        help="Of the launcher's own log on standard error. (default: text)",
+    )
+    add(
+        "restart-backoff",
+        default=1.0,
+        type=float,
+        metavar="SECONDS",
+        help="Before the second restart in a row of a worker that does not come up; doubled for each further one. "
+        "(default: 1)",
+    )
+    add(
+        "restart-backoff-max",
+        default=30.0,
+        type=float,
+        metavar="SECONDS",
+        help="No restart waits for longer. (default: 30)",
+    )
+    add(
+        "on-node-loss",
+        default="continue",
+        metavar="{continue,stop}",
+        help="When a node is lost and no other can take its place: carry on with the rest, or end the run. "
+        "(default: continue)",
+    )
+    add(
+        "node-hang-timeout",
+        default=5.0,
+        type=float,
+        metavar="SECONDS",
+        help="Without a sign of life for so long, another node is lost. (default: 5)",
+    )
+    add(
+        "grace",
+        default=None,
+        type=float,
+        metavar="SECONDS",
+        help="Between the signal that asks workers to end and SIGKILL. (default: torchrun's shutdown timeout, 30)",
+    )
+    own.add_argument(
+        "--use-env",
+        "--use_env",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="As torchrun: the script finds its local rank in LOCAL_RANK. --no-use-env: it gets --local-rank=N as "
+        "well, as from torch.distributed.launch without --use-env.",
+    )
+    for action in parser._actions:  # noqa: SLF001  (argparse offers no way to ask for an option)
+        if action.dest in _TOLD_APART and settings.environment(f"PET_{action.dest.upper()}") is None:
+            action.default = None  # parse() puts it back, and knows that it was not given
+    return parser
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read a command line.
+
+    Raises:
+        ArgumentsError: a value breaks a rule.
+        SystemExit: argparse found a fault (2), or was asked for help (0).
+    """
+    args = build_parser().parse_args(list(argv))
+    options = Options(
+        torch=args,
+        restart=_one_of("--restart", args.restart, "worker", "group"),
+        worlds=args.worlds,
+        ui=args.ui,
+        log_format=_one_of("--log-format", args.log_format, "text", "json"),
+        restart_backoff=_seconds("--restart-backoff", args.restart_backoff),
+        restart_backoff_max=_seconds("--restart-backoff-max", args.restart_backoff_max),
+        on_node_loss=_one_of("--on-node-loss", args.on_node_loss, "continue", "stop"),
+        node_hang_timeout=_seconds("--node-hang-timeout", args.node_hang_timeout, least=0.3),
+        grace=None if args.grace is None else _seconds("--grace", args.grace),
+        nproc_given=args.nproc_per_node is not None,
+        static_meant=args.rdzv_backend is not None or args.node_rank is not None,
+    )
+    if not options.nproc_given:
+        args.nproc_per_node = _NPROC_DEFAULT
+    if args.rdzv_backend is None:
+        args.rdzv_backend = "static"
+    if args.node_rank is None:
+        args.node_rank = 0
+    for name in ("restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max"):
+        delattr(args, name)
+    for name in ("on_node_loss", "node_hang_timeout", "grace"):
+        delattr(args, name)
+    if args.no_python and not args.use_env:
+        raise ArgumentsError(
+            "--no-python with --no-use-env",
+            rule="A program that is not run by Python gets no --local-rank, as under torch.distributed.launch",
+            next_step="Leave one of them out",
+        )
+    return options
+
+
+def _one_of(name: str, value: str, *known: str) -> str:
+    if value not in known:
+        raise ArgumentsError(
+            f"{name} {value}", rule=f"It is one of {', '.join(known)}", next_step="Give one of them"
+        )
+    return value
+
+
+def _seconds(name: str, value: float, least: float = 0.0) -> float:
+    if not (math.isfinite(value) and value >= least):
+        raise ArgumentsError(
+            f"{name} {value:g}", rule=f"It is a number of seconds, at least {least:g}", next_step="Change it"
+        )
+    return value
+
+
+def configure(
+    options: Options, plan: WorldsPlan | None = None
+) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
+    """Return what torchrun would launch: its configuration, and the program (or function) with its arguments.
+
+    Args:
+        options: what was asked for; ``options.torch`` is completed as torchrun does it.
+        plan: of the worlds file: says how many workers there are, where --nproc-per-node does not.
+
+    Raises:
+        ArgumentsError: torchrun would refuse it, or the number of workers does not fit the plan.
+    """
+    args = options.torch
+    try:
+        least, most = parse_min_max_nnodes(args.nnodes)
+    except (ValueError, RuntimeError) as exc:
+        raise ArgumentsError(
+            f"--nnodes {args.nnodes}", rule="It is a number, or MIN:MAX", next_step="As in --nnodes 2:3"
+        ) from exc
+    if plan is not None and not options.nproc_given:
+        args.nproc_per_node = str(_share(plan, least))
+    if not options.static_meant and args.rdzv_endpoint and most > 1:
+        # torchrun's default is "static", where an endpoint without a node rank makes every node the first one.
+        args.rdzv_backend = "c10d"
+    _meet(args, most)
+    try:
+        config, entrypoint, arguments = config_from_args(args)
+    except (ValueError, RuntimeError, AssertionError, TypeError, OSError) as exc:
+        raise ArgumentsError(
+            str(exc) or type(exc).__name__,
+            rule="torchrun does not take it either",
+            next_step="See m8d-run --help",
+        ) from exc
+    if plan is not None:
+        _fits(plan, config.nproc_per_node, most)
+    if not config.run_id:
+        config.run_id = uuid.uuid4().hex
+    return config, entrypoint, arguments
+
+
+def _meet(args: argparse.Namespace, most: int) -> None:
+    """Decide on the rendezvous as torchrun does, which differs between versions in --master-port's default."""
+    if args.rdzv_backend == "standalone":
+        args.standalone = True
+    alone = (
+        args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
+    )
+    if args.standalone or alone:
+        args.rdzv_backend = "c10d"
+        args.rdzv_endpoint = "localhost:0"
+        args.rdzv_id = str(uuid.uuid4())
+    if args.master_port is None:
+        args.master_port = 29500
+
+
+def _share(plan: WorldsPlan, nodes: int) -> int:
+    if nodes < 1 or plan.world_size % nodes:
+        raise ArgumentsError(
+            f"{plan.world_size} workers of {plan.path} on {nodes} nodes",
+            rule="Each node has the same number of workers",
+            next_step="Change --nnodes, or the counts under [roles]",
+        )
+    return plan.world_size // nodes
+
+
+def _fits(plan: WorldsPlan, share: int, most: int) -> None:
+    if plan.world_size % share or plan.world_size // share > most:
+        raise ArgumentsError(
+            f"--nproc-per-node {share} on at most {most} node{'s' if most > 1 else ''}, "
+            f"for {plan.world_size} workers of {plan.path}",
+            rule="The workers of the worlds file fill some of the nodes, and none in part",
+            next_step="Leave --nproc-per-node out, or change --nnodes",
+        )

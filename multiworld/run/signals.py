@@ -1,0 +1,91 @@
+"""What the launcher's loop sleeps on: descriptors, a time, and signals, which are noted and never raise by themselves."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Wake", "numbers"]
+
+
+def numbers(names: str) -> tuple[signal.Signals, ...]:
+    """Return the signals of a list like ``SIGTERM,SIGINT``; names that this system does not have are left out."""
+    known = (getattr(signal, name.strip(), None) for name in names.split(","))
+    return tuple(found for found in known if isinstance(found, signal.Signals))
+
+
+class Wake:
+    """Sleeps until a descriptor is readable, a signal came, or time is up."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        self._selector.register(self._ours, selectors.EVENT_READ)
+        self._came: deque[signal.Signals] = deque()
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup: int | None = None
+
+    def listen(self, signals: Iterable[signal.Signals]) -> None:
+        """Note these signals from now on. Only in the main thread, where Python handles signals."""
+        for number in signals:
+            if number in {signal.SIGKILL, signal.SIGSTOP} or number in self._before:
+                continue
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
+            self._before[number] = signal.signal(number, self._note)
+        if self._wakeup is None:
+            self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+
+    @property
+    def listening(self) -> tuple[signal.Signals, ...]:
+        """The signals that are noted."""
+        return tuple(self._before)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._came.append(signal.Signals(number))
+
+    def signalled(self) -> signal.Signals | None:
+        """Take the oldest signal that came and was not taken yet."""
+        return self._came.popleft() if self._came else None
+
+    def add(self, fd: int) -> None:
+        """Wake when `fd` is readable."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def remove(self, fd: int) -> None:
+        """No longer wake for `fd`."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def wait(self, timeout: float) -> set[int]:
+        """Sleep for `timeout` seconds at most; return the descriptors that are readable."""
+        if self._came:
+            return set()
+        ready = {key.fd for key, _ in self._selector.select(max(0.0, timeout))}
+        if self._ours.fileno() in ready:
+            ready.discard(self._ours.fileno())
+            with suppress(BlockingIOError):
+                while self._ours.recv(512):
+                    continue
+        return ready
+
+    def close(self) -> None:
+        """Handle signals as before."""
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(self._wakeup)
+            self._wakeup = None
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+        self._selector.close()
+        self._ours.close()
+        self._theirs.close()

@@ -1,0 +1,86 @@
+"""The store that the launcher serves, in which planned worlds meet."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from typing import Any
+
+from multiworld._net.address import StoreAddress
+from multiworld._net.store import serve_at
+from multiworld.run.errors import RunError
+
+__all__ = ["WorldStore"]
+
+
+class WorldStore:
+    """A TCPStore on a port of the kernel's choice; nothing waits for it, and it ends with `close`.
+
+    Whoever reaches it can do anything to the worlds that meet there: a numeric address is bound exactly. A name may
+    mean other addresses elsewhere than here, so for one the store listens on all interfaces, as torch's own does.
+
+    Args:
+        host: name or numeric address of this host by which the workers of all nodes reach it.
+
+    Attributes:
+        address: "tcp://host:port", with `host` as given.
+
+    Raises:
+        RunError: the host does not resolve, or nothing can be served there.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server: Any = None
+        try:
+            self._server = _listen(host)
+        except OSError as exc:
+            raise RunError(
+                f"the store for worlds cannot be served at {host!r}: {exc.strerror or exc}",
+                rule="The host is a name or a numeric address of this machine",
+                next_step="Give one, as in --local-addr 10.0.0.1",
+            ) from exc
+        self.address = str(StoreAddress("tcp", host=host, port=int(self._server.port)))
+
+    def close(self) -> None:
+        """End it. Worlds that are active go on; who joins looks for the store again. Harmless when repeated."""
+        self._server = None  # the server's destructor ends its thread
+
+
+def _listen(host: str) -> Any:
+    targets = _targets(host)
+    for number, (family, address) in enumerate(targets, 1):
+        try:
+            return _serve_anywhere(family, address)
+        except OSError as exc:  # noqa: PERF203  (two addresses)
+            # The public address of a machine behind a translating router is none of its own.
+            if exc.errno != errno.EADDRNOTAVAIL or number == len(targets):
+                raise
+    raise OSError(errno.EADDRNOTAVAIL, "it has no address")
+
+
+def _serve_anywhere(family: int, address: str) -> Any:
+    """Serve at a free port. Torch 2.6 must be told which: this holds it, without listening, until the server has it."""
+    with socket.socket(family) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        held.bind((address, 0))
+        return serve_at(family, (address, held.getsockname()[1]))
+
+
+def _targets(host: str) -> list[tuple[int, str]]:
+    """Where to listen: the addresses to try, with their families."""
+    everywhere = {int(socket.AF_INET): "0.0.0.0", int(socket.AF_INET6): "::"}  # noqa: S104  (see WorldStore)
+    with contextlib.suppress(ValueError):  # a name, then
+        family = int(socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET)
+        return [(family, host), (family, everywhere[family])]
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except UnicodeError as exc:
+        raise OSError(errno.EINVAL, "no host can have that name") from exc
+    resolved = {int(family): str(to[0]) for family, _, _, _, to in reversed(found)}
+    if host == "localhost":
+        everywhere = resolved
+    return [(family, everywhere[family]) for family in sorted(resolved)]

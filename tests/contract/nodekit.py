@@ -1,0 +1,185 @@
+"""Nodes of a run as processes: a rendezvous handler of torch's and `make_nodes`, driven over pipes, without workers.
+
+Run as a program, it is one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOON = 120.0
+"""Seconds; nothing here takes that long when all is well, on a machine that runs."""
+
+CONF = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 2, "join_timeout": 120}
+"""Torch's own patience, shortened: a node that is gone is dropped from the rendezvous after 3 s instead of 15."""
+
+
+def free_port():
+    """A port that torch's store can have: it listens at every address, and the kernel gives these to nobody else."""
+    while True:
+        port = random.randrange(10000, 30000)  # noqa: S311  (no secret)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+class Agent:
+    """One node."""
+
+    def __init__(self, netns=None, **options):
+        prefix = ["ip", "netns", "exec", netns] if netns else []
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, __file__, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.seen: list[dict] = []
+        self._events: queue.Queue = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        with contextlib.suppress(ValueError):  # closed under the reader when the test ends
+            for line in self.process.stdout:
+                self._events.put(json.loads(line))
+
+    def say(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def wait(self, kind, timeout=SOON, **match):
+        """The next event of a kind; earlier ones of other kinds stay."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for event in self.seen:
+                if event["event"] == kind and all(event.get(key) == value for key, value in match.items()):
+                    self.seen.remove(event)
+                    return event
+            try:
+                self.seen.append(self._events.get(timeout=max(0.001, deadline - time.monotonic())))
+            except queue.Empty:
+                raise AssertionError(f"no {kind} {match} within {timeout} s; there is {self.seen}") from None
+
+    def all(self, kind):
+        """What came of a kind and was not waited for."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.seen.append(self._events.get_nowait())
+        return [event for event in self.seen if event["event"] == kind]
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def finish(self):
+        """Exit code, at the end of its own."""
+        code = self.process.wait(SOON)
+        self._reader.join(30)
+        return code
+
+    def end(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGCONT)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        self._reader.join(30)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Cluster(contextlib.ExitStack):
+    """Agents that end with the test."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def start(self, netns=None, **options):
+        agent = Agent(netns, **{**self.options, **options})
+        self.callback(agent.end)
+        return agent
+
+
+def emit(event, **fields):
+    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def main():
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    from multiworld.run.happenings import Happenings
+    from multiworld.run.lane import shut_down
+    from multiworld.run.nodes import NodesSpec, make_nodes
+    from multiworld.run.plan import Role, WorldsPlan
+
+    options = json.loads(sys.argv[1])
+    backend, endpoint, run_id = options["backend"], options["endpoint"], options["run_id"]
+    smallest, most = options["nnodes"]
+    config = {**CONF, **options.get("conf", {})}
+    handler = get_rendezvous_handler(
+        RendezvousParameters(
+            backend, endpoint, run_id, smallest, most, local_addr=options.get("local_addr"), **config
+        )
+    )
+    happenings = Happenings()
+    happenings.listen(
+        lambda each: emit(type(each).__name__, **dataclasses.asdict(each) | {"at": time.monotonic()})
+    )
+    total = options.get("total")
+    plan = None if total is None else WorldsPlan((Role("worker", total, 1),), (), "none")
+    spec = NodesSpec(
+        run_id=run_id, endpoint=endpoint, local_addr=options.get("local_addr"), min_nodes=smallest, max_nodes=most,
+        capacity=options.get("capacity", 1), on_loss=options.get("on_loss", "continue"),
+        hang_timeout=options.get("hang", 2.0), timeout=60,
+    )  # fmt: skip
+    emit("up", pid=os.getpid())
+    nodes = make_nodes(spec, handler, happenings, plan)
+    seating = nodes.settle(handler.next_rendezvous())
+    emit("settled", **dataclasses.asdict(seating))
+    code, failed, finished = None, "", 0
+    while code is None:
+        ready, _, _ = select.select([nodes.fileno(), sys.stdin], [], [], 0.1)
+        nodes.watch()
+        if len(nodes._finished) != finished:
+            finished = len(nodes._finished)
+            emit("finished", count=finished)
+        for event in nodes.poll():
+            fields = dataclasses.asdict(event)
+            emit(type(event).__name__.lower(), **(fields | fields.pop("seating", {})))
+            if type(event).__name__ in {"Over", "Stop"}:
+                code = 1 if type(event).__name__ == "Stop" or event.lost else 0
+        if sys.stdin in ready:
+            command = sys.stdin.readline().strip()
+            if command == "done":
+                nodes.done()
+            elif command == "fail":
+                failed, code = "a worker failed", 3
+            else:  # "leave", or the test is over
+                code = 0
+    nodes.close(failed)
+    shut_down(handler)
+    emit("closed", threads=sorted(each.name for each in threading.enumerate()))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Rendezvous through a real etcd server: runs, and the server's own absence during one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from etcdkit import Etcd
+from hubkit import Hub, kill_host
+
+pytestmark = [pytest.mark.everyday, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    folder = tmp_path / "etcd"
+    folder.mkdir()
+    with Etcd(folder) as made:
+        yield made
+
+
+def hub(folder, etcd, backend, *options):
+    conf = {
+        "etcd-v2": "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3",
+        "etcd": "last_call_timeout=3",
+    }
+    return Hub(
+        folder,
+        [
+            "--rdzv-backend", backend, "--rdzv-endpoint", etcd.endpoint, "--rdzv-id", f"run-{backend}",
+            "--rdzv-conf", conf[backend], "--local-addr", "127.0.0.1", *options,
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("backend", "way"), [("etcd-v2", "kill"), ("etcd", "stop")])
+def test_etcd_stopped_and_started_during_a_run_disturbs_nobody(tmp_path, etcd, backend, way):
+    with hub(tmp_path, etcd, backend, "--nnodes", "2:3") as made:
+        for _ in range(2):
+            made.start()
+        before = made.running()
+        getattr(etcd, way)()
+        for run in made.runs:
+            run.wait_line("rendezvous store lost")
+        for world in ("w0", "w1", "w2"):
+            made.ticks_on(world)
+        etcd.start()
+        for run in made.runs:
+            run.wait_line("rendezvous store answers again")
+        for world in ("w0", "w1", "w2"):
+            made.ticks_on(world)
+        assert {each["generation"] for each in made.told("active")} == {1}
+        assert made.told("broke") == []
+        assert sorted(each["pid"] for each in made.told("born")) == sorted(pid for _, pid in before.values())
+        # The next rendezvous: a third node comes in as a spare, a node is lost, and the spare has its place.
+        new = made.start()
+        new.wait_line(r"event=seat seat=-", timeout=180)
+        gone = before[2][0]
+        kill_host(gone)
+        made.wait(4, "active", generation=2)
+        assert {each["rank"] for each in new.told("born")} == {2, 3}
+        assert made.told("broke", world="w0") == []
+        assert [each["pid"] for each in made.told("born", rank=0)] == [before[0][1]]
+        made.end([run for run in made.runs if run is not gone])
+
+
+def test_a_run_ends_and_leaves_a_closed_rendezvous(tmp_path, etcd):
+    """A second run of the same id is refused by torch's rendezvous; one of another id works."""
+    with hub(tmp_path, etcd, "etcd-v2", "--nnodes", "2") as made:
+        for _ in range(2):
+            made.start()
+        made.running()
+        made.end(made.runs)
+        late = made.start()
+        deadline = time.monotonic() + 120
+        assert late.ended(120) != 0
+        assert time.monotonic() < deadline
+        assert late.told("born") == []

@@ -1,0 +1,138 @@
+"""Launchers with workers in worlds on hosts of their own; one host is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from hubkit import Hub, kill_host
+from netkit import Network
+
+log = logging.getLogger("measured")
+
+pytestmark = [pytest.mark.everyday, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def network():
+    with Network(3) as made:
+        yield made
+
+
+def conf(*, serves):
+    # Torch finds out by the host's name whether it is the endpoint's; all hosts here have the same name.
+    return f"is_host={int(serves)},keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
+
+
+def hub(folder, network, *options):
+    endpoint = f"{network.address(1)}:29400"
+    return Hub(
+        folder, ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "hosts", *options]
+    )
+
+
+def start(made, network, number):
+    return made.start(
+        "--local-addr", network.address(number), "--rdzv-conf", conf(serves=number == 1),
+        netns=network.hosts[number - 1],
+    )  # fmt: skip
+
+
+def moved(made, before, gone, cut):
+    """Everything that must hold after the node with ranks 2 and 3 was lost and a spare came in."""
+    made.wait(4, "active", generation=2)  # w1 and w2, on both sides
+    for rank in (2, 3):
+        new = made.told("born", rank=rank)[-1]
+        assert new["pid"] != before[rank][1]
+        assert new not in gone.told("born")
+    assert [each["pid"] for each in made.told("born", rank=0)] == [before[0][1]], "the hub was restarted"
+    assert [each["pid"] for each in made.told("born", rank=1)] == [before[1][1]]
+    assert made.told("broke", world="w0") == []
+    at = max(each["at"] for each in made.told("active", rank=0, generation=2))
+    log.info("the hub's worlds are whole again %.2f s after the loss", at - cut)
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+def test_a_lost_nodes_roles_move_to_the_spare(tmp_path, network, how):
+    with hub(tmp_path, network, "--nnodes", "2:3") as made:
+        for number in (1, 2, 3):
+            start(made, network, number)
+        before = made.running()
+        gone = before[2][0]
+        number = made.runs.index(gone) + 1
+        assert before[3][0] is gone
+        assert number != 1
+        cut = time.monotonic()
+        if how == "killed":
+            kill_host(gone)
+        else:
+            network.pull(number)
+        moved(made, before, gone, cut)
+        made.ticks_on("w0")
+        rest = [run for run in made.runs if run is not gone]
+        if how == "cut off":
+            # It has ended its workers by itself, before anybody else had their ranks.
+            stopped = gone.wait_line("event=stopped", count=2)
+            assert all("SIGKILL" in line for line in stopped)
+            network.plug(number)
+            rest[0].wait_line(
+                r"event=node-joined .*seat=-", count=2
+            )  # the spare at first, then who came back
+            rest.append(gone)
+        made.end(rest)
+
+
+def test_without_a_spare_the_rest_goes_on_until_the_node_comes_back(tmp_path, network):
+    with hub(tmp_path, network, "--nnodes", "1:2") as made:
+        for number in (1, 2):
+            start(made, network, number)
+        before = made.running()
+        first, gone = before[0][0], before[2][0]
+        cut = time.monotonic()
+        kill_host(gone)
+        line = first.wait_line("cannot be whole")[0]
+        assert "ranks 2, 3" in line
+        assert "w1, w2" in line
+        made.ticks_on("w0")
+        start(made, network, 2)
+        moved(made, before, gone, cut)
+        made.end([first, made.runs[-1]])
+
+
+def test_stop_ends_the_run_with_an_error(tmp_path, network):
+    with hub(tmp_path, network, "--nnodes", "1:2", "--on-node-loss", "stop") as made:
+        for number in (1, 2):
+            start(made, network, number)
+        before = made.running()
+        first, gone = before[0][0], before[2][0]
+        kill_host(gone)
+        assert first.ended(120) == 1
+        assert "no node for ranks 2, 3: worlds w1, w2 cannot be whole" in first.text()
+        assert first.leftovers() == []
+
+
+def test_the_first_host_is_cut_off_with_the_hub_and_every_store(tmp_path, network):
+    """The rendezvous store and the planned worlds' store are gone with it: the others need neither."""
+    with hub(tmp_path, network, "--nnodes", "2:3") as made:
+        start(made, network, 1)
+        start(made, network, 2)
+        start(made, network, 3)
+        before = made.running()
+        gone, other = before[0][0], before[2][0]
+        assert gone is made.runs[0]
+        spare = next(run for run in made.runs if run not in {gone, other})
+        network.pull(1)
+        gone.wait_line("event=stopped", count=2)  # by itself
+        made.wait(2, "active", world="w1")
+        spare.wait_told("born", count=2)
+        spare.wait_told("active", count=4)  # the new hub in all three worlds, the new worker 0 in w0
+        assert {each["rank"] for each in spare.told("born")} == {0, 1}
+        for rank in (2, 3):
+            assert [each["pid"] for each in made.told("born", rank=rank)] == [before[rank][1]]
+        stopped = max(each["at"] for each in gone.told("tick"))
+        assert stopped < min(each["at"] for each in spare.told("born"))
+        for run in (other, spare):
+            run.say()
+        for run in (other, spare):
+            assert run.ended(120) == 0, run.report()

@@ -1,0 +1,290 @@
+"""Several nodes: who sits where, who is lost, who takes the seat. Agents without workers, one process for each."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+import pytest
+from netkit import Network
+from nodekit import Cluster, free_port
+
+log = logging.getLogger("measured")
+
+pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
+HANG = 2.0
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(
+        backend="c10d", endpoint=f"127.0.0.1:{free_port()}", run_id="r", nnodes=[2, 3], total=2,
+        local_addr="127.0.0.1", hang=HANG,
+    ) as made:  # fmt: skip
+        yield made
+
+
+def host(**more):
+    """The node that serves the rendezvous store."""
+    return {"conf": {"is_host": True, **more}}
+
+
+def guest(**more):
+    return {"conf": {"is_host": False, **more}}
+
+
+def start(cluster, count=3, **options):
+    """Start nodes; the first serves the rendezvous store. Returns them with their seatings."""
+    agents = [cluster.start(**(host() if number == 0 else guest()), **options) for number in range(count)]
+    return agents, [agent.wait("settled") for agent in agents]
+
+
+def by_seat(agents, settled):
+    return {each["seat"]: agent for agent, each in zip(agents, settled, strict=True)}
+
+
+def end(agents, code=0, lost=()):
+    for agent in agents:
+        agent.say("done")
+    for agent in agents:
+        assert agent.wait("over")["lost"] == list(lost)
+        assert agent.finish() == code
+        assert agent.wait("closed")["threads"] == ["MainThread"]
+
+
+def test_nodes_agree_and_a_spare_stands_by(cluster):
+    agents, settled = start(cluster)
+    assert sorted(str(each["seat"]) for each in settled) == ["0", "1", "None"]
+    for each in settled:
+        assert (each["world_size"], each["nodes"]) == (2, 2)
+        assert each["base_rank"] == (each["seat"] or 0)
+    assert len({each["store"] for each in settled}) == 1
+    spare = by_seat(agents, settled)[None]
+    for agent in agents:
+        if agent is not spare:
+            agent.say("done")
+    for agent in agents:  # the spare too: it has nothing to do, and learns that the others are done
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+
+
+@pytest.mark.parametrize("who", ["a guest", "the rendezvous store's host"])
+def test_a_spare_takes_the_seat_of_a_node_that_died(cluster, who):
+    agents, settled = start(cluster)
+    seats = by_seat(agents, settled)
+    victim = (
+        agents[0]
+        if who != "a guest"
+        else next(a for s, a in seats.items() if s is not None and a is not agents[0])
+    )
+    place = settled[agents.index(victim)]
+    if place["seat"] is None:  # the host itself stands by: then there is nothing to move
+        pytest.skip("the host of the store got no seat this time")
+    spare = seats[None]
+    rest = [agent for agent in agents if agent is not victim]
+    victim.kill()
+    lost = rest[0].wait("lost")
+    assert (lost["seat"], lost["cause"], lost["ranks"]) == (place["seat"], "crashed", [place["base_rank"]])
+    taken = spare.wait("seated")
+    log.info("%s killed: its seat was taken %.2f s after the loss was seen", who, taken["at"] - lost["at"])
+    assert (taken["seat"], taken["base_rank"], taken["world_size"]) == (place["seat"], place["base_rank"], 2)
+    other = next(agent for agent in rest if agent is not spare)
+    if who != "a guest":
+        # The store of planned worlds was on the first seat: it moves, and everyone knows where to.
+        moved = other.wait("seated")
+        assert moved["seat"] == settled[agents.index(other)]["seat"]
+        if place["seat"] == 0:
+            assert moved["store"] == taken["store"] != place["store"]
+        assert "running workers go on" in other.wait("Note")["text"]
+    end(rest)
+    assert all(each["seat"] == settled[agents.index(other)]["seat"] for each in other.all("seated"))
+
+
+def test_a_node_that_leaves_is_replaced(cluster):
+    agents, settled = start(cluster)
+    seats = by_seat(agents, settled)
+    seats[1].say("leave")
+    assert seats[1].finish() == 0
+    assert seats[0].wait("lost")["cause"] == "left"
+    if seats[1] is agents[0]:  # it closed the rendezvous' store as well; the seat moves all the same
+        seats[0].wait("Note")
+    assert seats[None].wait("seated")["seat"] == 1
+    end([seats[0], seats[None]])
+
+
+def test_without_a_spare_the_rest_goes_on_and_a_newcomer_has_the_seat(cluster):
+    agents, settled = start(cluster, count=2, nnodes=[1, 3])
+    keeps = settled[0]["seat"]
+    agents[1].kill()
+    assert agents[0].wait("lost")["ranks"] == [1 - keeps]
+    assert f"no node for rank {1 - keeps}" in agents[0].wait("Note")["text"]
+    new = cluster.start(**guest(), nnodes=[1, 3])
+    place = new.wait("settled")
+    log.info("a node that came after a loss had its place %.2f s after its process was up",
+             place["at"] - new.wait("up")["at"])  # fmt: skip
+    assert (place["seat"], place["base_rank"]) == (1 - keeps, 1 - keeps)
+    assert agents[0].wait("NodeJoined", seat=1 - keeps)
+    end([agents[0], new])
+    assert {each["seat"] for each in agents[0].all("seated")} <= {keeps}
+
+
+def test_stop_ends_the_run_when_nobody_can_take_the_seat(cluster):
+    agents, settled = start(cluster, count=2, nnodes=[1, 2], on_loss="stop")
+    agents[1].kill()
+    assert f"no node for rank {settled[1]['base_rank']}" in agents[0].wait("stop")["reason"]
+    assert agents[0].finish() == 1
+
+
+def test_stop_goes_on_when_a_spare_takes_the_seat(cluster):
+    agents, settled = start(cluster, on_loss="stop")
+    seats = by_seat(agents, settled)
+    victim = seats[1] if seats[1] is not agents[0] else seats[0]
+    victim.kill()
+    seats[None].wait("seated")
+    end([agent for agent in agents if agent is not victim])
+
+
+def test_a_run_that_ends_without_some_ranks_is_no_success(cluster):
+    agents, settled = start(cluster, count=2, nnodes=[1, 2])
+    agents[1].kill()
+    agents[0].wait("lost")
+    agents[0].say("done")
+    assert agents[0].wait("over")["lost"] == [settled[1]["base_rank"]]
+    assert agents[0].finish() == 1
+
+
+def test_a_node_that_dies_when_it_is_done_is_not_missed(cluster):
+    agents, settled = start(cluster)
+    seats = by_seat(agents, settled)
+    victim, other = (seats[0], seats[1]) if seats[0] is not agents[0] else (seats[1], seats[0])
+    victim.say("done")
+    other.wait("finished")
+    seats[None].wait("finished")
+    victim.kill()
+    other.say("done")
+    for agent in (other, seats[None]):
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+        assert agent.all("lost") == []
+        assert agent.all("seated") == []
+
+
+def test_a_node_that_fails_ends_the_run_for_all(cluster):
+    agents, _ = start(cluster)
+    agents[1].say("fail")
+    for agent in (agents[0], agents[2]):
+        assert "has ended the run" in agent.wait("stop")["reason"]
+        assert agent.finish() == 1
+    assert agents[1].finish() == 3
+
+
+def test_a_stopped_agent_loses_its_seat_and_knows_it_when_it_wakes(cluster):
+    agents, settled = start(cluster)
+    seats = by_seat(agents, settled)
+    victim = seats[1] if seats[1] is not agents[0] else seats[0]
+    place = settled[agents.index(victim)]
+    if agents[0] is seats[None]:
+        pytest.skip("the host of the store stands by this time")
+    victim.process.send_signal(signal.SIGSTOP)
+    lost = next(agent for agent in agents if agent not in {victim, seats[None]}).wait("lost")
+    assert lost["cause"] == "hung"
+    taken = seats[None].wait("seated")
+    assert taken["seat"] == place["seat"]
+    victim.process.send_signal(signal.SIGCONT)
+    mine = victim.wait("seated")
+    assert mine["seat"] is None
+    assert "lost its seat" in mine["reason"]
+    for agent in agents:
+        if agent is not victim:
+            agent.say("done")
+    for agent in agents:
+        if agent is not victim:
+            assert agent.wait("over")["lost"] == []
+            assert agent.finish() == 0
+
+
+def test_static_rendezvous_lets_a_node_come_back(cluster):
+    """It has one round only: who comes back finds the table of the first, and is let in by who decides."""
+    shape = {"backend": "static", "nnodes": [2, 2]}
+    agents = [cluster.start(**shape, conf={"rank": rank}) for rank in range(2)]
+    settled = [agent.wait("settled") for agent in agents]
+    assert [each["seat"] for each in settled] == [0, 1]
+    agents[1].kill()
+    assert agents[0].wait("lost")["ranks"] == [1]
+    agents[0].wait("Note")
+    again = cluster.start(**shape, conf={"rank": 1})
+    place = again.wait("settled")
+    assert (place["seat"], place["base_rank"], place["store"]) == (1, 1, settled[0]["store"])
+    end([agents[0], again])
+
+
+# -- hosts with cables
+
+
+@pytest.fixture
+def network():
+    with Network(3) as made:
+        yield made
+
+
+def hosts(cluster, network, **options):
+    endpoint = f"{network.address(1)}:29400"
+    agents = [
+        cluster.start(
+            network.hosts[number], endpoint=endpoint, local_addr=network.address(number + 1),
+            **(host() if number == 0 else guest()), **options,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    return agents, [agent.wait("settled") for agent in agents]
+
+
+def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, network):
+    agents, settled = hosts(cluster, network)
+    seats = by_seat(agents, settled)
+    victim = next(agent for seat, agent in seats.items() if seat is not None and agent is not agents[0])
+    place = settled[agents.index(victim)]
+    if agents[0] is seats[None]:
+        pytest.skip("the host of the store stands by this time")
+    number = agents.index(victim) + 1
+    network.pull(number)
+    gave_up = victim.wait("seated")
+    assert gave_up["seat"] is None
+    lost = agents[0].wait("lost")
+    assert (lost["cause"], lost["seat"]) == ("unreachable", place["seat"])
+    taken = seats[None].wait("seated")
+    assert taken["seat"] == place["seat"]
+    log.info("cut off, hang timeout %.1f s: taken %.2f s after it was given up, %.2f s after the others saw the loss",
+             HANG, taken["at"] - gave_up["at"], taken["at"] - lost["at"])  # fmt: skip
+    assert gave_up["at"] < taken["at"], "for a while two nodes had the same ranks"
+    victim.all("NodeJoined")
+    victim.seen.clear()
+    network.plug(number)
+    back = victim.wait("NodeJoined")
+    assert back["seat"] in {0, 1}
+    assert agents[0].wait("NodeJoined", seat=None)
+    # It is a spare now, and takes the next seat that is free.
+    seats[None].kill()
+    again = victim.wait("seated", seat=place["seat"])
+    assert again["base_rank"] == place["base_rank"]
+    end([agents[0], victim])
+
+
+def test_the_rendezvous_store_goes_with_a_host_that_is_cut_off_and_the_others_go_on(cluster, network):
+    agents, settled = hosts(cluster, network)
+    seats = by_seat(agents, settled)
+    place = settled[0]
+    if place["seat"] is None:
+        pytest.skip("the host of the store stands by this time")
+    network.pull(1)
+    gave_up = agents[0].wait("seated")  # its own store answers, but it sees a minority
+    assert gave_up["seat"] is None
+    taken = seats[None].wait("seated")
+    assert taken["seat"] == place["seat"]
+    assert gave_up["at"] < taken["at"]
+    rest = agents[1:]
+    for agent in rest:
+        agent.say("done")
+    for agent in rest:
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0  # although the rendezvous store does not answer

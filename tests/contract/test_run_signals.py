@@ -1,0 +1,267 @@
+"""How a run ends from outside: signals, and the launcher's own death. No orphan is ever left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import runkit
+
+ENDS = """
+def ended(number, frame):
+    tell("signal", number=number)
+    sys.exit(0)
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(number, ended)
+tell("up")
+hold()
+"""
+IGNORES = """
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+tell("up")
+hold()
+"""
+PLAIN = """
+tell("up")
+hold()
+"""
+STUBBORN_CHILD = """
+import subprocess
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(300)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+child.stdout.readline()
+tell("up", child=child.pid)
+hold()
+"""
+
+
+def three(*more: str) -> list[str]:
+    return ["--nproc-per-node", "3", "--max-restarts", "9", *more]
+
+
+def guards(run: runkit.Run) -> list[int]:
+    """The programs that watch over this launcher's workers: its children."""
+    found = []
+    for pid in runkit.living():
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if parent == run.pid and b"guard.py" in line:
+            found.append(pid)
+    return found
+
+
+def gone(run: runkit.Run, pids: list[int]) -> None:
+    run.wait_for(lambda: not set(pids) & set(runkit.living()), f"the end of {pids}")
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_goes_to_the_workers_and_names_the_exit_code(tmp_path, name, restart):
+    number = getattr(signal, name)
+    with runkit.launched(tmp_path, ENDS, options=three("--restart", restart)) as run:
+        run.wait_told("up", 3)
+        run.signal(number)
+        assert run.ended() == 128 + number
+        assert {(t.rank, t.number) for t in run.told("signal")} == {(rank, number) for rank in range(3)}
+        assert run.leftovers() == []
+        assert len(run.told("up")) == 3, "a worker that was asked to end is not started again"
+        assert "Traceback" not in run.text()
+
+
+def test_the_users_own_list_of_signals(tmp_path):
+    pytest.importorskip("torch")
+    from torch.distributed.launcher.api import LaunchConfig
+
+    if not hasattr(LaunchConfig(1, 1, 1), "signals_to_handle"):
+        pytest.skip("this torch has no --signals-to-handle")
+    options = three("--signals-to-handle", "SIGUSR1,SIGTERM")
+    with runkit.launched(tmp_path, ENDS, options=options) as run:
+        run.wait_told("up", 3)
+        run.signal(signal.SIGUSR1)
+        assert run.ended() == 128 + signal.SIGUSR1
+        assert len(run.told("signal", number=signal.SIGUSR1)) == 3
+
+
+def test_workers_that_ignore_it_are_killed_after_the_grace_period(tmp_path):
+    with runkit.launched(tmp_path, IGNORES, options=three("--grace", "1")) as run:
+        run.wait_told("up", 3)
+        began = time.monotonic()
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert time.monotonic() - began >= 1
+        assert run.leftovers() == []
+        assert len(run.wait_line("event=stopped exitcode=-9")) == 3
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path):
+    with runkit.launched(tmp_path, IGNORES, options=three("--grace", "500")) as run:
+        run.wait_told("up", 3)
+        run.signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert run.process.poll() is None
+        run.signal(signal.SIGINT)
+        assert run.ended() == 128 + signal.SIGINT
+        assert run.leftovers() == []
+
+
+def test_stopped_workers_end_too(tmp_path):
+    with runkit.launched(tmp_path, PLAIN, options=three("--grace", "1")) as run:
+        for told in run.wait_told("up", 3):
+            os.kill(told.pid, signal.SIGSTOP)
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert run.leftovers() == []
+
+
+def test_what_workers_started_ends_with_them(tmp_path):
+    with runkit.launched(tmp_path, STUBBORN_CHILD, options=three("--grace", "30")) as run:
+        children = [told.child for told in run.wait_told("up", 3)]
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        gone(run, children)
+        assert run.leftovers() == []
+
+
+def test_a_worker_that_waits_for_its_restart_is_not_started_any_more(tmp_path):
+    script = textwrap.dedent("""
+        tell("up")
+        if _rank == 1:
+            sys.exit(5)
+        hold()
+    """)
+    with runkit.launched(
+        tmp_path, script, options=three("--restart-backoff", "400", "--restart-backoff-max", "400")
+    ) as run:
+        run.wait_line("worker=1 .*event=restarting delay=400")
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert len(run.told("up", rank=1)) == 2
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_no_orphans_when_the_launcher_is_killed(tmp_path, restart):
+    with runkit.launched(tmp_path, ENDS, options=three("--restart", restart)) as run:
+        run.wait_told("up", 3)
+        run.signal(signal.SIGKILL)
+        assert run.process.wait(runkit.PATIENCE) == -signal.SIGKILL
+        assert run.leftovers() == []
+        assert {(t.rank, t.number) for t in run.told("signal")} == {(r, signal.SIGTERM) for r in range(3)}
+
+
+def test_no_orphans_that_ignore_it_or_were_started_by_workers(tmp_path):
+    with runkit.launched(
+        tmp_path, IGNORES.replace("hold()", "") + STUBBORN_CHILD, options=three("--grace", "1")
+    ) as run:
+        children = [told.child for told in run.wait_told("up", 6) if "child" in told]
+        watcher = guards(run)
+        run.signal(signal.SIGKILL)
+        gone(run, children)
+        assert run.leftovers() == []
+        gone(run, watcher)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_no_orphans_of_functions(tmp_path, method):
+    path = runkit.script(tmp_path, PLAIN)
+    with runkit.launched(
+        tmp_path, path, options=["--nproc-per-node", "2", "--run-path", "--start-method", method]
+    ) as run:
+        run.wait_told("up", 2)
+        run.signal(signal.SIGKILL)
+        assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_signal_ends_functions(tmp_path, method):
+    path = runkit.script(tmp_path, PLAIN)
+    with runkit.launched(
+        tmp_path, path, options=["--nproc-per-node", "2", "--run-path", "--start-method", method]
+    ) as run:
+        run.wait_told("up", 2)
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert run.leftovers() == []
+    assert "SIGKILL" not in run.text()
+
+
+def test_the_guard_is_started_again_and_knows_all_workers(tmp_path):
+    with runkit.launched(tmp_path, PLAIN, options=three()) as run:
+        run.wait_told("up", 3)
+        (first,) = guards(run)
+        os.kill(first, signal.SIGKILL)
+        run.wait_for(lambda: [g for g in guards(run) if g != first] != [], "another guard")
+        run.signal(signal.SIGKILL)
+        assert run.leftovers() == []
+
+
+def test_the_guard_lets_the_launchers_signals_be_the_launchers_business(tmp_path):
+    """Whatever ends a whole session or container at once reaches the guard as well."""
+    with runkit.launched(tmp_path, PLAIN, options=three()) as run:
+        run.wait_told("up", 3)
+        (guard,) = guards(run)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            os.kill(guard, number)
+        run.signal(signal.SIGKILL)
+        assert run.leftovers() == []
+        gone(run, [guard])
+
+
+def test_killed_while_workers_are_being_started_and_restarted(tmp_path):
+    """At any moment: the launcher dies while workers come and go."""
+    script = "tell('up')\nimport random\ntime.sleep(random.random() * 0.02)\nsys.exit(1)\n"
+    options = ["--nproc-per-node", "4", "--max-restarts", "100000", "--restart-backoff", "0"]
+    for moment in range(4):
+        folder = tmp_path / str(moment)
+        folder.mkdir()
+        with runkit.launched(folder, script, options=options) as run:
+            run.wait_told("up", 20 + moment)
+            run.signal(signal.SIGKILL)
+            assert run.leftovers() == []
+            told = len(run.told())
+            time.sleep(0.5)
+            assert len(run.told()) == told
+
+
+def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
+    with tempfile.TemporaryDirectory(prefix="m8d-") as short:  # a socket's path is at most 107 bytes long
+        env = {"XDG_RUNTIME_DIR": short}
+        sockets = Path(short) / "m8d-run"
+        with runkit.launched(tmp_path, PLAIN, options=three(), env=env) as run:
+            run.wait_told("up", 3)
+            assert len(list(sockets.iterdir())) == 1
+            run.say()
+            assert run.ended() == 0
+            assert list(sockets.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 128 + signal.SIGINT), ("SIGTERM", -signal.SIGTERM)])
+def test_a_launcher_that_waits_for_other_nodes_can_be_ended(tmp_path, name, code):
+    """There is no worker yet: SIGTERM ends it as it ends any program."""
+    options = [
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "--rdzv-id",
+        "alone",
+    ]
+    with runkit.launched(tmp_path, PLAIN, options=options) as run:
+        run.wait_line("event=run-started")
+        run.wait_for(lambda: guards(run) != [], "the launcher's parts")
+        time.sleep(1)  # into the rendezvous
+        run.signal(getattr(signal, name))
+        assert run.ended() == code
+        assert run.leftovers() == []
+        assert run.told() == []

@@ -1,0 +1,60 @@
+"""``m8d-run --ui`` on a terminal: the whole launcher, with workers that write, one of which fails once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from terminalkit import on_a_terminal, text_of
+
+SCRIPT = """
+import os, pathlib, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"\\033[31mout {rank} {attempt}\\033[0m", flush=True)
+print(f"err {rank} {attempt}", file=sys.stderr, flush=True)
+here = pathlib.Path(sys.argv[1])
+(here / f"{rank}.{attempt}").touch()
+if (rank, attempt) == ("1", "0"):
+    sys.exit(3)
+deadline = time.monotonic() + 60
+while not (here / "1.1").exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+
+
+def test_the_live_view_of_a_real_run(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    code, told = on_a_terminal(
+        sys.executable, "-m", "multiworld.run", "--ui", "--nproc-per-node", "2", "--max-restarts", "1",
+        str(script), str(tmp_path), TMPDIR=str(tmp_path), XDG_RUNTIME_DIR="", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    assert code == 0, told
+    lines = text_of(told)
+    for name in ("out", "err"):
+        for who in ("0 0", "1 0", "1 1"):
+            assert any(line.endswith(f":{name} {who}") for line in lines), (name, who, told)
+    assert "\x1b[31mout 1 1\x1b[0m" in told  # the worker's own colour
+    assert "ended with exit code 0: all workers ended with 0" in lines
+    assert "2 workers: 2 ended · 1 restart" in lines
+    assert any(line.endswith("rank 1 (default:1) failed: exit code 3") for line in lines)
+    assert not any("event=" in line for line in lines)  # no log beside the view
+    assert told.rindex("\x1b[?25h") > told.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_without_a_terminal_there_is_the_log_and_one_note(tmp_path):
+    import subprocess
+
+    root = Path(__file__).parents[2]
+    script = tmp_path / "script.py"
+    script.write_text("print('hello')")
+    done = subprocess.run(
+        [sys.executable, "-m", "multiworld.run", "--ui", "--nproc-per-node", "1", str(script)], cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello\n"
+    assert done.stderr.count("--ui has no terminal to draw on") == 1
+    assert "event=run-ended exitcode=0" in done.stderr

@@ -1,0 +1,545 @@
+"""The control socket: what is said on it, and clients of every kind of badness, who harm nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiworld._net.control import MAX_LINE, ControlClient, Lines, ProtocolError, encode
+from multiworld.run import control, folders
+from multiworld.run.control import ControlServer
+from multiworld.run.errors import RunError
+from multiworld.run.happenings import Happenings
+from multiworld.run.worldstext import parse
+
+PATIENCE = 60.0
+PLAN = """
+[roles]
+hub = 1
+worker = 2
+[worlds."w{i}"]
+for = "worker"
+members = ["worker:{i}", "hub:0"]
+[worlds.own]
+members = ["worker:*"]
+backend = "gloo"
+store = "tcp://127.0.0.1:29500"
+timeout = 3
+hang_timeout = 2
+device = "cuda:{local_rank}"
+after = ["w0"]
+"""
+
+
+class Served:
+    """A server, and what it was told."""
+
+    def __init__(self, plan=PLAN):
+        self.folder = tempfile.mkdtemp(prefix="m8d-test-")
+        self.seen = []
+        self.snapshot = lambda: {"version": 1}
+        self.store = "tcp://127.0.0.1:1"
+        happenings = Happenings()
+        happenings.listen(self.seen.append)
+        self.server = ControlServer(
+            f"{self.folder}/run/{folders.SOCKET}",
+            parse(plan, "x.toml") if plan else None,
+            happenings,
+            lambda: self.snapshot(),  # noqa: PLW0108  (tests put another one there)
+            store=lambda: self.store,
+        )
+
+    def close(self):
+        self.server.close()
+        assert list(Path(self.folder).iterdir()) == []
+        Path(self.folder).rmdir()
+
+    def states(self):
+        return [(each.rank, each.world, each.state, each.generation) for each in list(self.seen)]
+
+
+@pytest.fixture
+def served():
+    with contextlib.closing(Served()) as made:
+        made.server.start()
+        yield made
+
+
+class Peer:
+    """Somebody at the socket who writes what it likes."""
+
+    def __init__(self, served):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(PATIENCE)
+        self.sock.connect(served.server.path)
+        self.lines = Lines()
+        self.heard = []
+
+    def say(self, *messages):
+        for message in messages:
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self):
+        while not self.heard:
+            octets = self.sock.recv(1 << 16)
+            assert octets, "cut off"
+            self.heard += self.lines.feed(octets)
+        return self.heard.pop(0)
+
+    def is_cut_off(self):
+        try:
+            while self.sock.recv(1 << 16):
+                continue
+        except ConnectionError:
+            return True
+        return True
+
+    def close(self):
+        self.sock.close()
+
+
+@pytest.fixture
+def peer(served):
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(contextlib.closing(Peer(served)))
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come in {PATIENCE} s"
+        time.sleep(0.01)
+
+
+# -- pure -------------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+MESSAGES = st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=5)
+
+
+@given(MESSAGES, st.lists(st.integers(1, 50), max_size=30))
+def test_messages_come_through_in_any_pieces(messages, sizes):
+    octets, lines, heard = b"".join(map(encode, messages)), Lines(), []
+    for size in [*sizes, len(octets)]:
+        heard += lines.feed(octets[:size])
+        octets = octets[size:]
+    assert heard == messages
+
+
+@given(st.binary())
+def test_rubbish_is_refused_and_does_nothing_else(octets):
+    with contextlib.suppress(ProtocolError):
+        for message in Lines().feed(octets + b"\n"):
+            assert isinstance(message, dict)
+
+
+@pytest.mark.parametrize(
+    "octets", [b"\n", b"[]\n", b"3\n", b"{}{}\n", b"\xff\n", b"[" * 9999 + b"\n", b"x" * MAX_LINE]
+)
+def test_what_is_no_message(octets):
+    with pytest.raises(ProtocolError, match="A line is one JSON object"):
+        Lines().feed(octets)
+
+
+def test_the_longest_line():
+    most = MAX_LINE - len(encode({"a": ""}))
+    line = encode({"a": "x" * most})
+    assert len(line) == MAX_LINE
+    assert Lines().feed(line) == [{"a": "x" * most}]
+    with pytest.raises(ProtocolError, match="a message of 1048577 bytes"):
+        encode({"a": "x" * (most + 1)})
+    with pytest.raises(ProtocolError):
+        Lines().feed(b'{"a":"' + b"x" * (most + 1) + b'"}\n')
+
+
+# -- the server -------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_hears_of_its_worlds(served, peer):
+    worker = peer()
+    worker.say({"hello": "worker", "rank": 1, "pid": 4711, "attempt": 0, "unknown": [1]})
+    said = worker.hear()
+    assert said["store"] == "tcp://127.0.0.1:1"
+    assert said["worlds"] == [
+        {
+            "name": "w0", "rank": 0, "world_size": 2, "backend": "gloo", "store": "tcp://127.0.0.1:1",
+            "launcher": True, "timeout": None, "hang_timeout": None, "device": None, "after": [],
+            "members": [["worker", 0], ["hub", 0]],
+        },
+        {
+            "name": "own", "rank": 0, "world_size": 2, "backend": "gloo", "store": "tcp://127.0.0.1:29500",
+            "launcher": False, "timeout": 3.0, "hang_timeout": 2.0, "device": "cuda:{local_rank}",
+            "after": ["w0"], "members": [["worker", 0], ["worker", 1]],
+        },
+    ]  # fmt: skip
+    served.store = "tcp://127.0.0.1:2"
+    worker.say({"ask": "worlds", "id": 7})
+    answers = [worker.hear()]
+    if "id" not in answers[0]:  # the news of the move was quicker
+        answers.append(worker.hear())
+    assert (answers[-1]["id"], answers[-1]["worlds"][0]["store"]) == (7, "tcp://127.0.0.1:2")
+
+
+def test_a_store_that_moves_is_told_to_everybody(served, peer):
+    workers = [peer() for _ in range(3)]
+    for rank, worker in enumerate(workers):
+        worker.say({"hello": "worker", "rank": rank, "attempt": 0})
+        worker.hear()
+    served.store = "tcp://127.0.0.1:2"
+    assert [worker.hear() for worker in workers] == [{"store": "tcp://127.0.0.1:2"}] * 3
+
+
+def test_reports_become_happenings(served, peer):
+    old, new = peer(), peer()
+    old.say({"hello": "worker", "rank": 2, "pid": 1, "attempt": 0})
+    old.hear()
+    old.say(
+        {"world": "w1", "state": "joining"},
+        {"world": "w1", "state": "active", "generation": 3, "detail": "", "more": 1},
+        {"nothing": "known"},
+    )
+    until(lambda: len(served.seen) == 2, "the reports")
+    new.say({"hello": "worker", "rank": 2, "pid": 2, "attempt": 1})
+    new.hear()
+    old.say({"world": "w1", "state": "broken", "generation": 3})  # it is not this rank's any more
+    old.say({"hello": "status"})
+    old.hear()
+    new.say({"world": "w1", "state": "broken", "generation": 4, "detail": "gone"})
+    until(lambda: len(served.seen) == 3, "the report")
+    assert served.states() == [(2, "w1", "joining", 0), (2, "w1", "active", 3), (2, "w1", "broken", 4)]
+    assert abs(served.seen[0].at - time.time()) < 3600
+    assert served.seen[2].detail == "gone"
+
+
+@pytest.mark.parametrize("rank", [3, 10**6])
+def test_a_rank_that_the_file_does_not_have(served, peer, rank):
+    worker = peer()
+    worker.say({"hello": "worker", "rank": rank, "attempt": 0})
+    assert worker.hear()["error"] == f"x.toml has ranks 0 to 2, not {rank}"
+
+
+def test_status(served, peer):
+    asking = peer()
+    for number in range(3):
+        served.snapshot = lambda number=number: {"number": number}
+        asking.say({"hello": "status"})
+        assert asking.hear() == {"snapshot": {"number": number}}
+    for snapshot, error in (
+        (lambda: 1 / 0, "no snapshot: division by zero"),
+        (lambda: {"x": "x" * MAX_LINE}, "a message of"),
+        (lambda: {"x": object()}, "not JSON serializable"),
+    ):
+        served.snapshot = snapshot
+        asking.say({"hello": "status"})
+        assert error in asking.hear()["error"]
+
+
+RUBBISH = [
+    b"\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b'{"hello": "worker"}\n',
+    b'{"hello": "worker", "rank": -1}\n',
+    b'{"hello": "worker", "rank": true}\n',
+    b'{"hello": "worker", "rank": 0, "attempt": "x"}\n',
+    b'{"hello": "worker", "rank": 1e9}\n',
+    b'{"hello": ["worker"]}\n',
+    b'{"ask": "worlds"}\n',
+    b'{"world": "w0", "state": "active"}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "dancing"}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": 1, "state": "active"}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "active", "generation": -1}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "active", "detail": {}}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": []}\n',
+    bytes(2 << 20),
+    random.Random(1).randbytes(1 << 20),  # noqa: S311  (nothing secret)
+]
+
+
+@pytest.mark.parametrize("octets", RUBBISH, ids=lambda octets: repr(octets[:60]))
+def test_rubbish_is_cut_off_and_harms_nobody(served, peer, octets):
+    good, bad = peer(), peer()
+    good.say({"hello": "worker", "rank": 1, "attempt": 0})
+    good.hear()
+    with contextlib.suppress(ConnectionError):  # it is cut off while it writes
+        bad.sock.sendall(octets)
+    assert bad.is_cut_off()
+    good.say({"ask": "worlds", "id": 1})
+    assert good.hear()["id"] == 1
+    assert served.seen == []
+
+
+def test_half_a_message_and_many_clients_harm_nobody(served, peer):
+    silent = [peer() for _ in range(50)]
+    for each in silent[::2]:
+        each.sock.sendall(b'{"hello": "wor')
+    good = peer()
+    good.say({"hello": "status"})
+    assert "snapshot" in good.hear()
+    for each in silent:
+        each.close()
+    good.say({"hello": "status"})
+    assert "snapshot" in good.hear()
+    until(lambda: len(served.server._clients) == 1, "the end of the others")
+
+
+def test_who_does_not_read_is_cut_off_and_delays_nobody(served, peer):
+    served.snapshot = lambda: {"x": "x" * 500_000}
+    deaf, good = peer(), peer()
+    for each in (deaf, good):
+        each.say({"hello": "status"})
+    assert "snapshot" in good.hear()
+    deaf.sock.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(200):
+            with contextlib.suppress(TimeoutError):
+                deaf.say({"hello": "status"})
+            if len(served.server._clients) == 1:
+                break
+    deaf.sock.settimeout(PATIENCE)
+    good.say({"hello": "status"})
+    assert "snapshot" in good.hear()
+    assert deaf.is_cut_off()
+
+
+def test_a_listener_or_a_store_that_fails(served, peer):
+    def fail(*_):
+        raise RuntimeError("on purpose")
+
+    worker = peer()
+    worker.say({"hello": "worker", "rank": 1, "attempt": 0})
+    worker.hear()
+    served.server._store = fail
+    served.server._happenings.listen(fail)
+    worker.say({"world": "w0", "state": "active", "generation": 1}, {"ask": "worlds", "id": 1})
+    assert worker.hear()["store"] == "tcp://127.0.0.1:1"  # what was known last
+    assert served.states() == [(1, "w0", "active", 1)]
+
+
+def test_other_users_are_turned_away(served, peer, monkeypatch):
+    uid = os.getuid()
+    monkeypatch.setattr(control.os, "getuid", lambda: uid + 1)
+    stranger = peer()
+    assert stranger.is_cut_off()
+    monkeypatch.undo()
+    own = peer()
+    own.say({"hello": "status"})
+    assert "snapshot" in own.hear()
+
+
+def test_no_descriptor_is_left_for_a_while(served, peer, monkeypatch):
+    first = peer()
+    first.say({"hello": "status"})
+    first.hear()
+    full = threading.Event()
+
+    class Listener:
+        """Has no descriptor for two callers."""
+
+        def __init__(self, inner):
+            self.inner, self.left = inner, 2
+
+        def accept(self):
+            if self.left:
+                self.left -= 1
+                full.set()
+                raise OSError(24, "Too many open files")
+            return self.inner.accept()
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    listener = served.server._listener
+    served.server._selector.unregister(listener)
+    served.server._listener = Listener(listener)
+    served.server._selector.register(served.server._listener, 1)
+    second = peer()
+    first.say({"hello": "status"})
+    assert "snapshot" in first.hear()
+    second.say({"hello": "status"})
+    assert "snapshot" in second.hear()
+    assert full.is_set()
+
+
+def test_permissions_and_the_end(served):
+    path = Path(served.server.path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert served.server.env() == {"M8D_CONTROL": str(path)}
+    peer = Peer(served)
+    served.server.close()
+    served.server.close()
+    assert peer.is_cut_off()
+    peer.close()
+    assert not path.parent.exists()
+    assert [each.name for each in threading.enumerate() if "control" in each.name] == []
+
+
+def test_a_path_that_cannot_be():
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (f"{folder}/{'x' * 108}/s", f"{folder}/no/no/s"):
+            server = ControlServer(path, None, Happenings(), dict, store=str)
+            with pytest.raises(RunError, match="at most 107 bytes"):
+                server.start()
+            server.close()
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_a_server_that_never_began_ends():
+    Served().close()
+
+
+def test_without_a_plan():
+    with contextlib.closing(Served(plan=None)) as served:
+        served.server.start()
+        with contextlib.closing(Peer(served)) as peer:
+            peer.say({"hello": "worker", "rank": 0, "attempt": 0})
+            assert peer.hear()["error"] == "this run has no worlds file"
+
+
+# -- a worker's end of it ---------------------------------------------------------------------------------------
+
+
+def soon():
+    return time.monotonic() + PATIENCE
+
+
+def test_the_client(served):
+    client = ControlClient(served.server.path, deadline=soon())
+    said = client.hello({"hello": "worker", "rank": 0, "attempt": 0}, deadline=soon())
+    assert [world["name"] for world in said["worlds"]] == ["w0", "w1"]
+    assert client.store == "tcp://127.0.0.1:1"
+    assert client.ask("worlds", deadline=soon())["worlds"] == said["worlds"]
+    for number in range(300):
+        client.report({"world": "w0", "state": "active", "generation": number})
+    until(lambda: len(served.seen) == 300, "the reports")
+    assert [each.generation for each in served.seen] == list(range(300))
+    served.store = "tcp://127.0.0.1:9"
+    until(lambda: client.store == "tcp://127.0.0.1:9", "the news")
+    client.report({"world": "x" * MAX_LINE, "state": "active"})  # too long: it is let go
+    client.report({"world": object()})
+    served.server.close()
+    until(lambda: not client.alive, "the end")
+    client.report({"world": "w0", "state": "closed"})
+    assert client.ask("worlds", deadline=soon()) is None
+    client.close()
+    client.close()
+    assert [each.name for each in threading.enumerate() if "control" in each.name] == []
+
+
+def test_a_launcher_that_does_not_answer():
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/s")
+        silent.listen()
+        client = ControlClient(f"{folder}/s", deadline=soon())
+        began = time.monotonic()
+        assert client.hello({"hello": "worker"}, deadline=began + 0.1) is None
+        for _ in range(30_000):  # more than are kept, and than the kernel takes
+            client.report({"world": "w0", "state": "active", "detail": "x" * 100})
+        assert client.ask("worlds", deadline=time.monotonic() + 0.1) is None
+        assert client.alive
+        assert len(client._reports) <= 10_000
+        client.close()
+        assert not client.alive
+        with pytest.raises(FileNotFoundError):
+            ControlClient(f"{folder}/nothing", deadline=soon())
+
+
+def test_a_launcher_that_talks_rubbish():
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen()
+        client = ControlClient(f"{folder}/s", deadline=soon())
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(b"rubbish\n")
+            assert client.hello({"hello": "worker"}, deadline=soon()) is None
+            until(lambda: not client.alive, "the end")
+
+
+# -- folders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short():
+    """A folder with a short name, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="m8d", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_folder_of_a_launcher(short, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    path = Path(folders.choose("a run/with: odd characters, and a long name"))
+    assert path == short / "m8d-run" / f"a-run-with--odd-char-{os.getpid()}" / "control.sock"
+    assert stat.S_IMODE((short / "m8d-run").stat().st_mode) == 0o700
+    assert not path.parent.exists()
+    server = ControlServer(str(path), None, Happenings(), dict, store=str)
+    server.start()
+    assert [each for each in folders.sockets() if each.is_relative_to(short)] == [path]
+    other = Path(folders.choose("a run/with: odd characters, and a long name"))
+    assert other.parent != path.parent
+    assert other.parent.parent == path.parent.parent
+    assert path.exists()
+    server.close()
+    assert [each for each in folders.sockets() if each.is_relative_to(short)] == []
+    assert Path(folders.choose("")).parent.name == f"run-{os.getpid()}"
+
+
+def test_what_dead_launchers_left_is_swept(short, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    root = Path(folders.choose("x")).parent.parent
+    dead, alive, old, young, foreign = (
+        root / name for name in ("dead-1", "alive-2", "old-3", "young-4", "more-5")
+    )
+    for folder in (dead, alive, old, young, foreign):
+        folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(dead / folders.SOCKET))
+        ended.listen()
+    (foreign / "of-somebody").touch()
+    for folder in (old, foreign):
+        os.utime(folder, (0, 0))
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(alive / folders.SOCKET))
+        living.listen()
+        folders.choose("x")
+    assert sorted(each.name for each in root.iterdir()) == ["alive-2", "more-5", "young-4"]
+
+
+def test_a_folder_that_others_can_enter_is_not_used(short, monkeypatch):
+    runtime, tmp = short / "run", short / "tmp"
+    for folder in (runtime, tmp, runtime / "m8d-run"):
+        folder.mkdir()
+    (runtime / "m8d-run").chmod(0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp))
+    assert Path(folders.choose("x")).is_relative_to(tmp)
+    (tmp / f"m8d-run-{os.getuid()}").rmdir()
+    (tmp / f"m8d-run-{os.getuid()}").symlink_to(runtime)
+    monkeypatch.setattr(folders, "roots", lambda: [runtime / "m8d-run", tmp / f"m8d-run-{os.getuid()}"])
+    with pytest.raises(RunError, match="no folder for the control socket"):
+        folders.choose("x")
+    assert folders.sockets() == []
+
+
+def test_a_path_that_is_too_long_for_a_socket(short, monkeypatch):
+    deep = short / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(short))
+    assert Path(folders.choose("x")).is_relative_to(short / f"m8d-run-{os.getuid()}")
