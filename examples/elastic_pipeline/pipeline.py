@@ -1,0 +1,200 @@
+"""A pipeline that loses workers and goes on: three stages with two replicas each, requests flowing through.
+
+    m8d-run --worlds examples/elastic_pipeline/worlds.toml --max-restarts 100 examples/elastic_pipeline/pipeline.py
+
+The front prints what came back each second, and who runs where. Kill any worker by hand (`kill -9 PID`): the rate dips,
+the launcher starts that worker again, alone, and the rate returns. No other process stops, and no request is lost
+but those that were inside the dead worker. `kill -USR1 PID` of the front ends the run early; `--help` after the script's name shows its options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import torch
+
+import multiworld as mw
+
+WIDTH = 64  # numbers in a request, after its own number
+ROOM = 4  # requests that a process holds at most; also what dies with it
+PATIENCE = 60.0  # seconds for a dead neighbour to be back
+
+
+class Stage:
+    """One process of the pipeline: takes requests from its inputs, works, hands them to any output that is free."""
+
+    def __init__(self, worlds: dict[str, mw.World]) -> None:
+        self.inputs = [world for world in worlds.values() if world.rank == 1]
+        self.outputs = [world for world in worlds.values() if world.rank == 0]
+        self.room = asyncio.Semaphore(ROOM)
+        self.ready: asyncio.Queue[torch.Tensor] = asyncio.Queue()
+
+    async def receive(self, world: mw.World) -> None:
+        """Take requests from one neighbour until it leaves; wait for it while it is dead."""
+        while True:
+            await self.room.acquire()
+            request = torch.empty(1 + WIDTH, dtype=torch.float64)
+            try:
+                await world.aio.recv(request, src=0)
+            except mw.WorldError:
+                self.room.release()
+                if not await back(world):
+                    return
+            else:
+                await self.arrived(request)
+
+    async def arrived(self, request: torch.Tensor) -> None:
+        """The work of a stage; the front has another use for what arrives."""
+        request[1:] += 1
+        await self.ready.put(request)
+
+    async def send(self, world: mw.World) -> None:
+        """Hand requests to one neighbour as fast as it takes them; another one gets what it did not."""
+        while True:
+            request = await self.ready.get()
+            try:
+                await world.aio.send(request, dst=1)
+            except mw.WorldError:
+                await self.ready.put(request)
+                if not await back(world):
+                    return
+            except asyncio.CancelledError:
+                await self.ready.put(request)
+                raise
+            else:
+                self.sent()
+
+    def sent(self) -> None:
+        """A neighbour has it: there is room for another one."""
+        self.room.release()
+
+    async def run(self) -> None:
+        """Work until every input has left."""
+        senders = [asyncio.create_task(self.send(world)) for world in self.outputs]
+        await asyncio.gather(*(self.receive(world) for world in self.inputs))
+        await finish(senders)
+
+
+class Front(Stage):
+    """Sends numbered requests, takes answers, counts."""
+
+    def __init__(self, worlds: dict[str, mw.World], seconds: float, rate: float) -> None:
+        super().__init__(worlds)
+        self.seconds, self.rate = seconds, rate
+        self.flying: set[int] = set()
+        self.done: set[int] = set()
+        self.wrong = 0
+        self.number = 0
+        self.ending = asyncio.Event()
+
+    async def arrived(self, request: torch.Tensor) -> None:
+        """An answer: it must be its request, plus 1 from each of three stages."""
+        number = int(request[0].item())
+        self.room.release()
+        self.flying.discard(number)
+        self.done.add(number)
+        self.wrong += not bool((request[1:] == number + 3).all())
+
+    def sent(self) -> None:
+        """What is under way takes no room here."""
+
+    async def produce(self) -> None:
+        """Make requests at the rate asked for, as long as somebody takes them."""
+        start = time.monotonic()
+        while (passed := time.monotonic() - start) < self.seconds and not self.ending.is_set():
+            while self.number < self.rate * passed and self.ready.qsize() < ROOM:
+                request = torch.full((1 + WIDTH,), float(self.number), dtype=torch.float64)
+                self.flying.add(self.number)
+                self.number += 1
+                await self.ready.put(request)
+            await asyncio.sleep(0.005)
+
+    async def report(self) -> None:
+        """Say once a second how it goes."""
+        before = 0
+        while True:
+            await asyncio.sleep(1)
+            away = [
+                world.name for world in (*self.inputs, *self.outputs) if world.state is not mw.State.ACTIVE
+            ]
+            print(
+                f"{len(self.done) - before} requests/s" + (f", away: {', '.join(away)}" if away else ""),
+                flush=True,
+            )
+            before = len(self.done)
+
+    async def run(self) -> None:
+        """Send for some seconds, wait for the answers, leave; the stages follow one after the other."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.ending.set)
+        talking = asyncio.create_task(self.report())
+        senders = [asyncio.create_task(self.send(world)) for world in self.outputs]
+        receivers = [asyncio.create_task(self.receive(world)) for world in self.inputs]
+        await self.produce()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.answered(), 10)
+        await finish(senders)
+        for world in self.outputs:
+            world.close()
+        talking.cancel()
+        await asyncio.wait(receivers, timeout=PATIENCE)
+        lost = self.number - len(self.done)
+        print(
+            f"{self.number} requests, {len(self.done)} answered, {self.wrong} wrong, "
+            f"{lost} were inside workers that died",
+            flush=True,
+        )
+
+    async def answered(self) -> None:
+        """Wait until nothing is under way, or nothing has come for two seconds."""
+        count, since = -1, time.monotonic()
+        while self.flying and time.monotonic() < since + 2:
+            if len(self.done) != count:
+                count, since = len(self.done), time.monotonic()
+            await asyncio.sleep(0.02)
+
+
+async def back(world: mw.World) -> bool:
+    """Wait until a broken world is whole again; False where its other member left, or stays away."""
+    breakage = world.breakage
+    if world.state is mw.State.CLOSED or (breakage is not None and breakage.cause is mw.Cause.LEFT):
+        return False
+    try:
+        await asyncio.to_thread(world.wait_active, PATIENCE)
+    except mw.WorldError:
+        return False
+    return True
+
+
+async def finish(senders: list[asyncio.Task[None]]) -> None:
+    """End the senders; what they were sending is theirs to the end."""
+    for task in senders:
+        task.cancel()
+    await asyncio.gather(*senders, return_exceptions=True)
+
+
+async def main() -> int:
+    """Join the worlds of this process and play its part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=30, help="how long requests are sent (default 30)")
+    parser.add_argument("--rate", type=float, default=300, help="requests per second (default 300)")
+    args = parser.parse_args()
+    role, place = os.environ["ROLE_NAME"], os.environ["ROLE_RANK"]
+    worlds = await mw.join_all_async()
+    print(f"{role}:{place} is there, pid {os.getpid()}, in {', '.join(worlds)}", flush=True)
+    part = Front(worlds, args.seconds, args.rate) if role == "front" else Stage(worlds)
+    await part.run()
+    for world in worlds.values():
+        world.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
