@@ -227,16 +227,16 @@ class Traffic:
         Args:
             ends: each aborts one backend, and may hang for as long as NCCL does.
         """
+        threads = [
+            threading.Thread(target=self._end, args=(each,), name="m8d-abort", daemon=True) for each in ends
+        ]
         with self._lock:
             self.over.set()
             if not self._inside:
                 self._quiet.set()
-        threads = [
-            threading.Thread(target=self._end, args=(each,), name="m8d-abort", daemon=True) for each in ends
-        ]
-        self._aborting += threads
-        for thread in threads:
-            thread.start()
+            for thread in threads:
+                thread.start()  # before anybody can find it, to join it
+            self._aborting += threads
 
     def _end(self, end: Callable[[], None]) -> None:
         self._quiet.wait(QUIET)
@@ -246,10 +246,13 @@ class Traffic:
 
     def ended(self, deadline: float) -> bool:
         """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); whether they have come to an end."""
-        for thread in self._aborting:
+        with self._lock:
+            aborting = list(self._aborting)
+        for thread in aborting:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._aborting = [thread for thread in self._aborting if thread.is_alive()]
-        return not self._aborting
+        with self._lock:
+            self._aborting = [thread for thread in self._aborting if thread.is_alive()]
+            return not self._aborting
 
 
 def failure_of(work: Any) -> str | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect", "error_of",
-    "has_nccl", "is_nccl", "is_older", "needed_by_works", "one_by_one", "release", "validate",
+    "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one", "release", "validate",
 ]  # fmt: skip
 
 SINGLE = {
@@ -55,8 +55,8 @@ _DEEPEST = 8
 # Backends that NCCL could not abort, kept for good: their destructors would abort a second time, with the GIL held.
 _given_up: list[Any] = []
 
-# Backends of worlds that are over, which unfinished functional operations may need.
-_outlived: list[Any] = []
+# Backends that unfinished functional operations may need, by the thread that began these.
+_unfinished: dict[int, list[Any]] = {}
 
 
 def is_nccl(backend: str) -> bool:
@@ -196,9 +196,9 @@ def _allreduce_options(coalesced: Any) -> Any:
 def needed_by_works(group: Any, device: Any) -> Any:
     """Return the backend of a group that has to live as long as its works do; None where it has not.
 
-    A work of nccl2 gives its events back to its backend when it is destroyed, without asking whether that still is
-    there (2.14.1, 2.15.0: WorkNCCL's destructor calls ProcessGroupNCCL::returnEvent on a plain pointer). Whoever keeps
-    an exception keeps the frames that it went through, and the works in them.
+    A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there, and up to
+    2.15.0 at least ``wait`` of a failed one looks there. Whoever keeps an exception keeps the frames that it went
+    through, and the works in them.
     """
     backend = _backend(group, device)
     return backend if _is_nccl2(backend) else None
@@ -209,17 +209,30 @@ def _is_nccl2(backend: Any) -> bool:
     return name.startswith("ProcessGroupNCCL") and name != "ProcessGroupNCCL"
 
 
-def release(backends: list[Any]) -> None:
-    """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer.
+def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
+    """Keep what this thread's functional operations need that nobody has waited for; let go where there are none.
 
-    Works of functional operations that nobody has waited for are kept by torch, and not seen here: as long as there
-    are any, in whatever world, backends that works need are kept too.
+    Torch keeps their works, for each thread by itself, and drops them when they are waited for, or never.
+
+    Args:
+        groups: those that this thread may have used since it was asked last.
     """
-    _outlived.extend(each for each in backends if _is_nccl2(each))
+    count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    if count is None:
+        return
+    if not count():
+        _unfinished.pop(threading.get_ident(), None)
+        return
+    kept = _unfinished.setdefault(threading.get_ident(), [])
+    for group in groups():
+        for backend in backends_of(group):
+            if _is_nccl2(backend) and not any(backend is each for each in kept):
+                kept.append(backend)
+
+
+def release(backends: list[Any]) -> None:
+    """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer."""
     backends.clear()
-    unfinished = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
-    if unfinished is None or not unfinished():
-        _outlived.clear()
 
 
 def connect(group: Any, traffic: Traffic) -> None:

@@ -14,6 +14,7 @@ the methods of a world go the same way.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 import weakref
@@ -343,11 +344,21 @@ def _settling(function: Any) -> Any:
     """`function`, which waits for tensors in C++: until they are real, where a world is selected."""
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        _settle()
+        try:
+            result = function(*args, **kwargs)
+            _settle()
+        finally:
+            nccl.keep_for_unfinished(list)
         return result
 
     return _dressed(wait, function)
+
+
+def _groups_of(state: WorldState) -> list[Any]:
+    found = [state.group] if state.group is not None else []
+    with contextlib.suppress(RuntimeError):  # another thread makes a group
+        found += [group for group in state.pg_map if group is not state.group]
+    return found
 
 
 def leave_block(state: WorldState, error: BaseException | None) -> None:
@@ -361,6 +372,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
         BrokenWorldException: the world broke in the block, and nothing in it has said so.
     """
     traffic = state.traffic
+    nccl.keep_for_unfinished(lambda: _groups_of(state))
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
         # It may come from a call that torch made in C++.
         with traffic.call():

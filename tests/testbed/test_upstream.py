@@ -53,6 +53,7 @@ CASES = (
     Case("open_group", LEGACY, "group-guard"),
     Case("coalesced_terminate", LEGACY, "group-guard"),
     Case("error_type", NCCL2),
+    Case("work_outlives_group", NCCL2),
 )
 
 

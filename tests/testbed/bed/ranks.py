@@ -33,6 +33,7 @@ ROOT = TESTBED.parents[1]
 START = 120.0  # seconds for a fork server to import torch on a busy machine (3 to 6 are usual)
 FORK = 30.0  # seconds for it to fork
 FREE = 10.0  # seconds for the processes of an earlier run to be gone
+PERTURBED = {"MALLOC_PERTURB_": "171"}  # freed memory is overwritten at once: whoever uses it is seen to
 # A library that starts threads while it is imported would make the fork server useless.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -151,7 +152,8 @@ class Launcher:
         env = {
             key: value for key, value in os.environ.items() if not key.startswith(("LD_PRELOAD", "PYTHON"))
         }
-        env |= {**ONE_THREAD, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
+        env = {**PERTURBED, **env, **ONE_THREAD}
+        env |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
         if self.library is not None:
             env["LD_PRELOAD"] = str(self.library)
         command = [self.python, "-m", "bed.forkserver", str(theirs.fileno()), str(int(timeout) + 1)]
