@@ -16,7 +16,7 @@ from multiworld.errors import (
     StaleGenerationError,
     WorldClosedError,
 )
-from multiworld.events import State
+from multiworld.events import Cause, State
 
 if TYPE_CHECKING:
     from multiworld.planned.link import Link
@@ -93,7 +93,10 @@ class Healer:
             except MultiworldError as exc:
                 if type(exc).__name__ not in told and world.state is not State.CLOSED:
                     told.add(type(exc).__name__)
-                    _log.warning("world %r is not joined again yet: %s", world.name, exc)
+                    # Who left in good order may be through, and never come back.
+                    left = world.breakage is not None and world.breakage.cause is Cause.LEFT
+                    level = logging.INFO if left else logging.WARNING
+                    _log.log(level, "world %r is not joined again yet: %s", world.name, exc)
             else:
                 return True
             time.sleep(pause)

@@ -86,6 +86,8 @@ class Link:
         self._calling = threading.Lock()
         self._client: ControlClient | None = None
         self._assigned: dict[str, Assigned] = {}
+        self._causes: dict[str, str] = {}
+        self._closed: set[str] = set()
 
     def ask(self, patience: float) -> dict[str, Assigned]:
         """This worker's worlds, by name: what the launcher says now, or said last.
@@ -172,13 +174,28 @@ class Link:
         client, state = self._client, _STATES.get(type(event))
         if client is None or state is None or os.getpid() != self._pid:
             return
-        detail = ""
+        world, detail, cause = event.world, "", ""
         if isinstance(event, WorldBroken):
-            detail = event.breakage.detail
+            detail, cause = event.breakage.detail, str(event.breakage.cause)
+            self._causes[world] = cause
         elif isinstance(event, WorldJoinFailed):
-            detail = str(event.error)
+            if world in self._closed:
+                return  # it was given up for that, which was told
+            detail, cause = str(event.error), self._causes.get(world, "")
+        elif isinstance(event, WorldClosed):
+            self._closed.add(world)
+        elif isinstance(event, WorldJoining):
+            self._closed.discard(world)
+        else:
+            self._causes.pop(world, None)
         client.report(
-            {"world": event.world, "state": state, "generation": event.generation, "detail": detail[:2000]}
+            {
+                "world": world,
+                "state": state,
+                "generation": event.generation,
+                "detail": detail[:2000],
+                "cause": cause,
+            }
         )
 
     def forked(self) -> None:

@@ -267,14 +267,17 @@ class ControlServer:
     def _report(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
         world, state = message["world"], message.get("state")
         generation, detail = message.get("generation", 0), message.get("detail", "")
-        texts = isinstance(world, str) and isinstance(state, str) and isinstance(detail, str)
+        cause = message.get("cause", "")
+        texts = all(isinstance(each, str) for each in (world, state, detail, cause))
         if not texts or state not in STATES or not _whole(generation):
             raise ProtocolError(f"report {str(message)[:200]!r}")
         if client.attempt >= self._attempts.get(
             rank, 0
         ):  # else the last words of one that was replaced meanwhile
             self._happenings.publish(
-                WorldChanged(time.time(), rank, world[:200], state, int(generation), detail[:2000])
+                WorldChanged(
+                    time.time(), rank, world[:200], state, int(generation), detail[:2000], cause[:20]
+                )
             )
 
     def _status(self) -> dict[str, Any]:

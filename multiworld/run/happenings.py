@@ -141,6 +141,7 @@ class WorldChanged(Happening):
         state: "joining", "active", "broken" or "closed"; "failed" for a join that came to nothing.
         generation: 0 as long as it is not known.
         detail: of a breakage or a failed join.
+        cause: of a breakage ("left" is no fault), and of the one that a failed join comes after; else empty.
     """
 
     rank: int
@@ -148,6 +149,7 @@ class WorldChanged(Happening):
     state: str
     generation: int
     detail: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ _KEYS = {"run_id": "run", "world": "world", "text": "message"}
 _SUBJECT = ("at", "rank", "role", "role_rank", "pid", "attempt", "level")
 _BARE = re.compile(r"(?!-$)[^\s\"=\\]+")
 _MOST_WAITING = 10_000
-_CLOSE_TIMEOUT = 2.0
+_CLOSE_TIMEOUT = 5.0
 _IDLE = 60.0
 
 
@@ -92,7 +92,7 @@ class Journal:
         self._writer.put(self._form(self._fields(happening)) + "\n")
 
     def close(self) -> None:
-        """Write what waits, for at most 2 seconds; later happenings are left out. Harmless twice."""
+        """Write what waits, for at most 5 seconds; later happenings are left out. Harmless twice."""
         self._finish()
 
     def _fields(self, happening: Happening) -> dict[str, Any]:
@@ -217,6 +217,8 @@ def _level(happening: Happening) -> int:
             return level
         case RunEnded(exitcode=exitcode) if exitcode:
             return logging.ERROR
+        case WorldChanged(cause="left"):
+            return logging.INFO  # a member that is through closed it: nobody need do anything
         case WorkerFailed() | NodeLost() | WorldChanged(state="broken" | "failed"):
             return logging.WARNING
     return logging.INFO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 import logging
 import socket
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
     from multiworld.run.nodes import Nodes
@@ -211,6 +213,30 @@ def _child_failed(run: _Run, failed: ChildFailedError) -> _End:
     )
 
 
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return the rendezvous, from torch's registry.
+
+    Raises:
+        ArgumentsError: it is not registered, or cannot be made of what was given.
+        RendezvousError: torch's, where its store cannot be reached.
+    """
+    try:
+        return rendezvous_registry.get_rendezvous_handler(parameters)
+    except ModuleNotFoundError as exc:
+        raise ArgumentsError(
+            f"--rdzv-backend {parameters.backend}: there is no module {exc.name!r}",
+            rule="What a rendezvous is built on is installed",
+            next_step=f"pip install {'python-etcd' if exc.name == 'etcd' else exc.name}",
+        ) from exc
+    except ValueError as exc:
+        named = {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
+        raise ArgumentsError(
+            f"--rdzv-backend {parameters.backend} --rdzv-endpoint {parameters.endpoint!r}: {exc}",
+            rule=f"There are {', '.join(sorted({'c10d', 'static', 'standalone', 'etcd', 'etcd-v2'} | named))}",
+            next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
+        ) from exc
+
+
 def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     config = run.config
     parameters = RendezvousParameters(
@@ -226,7 +252,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         # python-etcd reports each failed call as an error, while the rendezvous tries again.
         logging.getLogger("etcd").setLevel(logging.CRITICAL)
     address, port = _static_master(parameters)
-    handler = rendezvous_registry.get_rendezvous_handler(parameters)
+    handler = _handler(parameters)
     leave = ExitStack()
     leave.callback(shut_down, handler)
     parts.push(leave)

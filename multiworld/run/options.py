@@ -237,6 +237,10 @@ def configure(
             rule="torchrun does not take it either",
             next_step="See m8d-run --help",
         ) from exc
+    asked = {"--nproc-per-node": config.nproc_per_node, "--monitor-interval": config.monitor_interval}
+    for name, value in asked.items():
+        if not value > 0:  # torch's agent would fail with a bare assertion
+            raise ArgumentsError(f"{name} {value:g}", rule="It is above 0", next_step="Change it")
     if plan is not None:
         _fits(plan, config.nproc_per_node, most)
     if not config.run_id:

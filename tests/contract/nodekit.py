@@ -177,6 +177,9 @@ def main():
                 code = 0
     nodes.close(failed)
     shut_down(handler)
+    until = time.monotonic() + 30  # a call of torch's that is under way ends by itself
+    while threading.active_count() > 1 and time.monotonic() < until:
+        time.sleep(0.02)
     emit("closed", threads=sorted(each.name for each in threading.enumerate()))
     return code
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds. This machine is shared and noisy, and nothing here waits that long when all is well."""
 _MARK = "M8D_RUNKIT"
 _TOLD = "M8D_RUNKIT_TOLD"
@@ -41,7 +41,7 @@ def tell(name, **data):
     finally:
         _os.close(fd)
 
-def hold(name="go", patience=120.0):
+def hold(name="go", patience=600.0):
     """Wait until the test says it with Run.say(name); ends by itself when nobody ever does."""
     until = time.monotonic() + patience
     while not _os.path.exists(_os.environ["M8D_RUNKIT_TOLD"] + "." + name):

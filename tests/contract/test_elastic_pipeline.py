@@ -22,6 +22,7 @@ def test_a_killed_stage_comes_back_and_takes_only_its_own_requests_along(tmp_pat
     with launched(
         tmp_path, EXAMPLE / "pipeline.py", "--seconds", "600", "--rate", "100",
         options=["--worlds", str(EXAMPLE / "worlds.toml"), "--max-restarts", "10"],
+        env={"M8D_HANG_TIMEOUT": "30"},  # a machine that stalls is no worker that hangs
     ) as run:  # fmt: skip
         there = run.wait_line(r"is there, pid", count=7, timeout=PATIENCE)
         pids = dict(re.search(r"(\w+:\d) is there, pid (\d+)", line).groups() for line in there)

@@ -280,6 +280,7 @@ def test_one_hub_and_eight_workers_lose_one_and_get_it_back(cast, launch):
         seen = ask(member, "total", name=name)
         assert (seen.sum, seen.broke) == (2, 0)
         assert hub.expect("total").broke == 0
+        until(partial(last_is_active, launcher, name, seen.generation), "the report")
         states = [each for each, _ in launcher.states(0, name)]
         assert states.count("broken") == changed.get(name, 0), (name, launcher.states(0, name))
         if name not in changed:
@@ -291,10 +292,16 @@ def test_one_hub_and_eight_workers_lose_one_and_get_it_back(cast, launch):
     assert max(took) < 20
 
 
+def last_is_active(launcher, world, generation):
+    return launcher.states(0, world)[-1] == ("active", generation)
+
+
 def test_a_replacement_that_comes_late_and_dies_again(cast, launch):
     """Survivors try on: their deadlines pass without an end of it, and a newcomer does not suffer from those."""
     launcher = launch(PAIR.format(timeout=10))
     one, two = (cast.start(worker, rank, control=launcher.server.path) for rank in (0, 1))
+    for member in (one, two):
+        ask(member, "held")  # it is up: from here on the 10 s are for the join
     for member in (one, two):
         tell(member, "join")
     assert {member.expect("join").error for member in (one, two)} == {None}
@@ -324,7 +331,8 @@ def test_worlds_that_wait_for_each_other_in_order(cast, launch):
     tell(two, "join")
     assert two.expect("join").worlds == {"left": (1, 2, 1), "right": (0, 2, 1)}
     assert one.expect("join").worlds == {"left": (0, 2, 1), "right": (1, 2, 1)}
-    order = [(each.world, each.state) for each in launcher.seen if each.rank == 0]
+    until(lambda: launcher.states(0, "right") == [("joining", 0), ("active", 1)], "the last report")
+    order = [(each.world, each.state) for each in tuple(launcher.seen) if each.rank == 0]
     assert order == [("left", "joining"), ("left", "active"), ("right", "joining"), ("right", "active")]
 
 
@@ -370,6 +378,7 @@ def test_a_world_that_was_closed_is_joined_anew(cast, launch):
     assert {member.expect("join").error for member in (one, two)} == {None}
     assert ask(one, "close", name="left").worlds == []
     until(lambda: "broken" in str(launcher.states(1, "left")), "the breakage")
+    assert [each.cause for each in tuple(launcher.seen) if getattr(each, "state", "") == "broken"] == ["left"]
     assert ask(one, "join", names=["left"]).worlds["left"][2] > 1
     assert ask(two, "wait", name="left").generation > 1
     # The same with the background's and the program's own rejoin at once, and without the former.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import re
 import signal
@@ -45,12 +46,16 @@ def nothing_is_left(monkeypatch):
     for name in (*NAMES, "TORCH_DISTRIBUTED_BACKEND", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     variables = dict(os.environ)
-    folder = Path(tempfile.gettempdir())
-    files = set(folder.glob("pytorch-errorfile-*"))
-    yield
+    multiprocessing.util.get_temp_dir()  # of this process, for good: not in the folder below
+    with tempfile.TemporaryDirectory(
+        prefix="m8d-"
+    ) as folder:  # its own: others leave their files in the usual one
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+        files = list(Path(folder).glob("pytorch-errorfile-*"))
+    assert files == []
     assert multiprocessing.active_children() == []
     assert {name: os.environ.get(name) for name in NAMES} == {name: variables.get(name) for name in NAMES}
-    assert set(folder.glob("pytorch-errorfile-*")) <= files
     assert [each for each in Path("/proc/self/fd").iterdir() if "m8d-launch" in _target(each)] == []
 
 

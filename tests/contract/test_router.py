@@ -24,6 +24,12 @@ resolve = torch._C._distributed_c10d._resolve_process_group
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _plain_torch():
+    """A test of another file may have joined a world in this process."""
+    router.uninstall()
+
+
 @pytest.fixture
 def kit():
     with routed() as made:

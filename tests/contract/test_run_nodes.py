@@ -84,7 +84,9 @@ def test_a_spare_takes_the_seat_of_a_node_that_died(cluster, who):
     rest = [agent for agent in agents if agent is not victim]
     victim.kill()
     lost = rest[0].wait("lost")
-    assert (lost["seat"], lost["cause"], lost["ranks"]) == (place["seat"], "crashed", [place["base_rank"]])
+    assert (lost["seat"], lost["ranks"]) == (place["seat"], [place["base_rank"]])
+    # Whoever did not run itself just then may hear of the silence first.
+    assert lost["cause"] in {"crashed", "unreachable", "hung"}
     taken = spare.wait("seated")
     log.info("%s killed: its seat was taken %.2f s after the loss was seen", who, taken["at"] - lost["at"])
     assert (taken["seat"], taken["base_rank"], taken["world_size"]) == (place["seat"], place["base_rank"], 2)

@@ -28,6 +28,11 @@ for number in (signal.SIGTERM, signal.SIGINT):
 tell("up")
 hold()
 """
+NOTES = """
+signal.signal(signal.SIGINT, lambda number, frame: tell("signal", number=number))
+tell("up")
+hold()
+"""
 PLAIN = """
 tell("up")
 hold()
@@ -104,10 +109,10 @@ def test_workers_that_ignore_it_are_killed_after_the_grace_period(tmp_path):
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path):
-    with runkit.launched(tmp_path, IGNORES, options=three("--grace", "500")) as run:
+    with runkit.launched(tmp_path, NOTES, options=three("--grace", "500")) as run:
         run.wait_told("up", 3)
         run.signal(signal.SIGINT)
-        time.sleep(0.5)
+        run.wait_told("signal", 3)  # else the two would be one
         assert run.process.poll() is None
         run.signal(signal.SIGINT)
         assert run.ended() == 128 + signal.SIGINT

@@ -40,6 +40,8 @@ import asyncio
 import os
 import torch, multiworld as mw
 
+MORE = {"threads": 3, "files": 1}  # for each world: what comes and goes; nothing grows with the number of kills
+
 def held():
     return {"threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
 
@@ -61,14 +63,18 @@ async def serve(w, stop, tally):
 
 async def lead():
     worlds = await mw.join_all_async()
-    tell("joined", took=0.0, worlds={w.name: w.generation for w in worlds.values()}, **held())
+    first = held()
+    tell("joined", took=0.0, worlds={w.name: w.generation for w in worlds.values()}, **first)
     stop, tally = asyncio.Event(), dict.fromkeys(worlds, 0)
     tasks = [asyncio.create_task(serve(w, stop, tally)) for w in worlds.values()]
     while not os.path.exists(os.environ["M8D_RUNKIT_TOLD"] + ".go"):
         await asyncio.sleep(0.05)
     for w in worlds.values():
         await asyncio.to_thread(w.wait_active, 110)
-    tell("held", **held())
+    most, until = {key: value + MORE[key] * len(worlds) for key, value in first.items()}, time.monotonic() + 60
+    while any(value > most[key] for key, value in held().items()) and time.monotonic() < until:
+        await asyncio.sleep(0.1)  # a rejoin that has just ended may still be putting things away
+    tell("held", most=most, **held())
     stop.set()
     await asyncio.gather(*tasks)
     tell("served", tally=tally, generations={w.name: w.generation for w in worlds.values()})
@@ -102,7 +108,8 @@ def test_workers_die_all_the_time_and_nobody_else_notices(tmp_path, soak_seconds
         kills = dict.fromkeys(range(1, workers + 1), 0)
         end = time.monotonic() + soak_seconds
         due = time.monotonic()
-        while time.monotonic() < end:
+        enough, late = soak_seconds / EVERY / 3, end + PATIENCE
+        while time.monotonic() < end or (sum(kills.values()) < enough and time.monotonic() < late):
             due = max(due + EVERY, time.monotonic())
             run.wait_for(lambda: time.monotonic() >= due, "the next kill", timeout=PATIENCE)  # noqa: B023
             # Who is on its way back is let be: its restart is what is timed.
@@ -128,14 +135,15 @@ def test_workers_die_all_the_time_and_nobody_else_notices(tmp_path, soak_seconds
             assert len({told.generation for told in broken}) <= count, "a healthy world broke"
             assert (served.generations[f"w{rank - 1}"] > 1) == (count > 0)
         assert min(served.tally.values()) > 0
-        assert sum(kills.values()) >= soak_seconds / EVERY / 3
-        # Nothing grows with the number of kills; a rejoin that has just ended may still be putting things away.
-        assert held.files <= hub.files + workers
-        assert held.threads <= hub.threads + 2 * workers + 4
+        assert sum(kills.values()) >= enough
+        assert held.files <= held.most["files"]
+        assert held.threads <= held.most["threads"]
         back = sorted(told.took for told in run.told("joined") if told.attempt > 0)
         log.info(
-            "%d kills of %d workers: join_all to active, median %.0f ms, maximum %.0f ms; descriptors %d -> %d",
-            sum(kills.values()), workers, 1e3 * statistics.median(back), 1e3 * back[-1], hub.files, held.files,
+            "%d kills of %d workers: join_all to active, median %.0f ms, 9 of 10 in %.0f ms, maximum %.0f ms; "
+            "the hub's descriptors %d -> %d, threads %d -> %d",
+            sum(kills.values()), workers, 1e3 * statistics.median(back), 1e3 * back[int(0.9 * (len(back) - 1))],
+            1e3 * back[-1], hub.files, held.files, hub.threads, held.threads,
         )  # fmt: skip
         # The contract's 0.5 s holds on a machine that has time for it; here it must not be another order.
         assert statistics.median(back) < 10

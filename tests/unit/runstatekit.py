@@ -29,7 +29,9 @@ def killed(rank: int = 3, at: float = AT + 100) -> list[h.Happening]:
     return [
         h.WorkerFailed(at, rank, 4000 + rank, 0, -9, "killed by SIGKILL"),
         h.WorkerRestarting(at, rank, 1, 0.0, 2),
-        h.WorldChanged(at + 0.1, 0, world, "broken", 1, "rank 1 crashed: connection reset by peer"),
+        h.WorldChanged(
+            at + 0.1, 0, world, "broken", 1, "rank 1 crashed: connection reset by peer", "crashed"
+        ),
         h.WorkerStarted(at + 0.2, rank, "worker", rank - 1, rank, 4700 + rank, 1),
         h.WorldChanged(at + 0.3, 0, world, "joining", 0),
         h.WorldChanged(at + 0.4, rank, world, "joining", 0),

@@ -39,7 +39,7 @@ def on_a_terminal(*command: str, columns: int = 100, lines: int = 30, **more: st
         )  # fmt: skip
         os.close(its)
         its = -1
-        told, deadline = b"", time.monotonic() + 60
+        told, deadline = b"", time.monotonic() + 180
         try:
             while time.monotonic() < deadline:
                 if not select.select([ours], [], [], 1)[0]:

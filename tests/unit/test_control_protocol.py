@@ -123,6 +123,10 @@ def until(condition, what):
         time.sleep(0.01)
 
 
+def no_thread():
+    return [each.name for each in threading.enumerate() if "control" in each.name] == []
+
+
 # -- pure -------------------------------------------------------------------------------------------------------
 
 JSON = st.recursive(
@@ -220,11 +224,12 @@ def test_reports_become_happenings(served, peer):
     old.say({"world": "w1", "state": "broken", "generation": 3})  # it is not this rank's any more
     old.say({"hello": "status"})
     old.hear()
-    new.say({"world": "w1", "state": "broken", "generation": 4, "detail": "gone"})
+    new.say({"world": "w1", "state": "broken", "generation": 4, "detail": "gone", "cause": "left"})
     until(lambda: len(served.seen) == 3, "the report")
     assert served.states() == [(2, "w1", "joining", 0), (2, "w1", "active", 3), (2, "w1", "broken", 4)]
     assert abs(served.seen[0].at - time.time()) < 3600
-    assert served.seen[2].detail == "gone"
+    assert (served.seen[2].detail, served.seen[2].cause) == ("gone", "left")
+    assert served.seen[0].cause == ""
 
 
 @pytest.mark.parametrize("rank", [3, 10**6])
@@ -265,6 +270,7 @@ RUBBISH = [
     b'{"hello": "worker", "rank": 1}\n{"world": 1, "state": "active"}\n',
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "active", "generation": -1}\n',
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "active", "detail": {}}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "broken", "cause": 1}\n',
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": []}\n',
     bytes(2 << 20),
     random.Random(1).randbytes(1 << 20),  # noqa: S311  (nothing secret)
@@ -387,7 +393,7 @@ def test_permissions_and_the_end(served):
     assert peer.is_cut_off()
     peer.close()
     assert not path.parent.exists()
-    assert [each.name for each in threading.enumerate() if "control" in each.name] == []
+    until(no_thread, "the end of its thread")
 
 
 def test_a_path_that_cannot_be():
@@ -439,7 +445,7 @@ def test_the_client(served):
     assert client.ask("worlds", deadline=soon()) is None
     client.close()
     client.close()
-    assert [each.name for each in threading.enumerate() if "control" in each.name] == []
+    until(no_thread, "the end of both threads")
 
 
 def test_a_launcher_that_does_not_answer():

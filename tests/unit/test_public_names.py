@@ -44,7 +44,12 @@ def modules(package) -> list[str]:
 
 @pytest.mark.parametrize("name", [*modules(multiworld), *modules(m8d_build)])
 def test_every_module_lists_its_public_names_and_has_them(name):
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as exc:  # `nox -s unit` has no torch
+        if exc.name != "torch":
+            raise
+        pytest.skip("needs torch")
     if name == "m8d_build" or (not hasattr(module, "__all__") and hasattr(module, "__path__")):
         return  # a package that only holds modules
     assert [listed for listed in module.__all__ if not hasattr(module, listed)] == []

@@ -60,7 +60,7 @@ def test_a_line_of_each_kind():
         "worker=3 role=worker:2 pid=4711 attempt=0 level=info event=started local_rank=3",
         "worker=3 role=worker:2 pid=4711 attempt=1 level=info event=restarting delay=0 left=2",
         ('worker=0 role=hub:0 pid=4000 attempt=0 level=warning event=world world=w2 state=broken generation=1'
-        ' detail="rank 1 crashed: connection reset by peer"'),
+        ' detail="rank 1 crashed: connection reset by peer" cause=crashed'),
         ('worker=3 role=worker:2 pid=4711 attempt=0 level=warning event=failed exitcode=-9'
         ' message="killed by SIGKILL"'),
         ('worker=3 role=worker:2 pid=4711 attempt=0 level=info event=stopped exitcode=-'
@@ -171,6 +171,13 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
     assert got[-1]["level"] == "warning"
     assert got[-1]["lines"] == 30_000 - len(notes)
     assert len(notes) >= 10_000
+
+
+@pytest.mark.parametrize("state", ["broken", "failed"])
+@pytest.mark.parametrize(("cause", "level"), [("crashed", "warning"), ("", "warning"), ("left", "info")])
+def test_a_member_that_left_in_good_order_is_no_warning(state, cause, level):
+    (line,) = written(h.WorldChanged(AT, 0, "w", state, 1, "", cause), form="json")
+    assert (json.loads(line)["level"], json.loads(line)["cause"]) == (level, cause)
 
 
 def test_lines_are_written_at_once():

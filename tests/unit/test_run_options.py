@@ -214,7 +214,8 @@ def test_nothing_of_torchs_is_taken():
         "--restart-backoff inf s.py", "--node-hang-timeout 0 s.py", "--no-python --no-use-env ./p",
         "--nnodes x s.py", "--nnodes 1:2:3 s.py", "--nnodes 3:2 s.py", "--nnodes 0 s.py", "--max-restarts -1 s.py",
         "--nproc-per-node many s.py", "--tee 9 s.py", "--no-python -m p", "--local-ranks-filter a s.py",
-        "--rdzv-conf x s.py",
+        "--rdzv-conf x s.py", "--nproc-per-node 0 s.py", "--nproc-per-node -1 s.py", "--monitor-interval 0 s.py",
+        "--monitor-interval nan s.py",
     ],
 )  # fmt: skip
 def test_wrong_values_are_said(line):
