@@ -180,6 +180,13 @@ def leave(table: Table, gone: Collection[str], done: Collection[str] = ()) -> Ta
     """
     nodes = [node for node in table.nodes if node.id not in gone]
     chairs = _vacated(table.chairs, {node.id for node in nodes} | set(done))
+    # Who is done had a seat: one that a table gave it which did not come here before its writer left.
+    for node in table.nodes:
+        if node.id in done and node.id in gone and table.seat_of(node.id) is None:
+            for seat, chair in enumerate(chairs):
+                if chair.holder is None and (node.capacity, node.role) == (chair.capacity, chair.role):
+                    chairs[seat] = replace(chair, holder=node.id, last=node.id)
+                    break
     return _made(table.epoch + 1, table.token, table.keeper, chairs, nodes)
 
 

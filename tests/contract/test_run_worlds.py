@@ -51,6 +51,7 @@ if os.environ["ROLE_NAME"] == "hub":
                     tell("broken", world=name, cause=str(broken.cause), generation=broken.generation)
         time.sleep(0.01)
     tell("served", served=served, generations={name: w.generation for name, w in worlds.items()})
+    hold("bye")  # who leaves breaks the worlds: not before everybody has the news
 else:
     (w,) = worlds.values()
     while not news.item():
@@ -81,6 +82,8 @@ def test_a_killed_worker_is_back_in_its_world_and_nobody_else_notices(tmp_path):
             log.info("back in its world: from join_all to active %.0f ms", 1e3 * back.took)
         run.say()
         (served,) = run.wait_told("served")
+        run.wait_told("news", 3)
+        run.say("bye")
         assert run.ended() == 0
         assert {told.rank for told in run.told("news")} == {1, 2, 3}
         assert (served.generations["w0"], served.generations["w2"]) == (1, 1)

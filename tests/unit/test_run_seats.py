@@ -143,6 +143,15 @@ def test_the_run_is_over_when_every_seat_is_done_or_free():
     assert seats.over(table, {"a", "b", "c"}, {"c"}) == ()
 
 
+def test_a_spare_that_is_done_and_gone_had_the_free_seat():
+    """Its table was on its way: the lost node's ranks have ended their work in its hands."""
+    table = met("a", "b", "c", total=2)
+    assert table.seat_of("c") is None
+    after = seats.leave(table, {"b", "c"}, {"a", "c"})
+    assert seats.over(after, {"a", "c"}, ()) == ()
+    assert seats.over(seats.leave(table, {"b", "c"}, {"a"}), {"a"}, ()) == (1,)
+
+
 def test_late_nodes_are_let_in():
     table = seats.leave(met("a", "b", "c"), {"b"})
     after = seats.admit(table, [node("d"), node("b")])
