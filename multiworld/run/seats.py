@@ -181,12 +181,10 @@ def leave(table: Table, gone: Collection[str], done: Collection[str] = ()) -> Ta
     nodes = [node for node in table.nodes if node.id not in gone]
     chairs = _vacated(table.chairs, {node.id for node in nodes} | set(done))
     # Who is done had a seat: one that a table gave it which did not come here before its writer left.
-    for node in table.nodes:
-        if node.id in done and node.id in gone and table.seat_of(node.id) is None:
-            for seat, chair in enumerate(chairs):
-                if chair.holder is None and (node.capacity, node.role) == (chair.capacity, chair.role):
-                    chairs[seat] = replace(chair, holder=node.id, last=node.id)
-                    break
+    late = [
+        node for node in table.nodes if node.id in done and node.id in gone and table.seat_of(node.id) is None
+    ]
+    chairs = _filled(chairs, late)
     return _made(table.epoch + 1, table.token, table.keeper, chairs, nodes)
 
 
@@ -294,22 +292,27 @@ def _vacated(chairs: Sequence[Chair], there: Collection[str]) -> list[Chair]:
     ]
 
 
-def _made(epoch: int, token: str, keeper: str, chairs: Sequence[Chair], nodes: Sequence[Node]) -> Table:
-    filled = list(chairs)
-    spares = [node for node in nodes if node.id not in {chair.holder for chair in chairs}]
+def _filled(chairs: Sequence[Chair], spares: Sequence[Node]) -> list[Chair]:
+    """Give free seats to those who fit."""
+    filled, left = list(chairs), list(spares)
     for own in (True, False):  # who comes back has its own seat before anybody else has it
         for seat, chair in enumerate(filled):
             if chair.holder is not None:
                 continue
             fits = [
                 node
-                for node in spares
+                for node in left
                 if (node.capacity, node.role) == (chair.capacity, chair.role)
                 and (not own or node.id == chair.last)
             ]
             if fits:
                 filled[seat] = replace(chair, holder=fits[0].id, last=fits[0].id)
-                spares.remove(fits[0])
+                left.remove(fits[0])
+    return filled
+
+
+def _made(epoch: int, token: str, keeper: str, chairs: Sequence[Chair], nodes: Sequence[Node]) -> Table:
+    filled = _filled(chairs, [node for node in nodes if node.id not in {chair.holder for chair in chairs}])
     ids = {node.id for node in nodes}
     if keeper not in ids:
         # It moves only when it has to: worlds that have met in a store would have to look for the next one.

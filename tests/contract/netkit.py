@@ -75,3 +75,14 @@ class Network:
 
     def plug(self, number):
         ip("-n", self.switch, "link", "set", f"port{number}", "up")
+
+    def lose(self, number):
+        """Let no packet of a host through, in either direction; the link stays up."""
+        for netns, device in ((self.hosts[number - 1], "m8d0"), (self.switch, f"port{number}")):
+            # netem where the kernel has it; a policer that lets nothing pass where it has not.
+            add = ["netns", "exec", netns, "tc", "qdisc", "add", "dev", device, "root"]
+            cut = ip(*add, "netem", "loss", "100%", check=False)
+            if cut.returncode:
+                cut = ip(*add, "tbf", "rate", "8bit", "burst", "1", "limit", "1", check=False)
+            if cut.returncode:
+                pytest.skip(f"this kernel drops no packets for tc: {cut.stderr.strip()}")

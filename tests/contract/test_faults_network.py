@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
-import subprocess
 import threading
 import time
 
 import pytest
 import torch
+from netkit import Network
 from worldkit import HANG, SOON, enter_netns, outcome
 
 import multiworld as mw
@@ -19,74 +17,10 @@ import multiworld as mw
 log = logging.getLogger("measured")
 
 
-def ip(*arguments, check=True):
-    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True, timeout=60)
-
-
-class Network:
-    """Namespaces 10.78.0.1, .2, .3, each with the device m8d0 and a cable to a switch of their own."""
-
-    def __init__(self, hosts):
-        self.switch = f"m8dw-{os.getpid()}-s"
-        self.hosts = [f"m8dw-{os.getpid()}-{number}" for number in range(1, hosts + 1)]
-
-    def make(self):
-        made = ip("netns", "add", self.switch, check=False)
-        if made.returncode:
-            pytest.skip(f"network namespaces are not permitted here: {made.stderr.strip()}")
-        bridge = ip("-n", self.switch, "link", "add", "br0", "type", "bridge", check=False)
-        if bridge.returncode:
-            pytest.skip(f"bridges are not permitted here: {bridge.stderr.strip()}")
-        ip("-n", self.switch, "link", "set", "br0", "up")
-        for number, host in enumerate(self.hosts, 1):
-            ip("netns", "add", host)
-            cable = ip(
-                "link", "add", "m8d0", "netns", host,
-                "type", "veth", "peer", "name", f"port{number}", "netns", self.switch, check=False,
-            )  # fmt: skip
-            if cable.returncode:
-                pytest.skip(f"veth pairs are not permitted here: {cable.stderr.strip()}")
-            ip("-n", self.switch, "link", "set", f"port{number}", "master", "br0")
-            ip("-n", self.switch, "link", "set", f"port{number}", "up")
-            ip("-n", host, "address", "add", f"10.78.0.{number}/24", "dev", "m8d0")
-            ip("-n", host, "link", "set", "m8d0", "up")
-            ip("-n", host, "link", "set", "lo", "up")
-
-    def pull(self, number):
-        """Take the cable of 10.78.0.`number` out, at the switch."""
-        ip("-n", self.switch, "link", "set", f"port{number}", "down")
-
-    def plug(self, number):
-        ip("-n", self.switch, "link", "set", f"port{number}", "up")
-
-    def lose(self, number):
-        """Let no packet of 10.78.0.`number` through, in either direction; the link stays up."""
-        for netns, device in ((self.hosts[number - 1], "m8d0"), (self.switch, f"port{number}")):
-            # netem where the kernel has it; a policer that lets nothing pass where it has not.
-            add = ["netns", "exec", netns, "tc", "qdisc", "add", "dev", device, "root"]
-            cut = ip(*add, "netem", "loss", "100%", check=False)
-            if cut.returncode:
-                cut = ip(*add, "tbf", "rate", "8bit", "burst", "1", "limit", "1", check=False)
-            if cut.returncode:
-                pytest.skip(f"this kernel drops no packets for tc: {cut.stderr.strip()}")
-
-    def remove(self):
-        for name in (*self.hosts, self.switch):
-            ip("netns", "delete", name, check=False)
-
-
 @pytest.fixture
 def network():
-    if shutil.which("ip") is None:
-        pytest.skip("there is no ip(8) here")
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    found = Network(3)
-    try:
-        found.make()
-        yield found
-    finally:
-        found.remove()
+    with Network(3) as made:
+        yield made
 
 
 def traffic(w, stop, tally):
@@ -215,7 +149,7 @@ def end(members, untouched):
 )
 def test_a_cut_is_unreachable_on_both_sides_and_nowhere_else(cast, network, how, ways):
     """1 and 2 share the world that crosses the cut; 1 and 3 another one; 2 has one within its own host."""
-    store, inside = "tcp://10.78.0.1:29500", "tcp://127.0.0.1:29501"
+    store, inside = f"tcp://{network.address(1)}:29500", "tcp://127.0.0.1:29501"
     one = cast.start(
         node,
         netns=network.hosts[0],
@@ -252,7 +186,7 @@ def test_a_cut_is_unreachable_on_both_sides_and_nowhere_else(cast, network, how,
 
 def test_a_member_that_is_cut_off_is_unreachable_for_all_others(cast, network):
     """Three hosts in one world: those that still reach each other name the one that is gone, and only that."""
-    store = "tcp://10.78.0.1:29500"
+    store = f"tcp://{network.address(1)}:29500"
     members = [
         cast.start(
             node, netns=network.hosts[rank], how="idle" if rank == 1 else "awaiting",
