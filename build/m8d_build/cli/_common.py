@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
 
-__all__ = ["announce", "choose_target", "existing_wheel", "newest_wheel", "positive", "python_tag", "say"]
+__all__ = [
+    "add_test_options",
+    "announce",
+    "choose_target",
+    "existing_wheel",
+    "newest_wheel",
+    "positive",
+    "python_tag",
+    "say",
+]
 
 
 def python_tag(asked: str | None) -> str:
@@ -37,6 +46,19 @@ def choose_target(args: argparse.Namespace, settings: Settings, python: str) -> 
     """
     targets = load_targets(settings.patches)
     return targets.get(args.torch) if args.torch else targets.newest_verified(python)
+
+
+def add_test_options(parser: argparse.ArgumentParser) -> None:
+    """Add what commands take that run pytest on builds of torch from the cache."""
+    parser.add_argument(
+        "-k", dest="match", default="", metavar="EXPR", help="only tests that match (pytest's -k)"
+    )
+    parser.add_argument(
+        "--no-keep",
+        dest="keep",
+        action="store_false",
+        help="remove the wheels and environments this run adds to the cache (about 6 GB for each version)",
+    )
 
 
 def positive(text: str) -> int:

@@ -14,7 +14,7 @@ from m8d_build.battery import LIMIT, VERSIONS, Asked, earlier, folder_of, resolv
 from m8d_build.battery_page import put_into, render
 from m8d_build.battery_results import FAILED, PASSED, SKIPPED, Outcome
 from m8d_build.cli import print_json
-from m8d_build.cli._common import positive, say
+from m8d_build.cli._common import add_test_options, positive, say
 from m8d_build.errors import BehaviourFailed, OutputUnwritable
 from m8d_build.progress import Progress, Silent
 
@@ -57,15 +57,7 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="PAGE", help="put the results into this page (docs/compatibility.md)"
     )
-    parser.add_argument(
-        "-k", dest="match", default="", metavar="EXPR", help="only tests that match (pytest's -k)"
-    )
-    parser.add_argument(
-        "--no-keep",
-        dest="keep",
-        action="store_false",
-        help="remove the wheels and environments this run adds to the cache (about 6 GB for each version)",
-    )
+    add_test_options(parser)
     parser.add_argument(
         "--limit",
         type=positive,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.cli import print_json
-from m8d_build.cli._common import existing_wheel, newest_wheel, positive, say
+from m8d_build.cli._common import add_test_options, existing_wheel, newest_wheel, positive, say
 from m8d_build.progress import Progress, Silent
 from m8d_build.testbed import LIMIT, STEP_PATCHED, STEP_TESTS, VERSIONS, Asked, run_testbed, step_stock
 
@@ -43,21 +43,13 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         help=f"official builds (default: {' '.join(VERSIONS)})",
     )
-    parser.add_argument(
-        "-k", dest="match", default="", metavar="EXPR", help="only tests that match (pytest's -k)"
-    )
-    parser.add_argument(
-        "--no-keep",
-        dest="keep",
-        action="store_false",
-        help="remove the wheels and environments this run adds to the cache (about 6 GB for each version)",
-    )
+    add_test_options(parser)
     parser.add_argument(
         "--limit",
         type=positive,
         default=int(LIMIT),
         metavar="SECONDS",
-        help=f"the tests may take (default: {LIMIT:.0f})",
+        help=f"the tests of a build may take (default: {LIMIT:.0f})",
     )
     parser.add_argument(
         "--out",
