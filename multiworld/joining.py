@@ -247,6 +247,7 @@ def _build(
             undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
             gen.check_early()
             rendezvous.commit(gen.check_early)
+            group.joined()
         except BaseException as exc:
             # The others hear of it at once, of an interrupted program too.
             rendezvous.fail(exc if isinstance(exc, Exception) else _interrupted(plan, exc), keys())

@@ -7,6 +7,7 @@
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
+| ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Settings:
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
         require_patch: whether an unpatched torch is an error for NCCL worlds.
+        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
     """
 
     hang_timeout: float = 5.0
@@ -45,6 +47,7 @@ class Settings:
     close_timeout: float = 5.0
     shim: str = "auto"
     require_patch: bool = False
+    gloo_threads: int = 0
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -65,6 +68,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
+        gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         require_patch=_flag(env, "M8D_REQUIRE_PATCH"),
     )
@@ -112,6 +116,19 @@ def _seconds(env: Mapping[str, str], name: str, default: float, least: float) ->
             next_step="Set it, or unset it",
         )
     return value
+
+
+def _count(env: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) > most:
+        raise MultiworldError(
+            f"{name}={text!r}",
+            rule=f"It is a whole number from 0 to {most}",
+            next_step="Set it, or unset it",
+        )
+    return int(text)
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:

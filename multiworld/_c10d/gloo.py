@@ -1,8 +1,8 @@
 """gloo groups of a world: built where its sockets are known, ended by those sockets.
 
 Every gloo group that is made while a world is selected goes through here: the world's own and those that user code
-makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. Each gets a
-device of its own on the interface that leads to the store.
+makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. They listen
+on the interface that leads to the store, on devices that worlds share (`devices.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld import settings
-from multiworld._c10d import selection, sockets
+from multiworld._c10d import devices, selection, sockets
 from multiworld._c10d.anysource import AnySource
 from multiworld._c10d.state import owner_of
 from multiworld._net.torchstore import PollingStore
@@ -33,10 +33,14 @@ __all__ = ["GlooGroup", "GlooWorld", "install", "of"]
 
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
 
-THREADS = 2
-"""Worker threads of a group, torch's own default: a collective that waits for a slow member does not hold up the
-next one, and DDP's buckets overlap. Measured with 2 members on 2 cores: 2.3-2.7 ms to build a group, 10 ms to close
-it, 3 threads and 5 descriptors; with one worker it is a thread less and just as slow."""
+THREADS = (2, 1)
+"""Worker threads of a group: torch's own default for the first `FEW` groups of a process, then one.
+
+With two, a collective that waits for a slow member does not hold up the next one, and DDP's buckets overlap: 1.1 to
+1.8 times as fast for several at a time, 2 members, 64 KB to 16 MB. Who has many worlds overlaps them anyway."""
+
+FEW = 4
+"""Groups."""
 
 _TURN = 0.02
 """Seconds between two looks at whether a group that is being built was cancelled."""
@@ -48,16 +52,20 @@ class GlooGroup:
     Attributes:
         backend: the ProcessGroupGloo; None once it was let go.
         links: the sockets of its pairs.
-        listeners: those of its devices.
     """
 
     def __init__(
-        self, backend: Any, store: PollingStore, own: set[sockets.Address], members: set[sockets.Address]
+        self,
+        backend: Any,
+        store: PollingStore,
+        own: set[sockets.Address],
+        members: set[sockets.Address],
+        lease: devices.Lease,
     ) -> None:
         self.backend = backend
         self.store = store
-        self.listeners = sockets.listening(own)
-        self.links = sockets.find(own, members)
+        self.lease = lease
+        self.links, self._listeners = sockets.find(own, members)
 
     def shut(self) -> None:
         """Let every pending and every later operation raise."""
@@ -70,12 +78,14 @@ class GlooGroup:
         whoever destroys the backend while holding it waits forever (torch 2.6.0). The Python object of the backend
         is the one holder that lets go of the GIL first, so it must be the last.
         """
+        if not self.lease.give_back():
+            self._listeners = ()  # they are other groups' too
         self.backend = None
 
     @property
     def gone(self) -> bool:
-        """Whether all its sockets are closed, which gloo does in the destructors."""
-        return not sockets.still_open((*self.links, *self.listeners))
+        """Whether all its sockets are closed, which gloo does in the destructors. Asked after `drop`."""
+        return not sockets.still_open((*self.links, *self._listeners))
 
 
 class GlooWorld:
@@ -85,12 +95,16 @@ class GlooWorld:
         host: numeric address to listen at; GLOO_SOCKET_IFNAME overrides it.
         timeout: seconds an operation may take.
         check: called while a group is being built; raises to give up.
+
+    Attributes:
+        joining: until `joined`: who joins says when all members' groups stand, so they may be on shared devices.
     """
 
     def __init__(self, *, host: str, timeout: float, check: Callable[[], None]) -> None:
         self.host = host
         self.timeout = timeout
         self.check = check
+        self.joining = True
         self.aborted = False
         # Python's part of a store ends with its last reference in Python, whoever holds it in C++.
         self.kept: list[Any] = []
@@ -131,19 +145,17 @@ class GlooWorld:
                 raise
 
         polling = PollingStore(store, check_cancelled=check, timeout=self.timeout)
-        options = _original._Options()
-        options._devices = [self._device(each) for each in self._interfaces()]
-        options._threads = THREADS
+        lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining)
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
-        options._timeout = limit
         polling.set_timeout(limit)
         try:
             backend = _run(
-                lambda: _original(polling, rank, size, options),
+                lambda: _original(polling, rank, size, _options(lease, limit)),
                 check,
                 lambda: _wake(list(polling.written.values()), size),
             )
         except BaseException as error:
+            lease.give_back()
             # C++ may have made a plain RuntimeError of it on the way.
             if raised and error is not raised[-1]:
                 raise raised.pop() from error
@@ -153,7 +165,7 @@ class GlooWorld:
         polling.recording = False
         # One that is alone has no pairs, and publishes none.
         own, members = (_addresses(each) if size > 1 else set() for each in (polling.written, polling.read))
-        group = GlooGroup(backend, polling, own, members - own)
+        group = GlooGroup(backend, polling, own, members - own, lease)
         with self._lock:
             self._groups.append(group)
         if (fresh := getattr(_made, "groups", None)) is not None:
@@ -203,17 +215,30 @@ class GlooWorld:
         if taken:
             threading.Thread(target=_let_go, args=(taken,), name="m8d-release", daemon=True).start()
 
-    def _interfaces(self) -> list[str]:
-        return [each for each in (settings.environment("GLOO_SOCKET_IFNAME") or "").split(",") if each] or [
-            ""
-        ]
+    def joined(self) -> None:
+        """All members' groups stand: their devices are free for other worlds, and what is made now has its own."""
+        self.joining = False
+        for group in self.groups():
+            group.lease.connected()
 
-    def _device(self, interface: str) -> Any:
-        where = {"interface": interface} if interface else {"hostname": self.host}
-        if "lazy_init" in (_original.create_device.__doc__ or ""):
-            # Connections made later would not be among the group's known sockets.
-            return _original.create_device(**where, lazy_init=False)
-        return _original.create_device(**where)
+    def _where(self) -> devices.Where:
+        names = [each for each in (settings.environment("GLOO_SOCKET_IFNAME") or "").split(",") if each]
+        return tuple(("interface", each) for each in names) or (("hostname", self.host),)
+
+
+def _options(lease: devices.Lease, timeout: dt.timedelta) -> Any:
+    made = _original._Options()
+    made._devices = lease.devices
+    made._threads = settings.load().gloo_threads or THREADS[lease.among > FEW]
+    made._timeout = timeout
+    return made
+
+
+def _make(where: devices.Where) -> list[Any]:
+    """Make gloo's devices, one for each place to listen at."""
+    # Connections made later would not be among the group's known sockets.
+    extra = {"lazy_init": False} if "lazy_init" in (_original.create_device.__doc__ or "") else {}
+    return [_original.create_device(**{kind: name}, **extra) for kind, name in where]
 
 
 _original: Any = getattr(c10d, "ProcessGroupGloo", None)

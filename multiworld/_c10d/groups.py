@@ -277,6 +277,10 @@ class Group:
         """The kinds of device it has a backend for ("cpu", "cuda")."""
         return frozenset() if self.pg is None else frozenset(device.type for device in self.pg._device_types)
 
+    def joined(self) -> None:
+        """Every member has built it."""
+        self._world.joined()
+
     def abort(self) -> None:
         """Let each pending and each later operation of the default group and its sub-groups raise.
 

@@ -1,10 +1,11 @@
 """Which sockets of this process belong to one gloo group, and how to end exactly those.
 
 gloo cannot be told to give up: a collective whose peer is gone or stopped waits for its timeout. Its sockets can be
-shut down under it, and then every pending and every later operation raises at once. They are found by address: each
-group has a gloo device of its own, so the group's sockets are those that this device's listener accepted (local
-address = the listener's) and those that lead to a member's device listener (remote address = that listener's). A
-socket is touched only if descriptor, inode and both addresses are still what they were.
+shut down under it, and then every pending and every later operation raises at once. They are found by address: no
+two groups connect on a gloo device at the same time (`devices.py`), so the group's sockets are those that its
+device's listener accepted since the last one did (local address = the listener's) and those that lead to a member's
+device listener (remote address = that listener's). A socket is touched only if descriptor, inode and both addresses
+are still what they were.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["Address", "Link", "find", "listening", "parse_address", "shut", "still_open"]
+__all__ = ["Address", "Link", "find", "parse_address", "shut", "still_open"]
 
 Address = tuple[str, int]
 """Numeric host and port."""
@@ -72,16 +73,36 @@ def parse_address(value: bytes) -> Address | None:
     return _plain(socket.inet_ntop(family, value[at : at + size])), port
 
 
-def find(own: Collection[Address], members: Collection[Address]) -> tuple[Link, ...]:
-    """Find this process's sockets that the listeners `own` accepted, or that lead to those of `members`."""
-    return tuple(
-        link for link in _links() if link.remote is not None and (link.local in own or link.remote in members)
-    )
+def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+    """Find a new group's sockets: once for each group, when it stands and nobody else may connect on its device yet.
 
+    Args:
+        own: addresses of its device's listeners here.
+        members: of the other members' devices.
 
-def listening(own: Collection[Address]) -> tuple[Link, ...]:
-    """Find this process's listeners at `own`."""
-    return tuple(link for link in _links() if link.remote is None and link.local in own)
+    Returns:
+        This process's sockets that the listeners `own` accepted, or that lead to those of `members`, without those
+        that an earlier call has returned; and the listeners at `own`.
+    """
+    links, listeners = [], []
+    for fd in _descriptors():
+        inode = _inode(fd)
+        if inode is None:
+            continue
+        seen = _seen.get(fd)
+        link = seen.link if seen is not None and seen.link.inode == inode else _link(fd, fd, inode)
+        if link is None:
+            continue
+        if link.remote is None:
+            if link.local in own:
+                listeners.append(link)
+            continue
+        if seen is None or seen.link is not link:
+            seen = _seen[fd] = _Seen(link)
+        if not seen.taken and (link.local in own or link.remote in members):
+            seen.taken = True
+            links.append(link)
+    return tuple(links), tuple(listeners)
 
 
 def shut(links: Iterable[Link]) -> int:
@@ -94,7 +115,7 @@ def shut(links: Iterable[Link]) -> int:
         with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more: as good as shut
             copy = os.dup(link.fd)  # from here on the socket cannot become another one under us
             try:
-                if _link(copy, link.fd) == link:
+                if _link(copy, link.fd, _inode(copy)) == link:
                     _of(copy, lambda sock: sock.shutdown(socket.SHUT_RDWR))
                     done += 1
             finally:
@@ -107,16 +128,25 @@ def still_open(links: Iterable[Link]) -> tuple[Link, ...]:
     return tuple(link for link in links if _inode(link.fd) == link.inode)
 
 
-def _links() -> Iterable[Link]:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only; this list can be long)
-        link = _link(int(name), int(name))
-        if link is not None:
-            yield link
+@dataclass(eq=False)
+class _Seen:
+    """A connected socket, whose addresses do not change any more, and whether it is some group's."""
+
+    link: Link
+    taken: bool = False
 
 
-def _link(fd: int, number: int) -> Link | None:
+_seen: dict[int, _Seen] = {}
+"""By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system call
+instead of four, for each socket of each world, at each join. Two threads never add the same socket differently."""
+
+
+def _descriptors() -> Iterable[int]:
+    return map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208  (names only; this list can be long)
+
+
+def _link(fd: int, number: int, inode: int | None) -> Link | None:
     """Describe the descriptor `fd`, as one that is called `number`; None where it is no TCP socket."""
-    inode = _inode(fd)
     if inode is None:
         return None
     try:

@@ -11,17 +11,21 @@ from multiworld.settings import Settings, load
 
 def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
     empty = dict.fromkeys(
-        ["M8D_HANG_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH"], " "
-    )
+        [
+            "M8D_HANG_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH",
+            "M8D_GLOO_THREADS",
+        ],
+        " ",
+    )  # fmt: skip
     assert load({}) == load(empty) == Settings(5.0, 30.0, 5.0, "auto", require_patch=False)
 
 
 def test_every_variable_is_read():
     env = {
         "M8D_HANG_TIMEOUT": "0.3", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
-        "M8D_REQUIRE_PATCH": "yes",
+        "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3",
     }  # fmt: skip
-    assert load(env) == Settings(0.3, 7.0, 1.5, "off", require_patch=True)
+    assert load(env) == Settings(0.3, 7.0, 1.5, "off", require_patch=True, gloo_threads=3)
     assert all(f"``{name}``" in (settings.__doc__ or "") for name in env)
 
 
@@ -35,6 +39,9 @@ def test_every_variable_is_read():
         ("M8D_CLOSE_TIMEOUT", "-1", "at least 0"),
         ("M8D_SHIM", "maybe", "auto, on, off"),
         ("M8D_REQUIRE_PATCH", "2", "0 or 1"),
+        ("M8D_GLOO_THREADS", "65", "0 to 64"),
+        ("M8D_GLOO_THREADS", "-1", "0 to 64"),
+        ("M8D_GLOO_THREADS", "two", "0 to 64"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_rule(name, value, rule):
