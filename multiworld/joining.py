@@ -149,6 +149,10 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     kept = contextlib.ExitStack()
     try:
         bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
+        if old is not None or world is not None:
+            from multiworld._c10d import devices  # noqa: PLC0415  (joins load torch, and this goes with it)
+
+            kept.callback(devices.pool.keep())
         for ended in (old, world):
             if ended is not None:
                 # Others may wait at the store that this process serves: it stays up until the new hold is there.

@@ -88,6 +88,36 @@ def test_the_last_one_to_go_takes_the_device_along():
     assert kit.take().devices != second.devices
 
 
+def test_a_device_that_is_kept_waits_for_the_next_group():
+    kit = Kit(limit=1)
+    first = kit.take()
+    first.connected()
+    release = kit.pool.keep()
+    assert not first.give_back()
+    again = kit.take()
+    assert len(kit.made) == 1
+    again.connected()
+    release()
+    assert kit.pool.devices == 1
+    assert again.give_back()
+
+    last = kit.take()
+    release = kit.pool.keep()
+    last.connected()
+    assert not last.give_back()
+    release()
+    assert kit.pool.devices == 0
+
+
+def test_what_a_parent_kept_is_not_released_in_its_child():
+    kit = Kit(limit=1)
+    release = kit.pool.keep()
+    kit.pool._forked()
+    kit.take()
+    release()
+    assert kit.pool.devices == 1
+
+
 def test_no_world_gets_a_device_whose_group_did_not_come_about():
     kit = Kit(limit=1)
     first = kit.take()
