@@ -334,7 +334,15 @@ class Rendezvous:
         rank = self.request.rank
         self._record.apply(lambda ledger: Move(membership.ready(ledger, self._number, self._me, rank)))
         while self._raise_if_closed() is not Phase.ACTIVE:
-            check()
+            try:
+                check()
+            except BaseException:
+                # A member that was active already may be gone by now: then this one is active, too, and what became
+                # of that member is the generation's business.
+                self._record.read()
+                if self._raise_if_closed() is Phase.ACTIVE:
+                    return
+                raise
             self._pause(began)
             self._look()
 

@@ -371,6 +371,22 @@ def test_a_member_that_is_known_to_be_dead_is_not_waited_for():
     assert record(store).waiting is None
 
 
+def test_a_member_that_was_active_and_has_left_leaves_the_others_active():
+    store = MemoryStore()
+    ways = [way(store, ask(rank)) for rank in range(2)]
+    together(*(one.agree for one in ways))
+
+    def check():
+        # All this happens between two of the other's looks at the record.
+        ways[0].commit()
+        ways[0].over()
+        raise BrokenWorldException("w", "rank 0 left", generation=1, cause="left", ranks=(0,))
+
+    ways[1].commit(check)
+    ways[1].over()
+    assert joined(store, ask(0), ask(1))[1][0].generation == 2
+
+
 def test_checking_after_the_deadline(clock):
     store = MemoryStore()
     ways = [way(store, ask(rank), timeout=0.3, clock=clock) for rank in range(2)]
