@@ -26,10 +26,10 @@ LIMIT = max(1, min(4, os.cpu_count() or 1))
 """Shared devices at most, for each place to listen at: more threads than cores move no more bytes."""
 
 PATIENCE = 0.1
-"""Seconds to wait for one of them while worlds are being connected on all; then there is one more. Two processes that
-join the same worlds in different orders would wait for each other forever."""
+"""Seconds without any of them becoming free, while worlds are being connected on all, after which there is one more.
+Two processes that join the same worlds in different orders would wait for each other forever."""
 
-_TURN = 0.02
+_TURN = 0.1
 """Seconds between two looks at whether the wait was cancelled."""
 
 Where = tuple[tuple[str, str], ...]
@@ -44,6 +44,17 @@ class _Entry:
     made: list[Any] = field(default_factory=list)
     users: int = 0
     connecting: bool = True
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Who waits for a device, and since when none has become free."""
+
+    where: Where
+    order: str
+    since: float = 0.0
+    freed: int = 0
+    bell: threading.Event = field(default_factory=threading.Event)
 
 
 class Lease:
@@ -98,8 +109,9 @@ class Pool:
         self._inherited: list[_Entry] = []
         self._registered = False
         self._entries: list[_Entry] = []
-        self._leases = self._forks = 0
-        self._changed = threading.Condition()
+        self._leases = self._forks = self._freed = 0
+        self._waiting: list[_Waiting] = []
+        self._lock = threading.Lock()
 
     @property
     def devices(self) -> int:
@@ -113,6 +125,7 @@ class Pool:
         check: Callable[[], None],
         *,
         shared: bool,
+        order: str = "",
     ) -> Lease:
         """Return a hold on a device on which nobody else connects until `Lease.connected`.
 
@@ -121,12 +134,14 @@ class Pool:
             make: makes gloo's devices for it.
             check: called while it waits; raises to give up.
             shared: whether other worlds may have it before and after; else it is made for this one.
+            order: of those who wait the smallest is next; the same in all members of a world, so that they connect
+                the same worlds first.
 
         Raises:
             Exception: what `make` or `check` raised.
         """
-        entry = self._reserve(where, check) if shared else _Entry(where, users=1)
-        with self._changed:
+        entry = self._reserve(_Waiting(where, order), check) if shared else _Entry(where, users=1)
+        with self._lock:
             self._leases += 1
             among = self._leases
         if not entry.made:
@@ -142,7 +157,7 @@ class Pool:
 
         A world that is joined again needs one in a moment, and the end of a device takes gloo up to 10 ms.
         """
-        with self._changed:
+        with self._lock:
             kept, forks = list(self._entries), self._forks
             for entry in kept:
                 entry.users += 1
@@ -154,17 +169,43 @@ class Pool:
 
         return release
 
-    def _reserve(self, where: Where, check: Callable[[], None]) -> _Entry:
-        end = self._clock() + self._patience
-        with self._changed:
+    def _reserve(self, waiting: _Waiting, check: Callable[[], None]) -> _Entry:
+        waiting.since, waiting.freed = self._clock(), self._freed
+        with self._lock:
+            self._waiting.append(waiting)
+        try:
             while True:
-                entry = self._choose(where, late=self._clock() >= end)
-                if entry is not None:
-                    entry.users += 1
-                    entry.connecting = True
-                    return entry
-                self._changed.wait(_TURN)
+                with self._lock:
+                    waiting.bell.clear()
+                    entry = self._next(waiting)
+                    if entry is not None:
+                        entry.users += 1
+                        entry.connecting = True
+                        return entry
+                waiting.bell.wait(min(_TURN, self._patience))
                 check()
+        finally:
+            with self._lock:
+                self._waiting.remove(waiting)
+                self._ring(waiting.where)
+
+    def _next(self, waiting: _Waiting) -> _Entry | None:
+        """The device for whoever waits, if it is its turn."""
+        now = self._clock()
+        first = self._first(waiting.where) is waiting
+        if not first or waiting.freed != self._freed:
+            waiting.since, waiting.freed = now, self._freed
+        return self._choose(waiting.where, late=now - waiting.since >= self._patience) if first else None
+
+    def _first(self, where: Where) -> _Waiting | None:
+        here = (each for each in self._waiting if each.where == where)
+        return min(here, key=lambda each: each.order, default=None)
+
+    def _ring(self, where: Where) -> None:
+        """Something has changed for whoever is next; a hundred others need not wake up."""
+        first = self._first(where)
+        if first is not None:
+            first.bell.set()
 
     def _choose(self, where: Where, *, late: bool) -> _Entry | None:
         """The device to take now; None to wait. A new one as long as there are few, or where it is `late`."""
@@ -183,22 +224,23 @@ class Pool:
         return entry
 
     def _connected(self, entry: _Entry) -> None:
-        with self._changed:
+        with self._lock:
             if entry.connecting:
                 entry.connecting = False
-                self._changed.notify_all()
+                self._freed += 1
+                self._ring(entry.where)
 
     def _give_back(self, entry: _Entry, *, spoiled: bool) -> bool:
-        with self._changed:
+        with self._lock:
             self._leases -= 1
         return self._release(entry, spoiled=spoiled)
 
     def _release(self, entry: _Entry, *, spoiled: bool) -> bool:
-        with self._changed:
+        with self._lock:
             entry.users -= 1
             if (spoiled or not entry.users) and entry in self._entries:
                 self._entries.remove(entry)
-                self._changed.notify_all()
+                self._ring(entry.where)
             if entry.users:
                 return False
         # The group still holds them, and its end is theirs: without the GIL, for gloo then waits for its thread.
@@ -208,7 +250,8 @@ class Pool:
     def _forked(self) -> None:
         self._inherited += self._entries
         self._entries, self._leases, self._forks = [], 0, self._forks + 1
-        self._changed = threading.Condition()
+        self._waiting = []
+        self._lock = threading.Lock()
 
 
 pool = Pool()

@@ -92,6 +92,7 @@ class GlooWorld:
     """The gloo groups of one world and generation in this process.
 
     Args:
+        name: of the world.
         host: numeric address to listen at; GLOO_SOCKET_IFNAME overrides it.
         timeout: seconds an operation may take.
         check: called while a group is being built; raises to give up.
@@ -100,7 +101,8 @@ class GlooWorld:
         joining: until `joined`: who joins says when all members' groups stand, so they may be on shared devices.
     """
 
-    def __init__(self, *, host: str, timeout: float, check: Callable[[], None]) -> None:
+    def __init__(self, *, name: str, host: str, timeout: float, check: Callable[[], None]) -> None:
+        self.name = name
         self.host = host
         self.timeout = timeout
         self.check = check
@@ -145,7 +147,7 @@ class GlooWorld:
                 raise
 
         polling = PollingStore(store, check_cancelled=check, timeout=self.timeout)
-        lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining)
+        lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining, order=self.name)
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
         polling.set_timeout(limit)
         try:

@@ -86,7 +86,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
     """
     _validate(spec)
     alive = _While(spec.check_cancelled)
-    world = gloo.GlooWorld(host=spec.local_host, timeout=spec.timeout, check=alive)
+    world = gloo.GlooWorld(name=spec.world, host=spec.local_host, timeout=spec.timeout, check=alive)
     gloo.of(state, world)
     try:
         with selection.selected(state):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -156,6 +157,46 @@ def test_who_waits_for_a_device_gets_the_one_that_is_free_first_or_gives_up():
     with pytest.raises(TimeoutError):
         kit.pool.take(HERE, kit.make, give_up, shared=True)  # type: ignore[arg-type]
     assert len(kit.made) == 1
+
+
+def test_those_who_wait_are_served_in_their_worlds_order_and_as_long_as_any_is_served_none_is_made():
+    clock = [0.0]
+    pool = Pool(limit=1, patience=1.0, clock=lambda: clock[0])
+    made: list[object] = []
+
+    def make(_where: object) -> list[object]:
+        made.append(object())
+        return [made[-1]]
+
+    first = pool.take(HERE, make, lambda: None, shared=True)
+    served: list[tuple[str, Lease]] = []
+    looks = {name: threading.Event() for name in "bca"}
+
+    def wait(name: str) -> None:
+        lease = pool.take(HERE, make, looks[name].set, shared=True, order=name)
+        served.append((name, lease))
+
+    threads = [threading.Thread(target=wait, args=(name,)) for name in looks]
+    for thread in threads:
+        thread.start()
+    for each in looks.values():
+        assert each.wait(30)  # it waits
+    last = first
+    for number in range(1, 4):
+        clock[0] += 0.9
+        last.connected()
+        while len(served) < number:
+            time.sleep(0.001)
+        last = served[-1][1]
+    assert [name for name, _ in served] == ["a", "b", "c"]
+    assert len(made) == 1
+    stuck = threading.Thread(target=wait, args=("a",))
+    stuck.start()
+    clock[0] += 1.1  # nobody was served for longer than that
+    stuck.join(30)
+    assert len(made) == 2
+    for thread in threads:
+        thread.join(30)
 
 
 def test_a_forked_child_has_none_of_its_parents():
