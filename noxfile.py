@@ -21,12 +21,13 @@ TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "t
 TORCH = ["torch==2.13.0", "numpy>=1.26"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
+BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
 
 
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Ruff and mypy, strict (torch is there for its types)."""
-    session.install(*TOOLCHAIN, *TEST, *LINT, *TORCH)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *LINT, *TORCH)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", env=ENV)
@@ -35,14 +36,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def tests(session: nox.Session) -> None:
     """Everything that needs no CUDA wheel (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST, *TORCH)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
     session.run("python", "-m", "pytest", *session.posargs, env=ENV)
 
 
 @nox.session
 def unit(session: nox.Session) -> None:
     """What needs no torch: decisions and the toolchain (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST)
+    session.install(*TOOLCHAIN, *TEST, *BENCH)
     session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs, env=ENV)
 
 
@@ -131,9 +132,9 @@ def testbed(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Time the toolchain on the real 2.6.0 and store the figures as JSON (`-- --help`)."""
-    session.install(*TOOLCHAIN)
-    session.run("python", "benchmarks/toolchain.py", *session.posargs, env=ENV)
+    """What multiworld costs beside stock torch.distributed: three minutes, JSON in out/ (`-- --full`, `-- --help`)."""
+    session.install(*TOOLCHAIN, *BENCH, *TORCH)
+    session.run("python", "-m", "benchmarks", *session.posargs, env=ENV)
 
 
 @nox.session

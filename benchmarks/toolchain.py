@@ -1,137 +1,134 @@
-"""Times the toolchain on the real PyTorch 2.6.0 and stores the figures as JSON.
+"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, and (alone, or with --full) overlay builds.
 
-Downloads are made before the clock starts. What is measured: an overlay build with nothing compiled yet, the same
-build again, `verify` of every series, and `apply` and `revert` on the real tree.
+Downloads are made before the clock starts. The builds: one with nothing compiled yet, and the same again.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figures import Figure, Goal, summary
+from benchmarks.part import Part, Run, main
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "build"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "build"), str(ROOT)]  # the toolchain is a plain folder
 
 from m8d_build.apply import apply_series, revert_series  # noqa: E402  (found through the line above)
+from m8d_build.errors import SourceUnreachable  # noqa: E402
 from m8d_build.rules import verify  # noqa: E402
 from m8d_build.series import load_series  # noqa: E402
 from m8d_build.settings import Settings  # noqa: E402
 from m8d_build.sources import fetch_source  # noqa: E402
 from m8d_build.targets import load_targets  # noqa: E402
 
-GOALS = {
-    "overlay_seconds": 240.0,
-    "overlay_peak_gb": 2.5,
-    "wheel_size_ratio": 1.01,
-    "again_seconds": 60.0,
-    "verify_seconds": 2.0,
-    "apply_seconds": 1.0,
-    "revert_seconds": 1.0,
-}
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from m8d_build.targets import Targets
+
+NAME = "toolchain"
+QUICK_ROUNDS, FULL_ROUNDS = 5, 15
 
 
-def main() -> int:
-    """Measure, print a table, store the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", default="2.6.0")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "benchmarks")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of verify, apply and revert; the median counts"
-    )
-    args = parser.parse_args()
+def measure(run: Run) -> Iterator[Figure]:
+    """What the patches cost; in the long form, and alone, what a build costs."""
+    builds = run.full or run.alone
     settings = Settings.load()
-    figures: dict[str, Any] = {}
-    figures.update(_patches(args.torch, settings, args.rounds))
-    figures.update(_overlay(args.torch, settings))
-    record = {
-        "what": "toolchain",
-        "torch": args.torch,
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "system": platform.platform(),
-        },
-        "figures": figures,
-        "goals": GOALS,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"toolchain-{record['when'].replace(':', '')}.json"
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"{'figure':24} {'measured':>10} {'goal':>8}")
-    for name, value in figures.items():
-        goal = GOALS.get(name)
-        print(f"{name:24} {value:10.4g} {'' if goal is None else f'{goal:8.4g}'}")
-    print(path)
-    return 0
+    run.progress("verify, apply, revert")
+    yield from _patches(run, settings, downloads=builds)
+    if builds:
+        run.progress("downloads")
+        _download(run.options.torch, settings)
+        yield from _overlay(run, settings)
+    else:
+        run.remark("no overlay build: with --full, or alone")
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _patches(version: str, settings: Settings, rounds: int) -> dict[str, float]:
+def _patches(run: Run, settings: Settings, *, downloads: bool) -> Iterator[Figure]:
+    version = run.options.torch
     targets = load_targets(settings.patches)
-    target = targets.get(version)
-    source = fetch_source(target, settings)
-    series = load_series(settings.patches, version)
-    verified, applied, reverted = [], [], []
+    rounds = run.options.rounds or run.pick(QUICK_ROUNDS, FULL_ROUNDS)
     with tempfile.TemporaryDirectory(prefix="m8d-bench-") as folder:
-        tree = Path(folder, "pytorch")
-        shutil.copytree(source.root, tree, symlinks=True)
-        for _ in range(rounds):
-            began = time.monotonic()
-            for each in targets:
-                own = load_series(settings.patches, each.version)
-                files = {p: (tree / p).read_bytes() for p in own.paths} if each.version == version else None
-                if verify(each, own, files):
-                    raise SystemExit(f"the series of {each.version} has findings: run `verify`")
-            verified.append(time.monotonic() - began)
-            began = time.monotonic()
-            apply_series(tree, target, series)
-            applied.append(time.monotonic() - began)
-            began = time.monotonic()
-            revert_series(tree)
-            reverted.append(time.monotonic() - began)
-    return {
-        "verify_seconds": _median(verified),
-        "apply_seconds": _median(applied),
-        "revert_seconds": _median(reverted),
-    }
+        try:
+            source = fetch_source(targets.get(version), settings, source="auto" if downloads else "cache")
+        except SourceUnreachable:
+            if downloads:
+                raise
+            run.remark(f"no apply and revert: the sources of torch {version} are not in the cache")
+            verified = [_verify(targets, version, None) for _ in range(rounds)]
+        else:
+            tree = Path(folder, "pytorch")
+            shutil.copytree(source.root, tree, symlinks=True)
+            each = [_round(targets, version, settings, tree) for _ in range(rounds)]
+            verified, applied, reverted = ([*column] for column in zip(*each, strict=True))
+            yield summary(
+                NAME, "apply", applied, "s", goal=Goal(at_most=1), note="the series, on the real tree"
+            )
+            yield summary(NAME, "revert", reverted, "s", goal=Goal(at_most=1), note="the same")
+    yield summary(NAME, "verify", verified, "s", goal=Goal(at_most=2), note="every series of every version")
 
 
-def _overlay(version: str, settings: Settings) -> dict[str, float]:
+def _round(targets: Targets, version: str, settings: Settings, tree: Path) -> tuple[float, float, float]:
+    """Seconds of verify, apply and revert."""
+    verified = _verify(targets, version, tree)
+    began = time.monotonic()
+    apply_series(tree, targets.get(version), load_series(settings.patches, version))
+    applied = time.monotonic()
+    revert_series(tree)
+    return verified, applied - began, time.monotonic() - applied
+
+
+def _verify(targets: Targets, version: str, tree: Path | None) -> float:
+    patches = Settings.load().patches
+    began = time.monotonic()
+    for each in targets:
+        own = load_series(patches, each.version)
+        real = tree is not None and each.version == version
+        files = (
+            {path: (tree / path).read_bytes() for path in own.paths} if tree is not None and real else None
+        )
+        if verify(each, own, files):
+            raise RuntimeError(f"the series of {each.version} has findings: run `verify`")
+    return time.monotonic() - began
+
+
+def _overlay(run: Run, settings: Settings) -> Iterator[Figure]:
     """Build twice with an object cache of its own; downloads, sources and headers are shared with other runs."""
+    version = run.options.torch
     with tempfile.TemporaryDirectory(prefix="m8d-bench-", dir=settings.cache) as folder:
         cache, out = Path(folder, "cache"), Path(folder, "out")
         cache.mkdir()
         for shared in ("wheels", "sources"):
             (settings.cache / shared).mkdir(parents=True, exist_ok=True)
             (cache / shared).symlink_to(settings.cache / shared)
-        _download(version, settings)
+        run.progress("overlay build, nothing compiled yet")
         first, seconds, peak = _build(version, cache, out)
+        run.progress("the same build again")
         again, seconds_again, _ = _build(version, cache, out)
     if again["sha256"] != first["sha256"]:
-        raise SystemExit("two builds of the same inputs gave different wheels")
-    return {
-        "overlay_seconds": seconds,
-        "overlay_peak_gb": peak,
-        "wheel_size_ratio": first["size"] / first["official_size"],
-        "again_seconds": seconds_again,
-        "grafted_bytes": float(first["grafted_bytes"]),
-        **{f"step {name}": took for name, took in first["seconds"].items()},
-    }
+        raise RuntimeError("two builds of the same inputs gave different wheels")
+    size = first["size"] / first["official_size"]
+    yield _once("overlay", seconds, "s", Goal(at_most=240), "official wheel in, patched wheel out")
+    yield _once("overlay/peak", peak, "GB", Goal(at_most=2.5), "memory of all its processes together")
+    yield _once("overlay/again", seconds_again, "s", Goal(at_most=60), "nothing has changed")
+    yield _once("overlay/size", size, "ratio", Goal(at_most=1.01), "patched wheel / official wheel")
+    yield _once("overlay/grafted", float(first["grafted_bytes"]), "B", None, "bytes changed in libraries")
+    for name, took in first["seconds"].items():
+        yield _once(f"overlay/step/{name.replace(' ', '_')}", took, "s", None, "")
+
+
+def _once(name: str, value: float, unit: str, goal: Goal | None, note: str) -> Figure:
+    return summary(NAME, name, [value], unit, goal=goal, note=note)
 
 
 def _download(version: str, settings: Settings) -> None:
@@ -173,7 +170,7 @@ def _build(version: str, cache: Path, out: Path) -> tuple[dict[str, Any], float,
         stdout, _ = process.communicate()
         meter.stop()
     if process.returncode:
-        raise SystemExit(f"the build failed with {process.returncode}")
+        raise RuntimeError(f"the build failed with {process.returncode}")
     return json.loads(stdout), time.monotonic() - began, meter.peak / 1e9
 
 
@@ -215,5 +212,20 @@ def _pss(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--torch", default="2.6.0", help="the version (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="of verify, apply and revert (default: 5; 15 with --full)")
+
+
+PART = Part(
+    name=NAME,
+    title="Toolchain",
+    description="verify of every patch series, apply and revert on the real tree; with --full, or alone, an overlay "
+    "build with nothing compiled yet, its steps, its peak memory, and the same build again.",
+    measure=measure,
+    add_options=_options,
+)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(PART))
