@@ -22,12 +22,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Send
+from multiworld._core.actions import Action, Broke, Dial, Drop, Keep, Loose, Ready, Send
 from multiworld._core.detector import WorldId, world_id
 from multiworld._core.peers import Peers
-from multiworld._core.wire import MAX_KEY, Beat
+from multiworld._core.wire import MAX_KEY, Beat, Close, encode
 from multiworld._net.attachment import Attachment
 from multiworld._net.liveness import Accepted, Closed, Connected, Received, SocketEvent, Sockets
+from multiworld._net.vault import Vault
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -57,7 +58,7 @@ class Snapshot:
         thread: whether its thread runs.
         worlds: keys of the attached worlds, sorted; one that is attached with two ranks is there twice.
         listeners: how many addresses it listens at.
-        connections: how many connections it has, closing ones too.
+        connections: how many connections it has, closing ones too; tethers are not counted.
     """
 
     thread: bool
@@ -83,6 +84,7 @@ class Watchdog:
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
         self._thread: threading.Thread | None = None
         self._sockets: Sockets | None = None
+        self._vault: Vault | None = None
         self._attachments: dict[WorldId, Attachment] = {}
         self._commands: deque[Callable[[float], None]] = deque()
         self._done: deque[threading.Event] = deque()  # set when what was decided has been carried out
@@ -220,7 +222,7 @@ class Watchdog:
                 thread=self._thread is not None and self._thread.is_alive(),
                 worlds=tuple(sorted(key for key, _ in self._attachments)),
                 listeners=0 if sockets is None else sockets.listening,
-                connections=0 if sockets is None else sockets.open,
+                connections=0 if sockets is None else sockets.open - self._peers.tethers.watched,
             )
 
     # -- between the threads
@@ -230,14 +232,18 @@ class Watchdog:
         if self._sockets is None:
             _hook(self)
             sockets = self._sockets = Sockets(self._channel, self._clock)
+            # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
+            vault = self._vault = Vault.start(encode(Close()))
             self._thread = threading.Thread(
-                target=self._run, args=(sockets,), name="m8d-watchdog", daemon=True
+                target=self._run, args=(sockets, vault), name="m8d-watchdog", daemon=True
             )
             try:
                 self._thread.start()
             except RuntimeError:
-                self._thread = self._sockets = None
+                self._thread = self._sockets = self._vault = None
                 sockets.shut_down()
+                if vault is not None:
+                    vault.close(_LEAVE)
                 raise
         return self._sockets
 
@@ -307,9 +313,10 @@ class Watchdog:
 
     # -- the watchdog's thread
 
-    def _run(self, sockets: Sockets) -> None:
+    def _run(self, sockets: Sockets, vault: Vault | None) -> None:
         try:
-            self._loop(sockets)
+            self._peers.tethers.own_wanted = vault is not None and vault.opened()
+            self._loop(sockets, vault)
         except Exception as error:
             logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
@@ -318,8 +325,10 @@ class Watchdog:
                 if self._sockets is sockets:
                     self._sockets = None
             sockets.shut_down()
+            if vault is not None:
+                vault.close(_LEAVE)
 
-    def _loop(self, sockets: Sockets) -> None:
+    def _loop(self, sockets: Sockets, vault: Vault | None) -> None:
         peers = self._peers
         before = self._clock()
         while not self._over(sockets):
@@ -335,7 +344,7 @@ class Watchdog:
                 self._commands.popleft()(now)
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
-            self._carry_out(sockets, peers.take())
+            self._carry_out(sockets, vault, peers.take())
             while self._done:
                 self._done.popleft().set()
 
@@ -351,14 +360,15 @@ class Watchdog:
         if isinstance(event, Received):
             self._peers.received(event.channel, event.frames, now, error=event.error)
         elif isinstance(event, Closed):
-            self._peers.closed(event.channel, event.ending, now, refused=event.refused)
+            self._peers.closed(event.channel, event.ending, now, refused=event.refused, plain=event.plain)
         elif isinstance(event, Accepted):
             self._peers.accepted(event.channel, now)
         elif isinstance(event, Connected):
             self._peers.connected(event.channel, now)
 
-    def _carry_out(self, sockets: Sockets, actions: list[Action]) -> None:
+    def _carry_out(self, sockets: Sockets, vault: Vault | None, actions: list[Action]) -> None:
         broken: list[Broke] = []
+        loose: list[int] = []
         for action in actions:
             if isinstance(action, Send):
                 sockets.send(action.channel, action.frame, droppable=isinstance(action.frame, Beat))
@@ -366,6 +376,10 @@ class Watchdog:
                 sockets.dial(action.channel, action.endpoint)
             elif isinstance(action, Drop):
                 sockets.close(action.channel, orderly=action.orderly)
+            elif isinstance(action, Keep):
+                _keep(sockets, vault, action.channel)
+            elif isinstance(action, Loose):
+                loose.append(action.channel)
             elif isinstance(action, Broke):
                 broken.append(action)
             elif (attachment := self._attachments.get(action.world)) is None:
@@ -377,6 +391,11 @@ class Watchdog:
         # Callbacks last: the other members hear of it before this process is busy with its own worlds.
         for each in broken:
             self._break(each.world, each.breakage)
+        if loose and vault is not None:
+            for channel in loose:
+                vault.drop(channel)
+            # Who waits for having left may end this process then: farewell is said by that time.
+            vault.settle()
 
     def _break(self, world: WorldId, breakage: Breakage) -> None:
         attachment = self._attachments.get(world)
@@ -422,11 +441,19 @@ class Watchdog:
         """Close the child's copies of the parent's descriptors; it is another process, with another id."""
         if self._sockets is not None:
             self._sockets.abandon()
+        if self._vault is not None:
+            self._vault.abandon()
         attachments = list(self._attachments.values())
         self.process = secrets.token_hex(16)
         self._reset()
         for attachment in attachments:
             attachment.forked()
+
+
+def _keep(sockets: Sockets, vault: Vault | None, channel: int) -> None:
+    if vault is None or not sockets.hand_over(channel, lambda connection: vault.keep(channel, connection)):
+        sockets.send(channel, Close())
+        sockets.close(channel, orderly=True)
 
 
 _live: weakref.WeakSet[Watchdog] = weakref.WeakSet()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from multiworld._core.wire import Frame
     from multiworld.events import Breakage
 
-__all__ = ["Action", "Broke", "Dial", "Drop", "Ready", "Refusal", "Send", "Why"]
+__all__ = ["Action", "Broke", "Dial", "Drop", "Keep", "Loose", "Ready", "Refusal", "Send", "Why"]
 
 
 class Why(enum.Enum):
@@ -70,4 +70,21 @@ class Broke:
     breakage: Breakage
 
 
-Action = Dial | Send | Drop | Ready | Refusal | Broke
+@dataclass(frozen=True)
+class Keep:
+    """`channel` is this process's tether: hold it where the kernel closes it first, and tell nothing of it any more.
+
+    Where that cannot be, it is to be closed in good order.
+    """
+
+    channel: int
+
+
+@dataclass(frozen=True)
+class Loose:
+    """The tether that was `channel` is not needed any more: end it in good order."""
+
+    channel: int
+
+
+Action = Dial | Send | Drop | Keep | Loose | Ready | Refusal | Broke

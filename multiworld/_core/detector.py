@@ -125,8 +125,11 @@ class Detector:
 
     # -- what there is to watch
 
-    def add(self, roster: Roster) -> None:
-        """Watch a world. Peers that are connected already count as heard when they were."""
+    def add(self, roster: Roster, now: float = 0.0) -> None:
+        """Watch a world. Peers that are connected already count as heard when they were.
+
+        But one that was to be heard less often than this world needs counts as heard `now`: nobody told it yet.
+        """
         world = world_id(roster)
         self._worlds[world] = _World(roster)
         for member in roster.members:
@@ -134,7 +137,9 @@ class Detector:
                 continue
             peer = self._peers.setdefault(member.process, _Peer())
             peer.worlds[world] = (*peer.worlds.get(world, ()), member.rank)
-            peer.shortest = min(peer.shortest, roster.hang_timeout)
+            if roster.hang_timeout < peer.shortest:
+                peer.shortest = roster.hang_timeout
+                peer.since = max(peer.since, now)
 
     def remove(self, world: WorldId) -> None:
         """Forget a world; it gives no verdict any more."""
@@ -275,7 +280,14 @@ class Detector:
         ended, self._ended = self._ended, {}
         hit = {world for process in ended if process in self._peers for world in self._peers[process].worlds}
         for world in sorted(hit):
-            members = [each for each in self._worlds[world].roster.members if each.process in ended]
+            state = self._worlds[world]
+            # Who said goodbye before its process ended has left.
+            left = {rank for claim in state.claims if claim.cause is Cause.LEFT for rank in claim.ranks}
+            members = [
+                each for each in state.roster.members if each.process in ended and each.rank not in left
+            ]
+            if not members:
+                continue
             # A crash explains the rest: whoever crashed took the others' connections along, not the reverse.
             crashed = [each for each in members if ended[each.process] is Ending.LOST]
             chosen = crashed or [each for each in members if ended[each.process] is ended[members[0].process]]

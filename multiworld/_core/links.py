@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, field
 
-from multiworld._core.wire import Attach, Hello, proof
+from multiworld._core.wire import Attach, Hello, Tether, proof
 
 __all__ = ["HANDSHAKE", "Link", "Place"]
 
@@ -110,14 +110,18 @@ class Link:
         self.offered.add(place)
         return Attach(*place, self._proof(token, place, mine=True))
 
-    def holds(self, token: bytes, place: Place, given: bytes) -> bool:
-        """Whether `given` proves that the other end is that member."""
-        return hmac.compare_digest(self._proof(token, place, mine=False), given)
+    def pledge(self, token: bytes, place: Place) -> Tether:
+        """Return what makes this connection a tether of this process."""
+        return Tether(*place, self._proof(token, place, mine=True, tether=True))
 
-    def _proof(self, token: bytes, place: Place, *, mine: bool) -> bytes:
+    def holds(self, token: bytes, place: Place, given: bytes, *, tether: bool = False) -> bool:
+        """Whether `given` proves that the other end is that member; of an `Attach`, or of a `Tether`."""
+        return hmac.compare_digest(self._proof(token, place, mine=False, tether=tether), given)
+
+    def _proof(self, token: bytes, place: Place, *, mine: bool, tether: bool = False) -> bytes:
         ends = ((self.own, self.nonce), (self.peer, self.their_nonce))
         dialer, listener = ends if self.dialed else ends[::-1]
         return proof(
             token, from_dialer=mine is self.dialed, dialer=dialer[0], listener=listener[0],
-            nonces=(dialer[1], listener[1]), key=place[0], rank=place[1],
+            nonces=(dialer[1], listener[1]), key=place[0], rank=place[1], tether=tether,
         )  # fmt: skip

@@ -8,7 +8,7 @@ thread and no clock, so whole groups of processes can be run in a test, in any o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import deque
 from typing import TYPE_CHECKING
 
 from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Refusal, Send, Why
@@ -16,6 +16,7 @@ from multiworld._core.detector import Detector, Ending, Probe, WorldId, world_id
 from multiworld._core.dialing import Dialing
 from multiworld._core.links import Link, Place
 from multiworld._core.past import Past
+from multiworld._core.tethers import Tethers
 from multiworld._core.wire import (
     Attach,
     Attached,
@@ -28,7 +29,9 @@ from multiworld._core.wire import (
     Need,
     Reason,
     Refused,
+    Tether,
 )  # fmt: skip
+from multiworld._core.worlds import World, Worlds
 from multiworld.events import Breakage, Cause
 
 if TYPE_CHECKING:
@@ -47,13 +50,6 @@ _SLOWEST_BEAT = 1.0
 _FASTEST_BEAT = 0.02
 
 
-@dataclass
-class _World:
-    roster: Roster
-    ready: bool = False
-    notes: dict[int, str] = field(default_factory=dict)  # rank -> why it is missing
-
-
 class Peers:
     """See the module.
 
@@ -61,32 +57,36 @@ class Peers:
         own: this process's id, 32 hex digits.
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
+        tethers: whether this process dials tethers; can be changed (`tethers.own_wanted`).
     """
 
-    def __init__(self, own: str, *, nonce: Callable[[], bytes], channel: Callable[[], int]) -> None:
+    def __init__(
+        self, own: str, *, nonce: Callable[[], bytes], channel: Callable[[], int], tethers: bool = False
+    ) -> None:
         self.own = own
         self._nonce = nonce
         self._channel = channel
-        self._worlds: dict[WorldId, _World] = {}
+        self._worlds = Worlds(own)
         self._past = Past()
-        self._shared: dict[str, dict[WorldId, None]] = {}  # process -> worlds
         self._links: dict[int, Link] = {}
         self._trusted: dict[str, Link] = {}
         self._untrusted: dict[int, Link] = {}  # oldest first
         self._dialing = Dialing(own)
         self._detector = Detector(own)
         self._actions: list[Action] = []
+        self.tethers = Tethers(
+            own, nonce=nonce, channel=channel, act=self._actions.append, pledge=self._worlds.pledge
+        )
+        self.tethers.own_wanted = tethers
 
     # -- worlds
 
     def add(self, roster: Roster, now: float) -> None:
         """Attach a world: connect to its members, answer those that were early."""
-        world = world_id(roster)
-        self._worlds[world] = _World(roster)
+        self._worlds.add(roster)
         self._past.revive(roster)
-        self._detector.add(roster)
-        for process in self._processes(roster):
-            self._shared.setdefault(process, {})[world] = None
+        self._detector.add(roster, now)
+        for process in self._worlds.processes(roster):
             link = self._trusted.get(process)
             if link is None:
                 self._dialing.want(process, now)
@@ -97,22 +97,21 @@ class Peers:
             # Those for other generations of the name too: they may be refused now.
             for place in [each for each in link.waiting if each[0].rpartition("/")[0] == roster.world]:
                 self._consider(link, place, link.waiting.pop(place), now)
-        self._check(roster.key)
+        self._check(roster.key, now)
 
     def remove(self, world: WorldId, *, goodbye: bool, now: float) -> None:
         """Detach a world; with `goodbye` the members are told that this one left."""
-        state = self._worlds.pop(world, None)
+        state = self._worlds.pop(world)
         if state is None:
             return
         roster = state.roster
         self._detector.remove(world)
         self._past.bury(roster)
-        others = self._local(roster.key)
+        others = self._worlds.of(roster.key)
         if goodbye:
             for other in others:
                 self._detector.left(other, roster.rank)
-        for process in self._processes(roster):
-            del self._shared[process][world]
+        for process in self._worlds.processes(roster):
             for link in [each for each in self._links.values() if each.peer == process]:
                 if goodbye and world in link.offered:
                     self._send(link, Goodbye(*world))
@@ -121,8 +120,7 @@ class Peers:
                 if not others:
                     link.proven = {place for place in link.proven if place[0] != roster.key}
                 self._ask(link, now)
-            if not self._shared[process]:
-                del self._shared[process]
+            if not self._worlds.shared(process):
                 self._dialing.drop(process)
                 for link in [each for each in self._links.values() if each.peer == process]:
                     self._part(link)
@@ -153,6 +151,7 @@ class Peers:
 
     def connected(self, channel: int, now: float) -> None:
         """A dialed connection is established."""
+        self.tethers.connected(channel, now)
         link = self._links.get(channel)
         if link is not None:
             link.established = True
@@ -164,21 +163,24 @@ class Peers:
         self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
     ) -> None:
         """Frames came; `error`: what came after them is none."""
-        for frame in frames:
-            link = self._links.get(channel)
-            if link is None:
-                return
+        left = deque(frames)
+        while left and (link := self._links.get(channel)) is not None:
             if link.trusted:
                 self._detector.heard(link.peer, now)
-            self._take(link, frame, now)
+            self._take(link, left.popleft(), now)
         link = self._links.get(channel)
-        if error is not None and link is not None:
+        if link is None and (left or error is not None):
+            self.tethers.received(channel, left, error=error)  # it is one, maybe since the frame before
+        elif link is not None and error is not None:
             self._reject(link, now)
 
-    def closed(self, channel: int, ending: Ending, now: float, *, refused: bool = False) -> None:
-        """A connection ended; `refused`: it never came about, nobody listens there."""
+    def closed(
+        self, channel: int, ending: Ending, now: float, *, refused: bool = False, plain: bool = False
+    ) -> None:
+        """A connection ended; `refused`: it never came about, nobody listens there; `plain`: it was not reset."""
         link = self._links.get(channel)
         if link is None:
+            self.tethers.closed(channel, plain=plain)
             return
         self._forget(link)
         if link.trusted:
@@ -186,7 +188,7 @@ class Peers:
             self._again(link.peer, now)
         elif link.dialed:
             self._dialing.ended(link.peer, now, refused=refused)
-            self._note(link.peer, "nobody listens there" if refused else "it closed the connection")
+            self._worlds.note(link.peer, "nobody listens there" if refused else "it closed the connection")
 
     # -- time
 
@@ -204,6 +206,10 @@ class Peers:
 
     def settle(self, now: float, probes: Mapping[str, Probe]) -> None:
         """Judge, after all that happened was fed; dial, beat and time out what is due."""
+        for link in self.tethers.ended():
+            # Its process has died, and its kernel has not come to this connection yet.
+            self._actions.append(Drop(link.channel, orderly=False))
+            self.closed(link.channel, Ending.LOST, now)
         while verdicts := self._detector.settle(now, probes):
             for verdict in verdicts:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
@@ -213,13 +219,13 @@ class Peers:
             if link.since + link.patience <= now:
                 self._expire(link, now)
         for process in self._dialing.gone(now):
-            for world in self._shared[process]:
-                state = self._worlds[world]
-                ranks = [member.rank for member in state.roster.members if member.process == process]
-                self._refuse(world, Why.GONE, f"rank {ranks[0]} is gone: nobody listens where it listened")
+            for world in self._worlds.shared(process):
+                rank = self._worlds[world].ranks(process)[0]
+                self._refuse(world, Why.GONE, f"rank {rank} is gone: nobody listens where it listened")
             self._dialing.drop(process)
         for process, attempt in self._dialing.due(now):
             self._dial(process, attempt, now)
+        self.tethers.settle(now)
         for link in self._trusted.values():
             if link.beat_at <= now:
                 self._send(link, Beat(link.beats))
@@ -234,18 +240,20 @@ class Peers:
         return min(
             self._detector.wake(),
             self._dialing.wake(),
+            self.tethers.wake(),
             min((link.since + link.patience for link in self._untrusted.values()), default=math.inf),
             min((link.beat_at for link in self._trusted.values()), default=math.inf),
         )
 
     def take(self) -> list[Action]:
         """Return what is to be done, in order, and forget it."""
-        actions, self._actions = self._actions, []
+        actions = self._actions.copy()
+        self._actions.clear()
         return actions
 
     @property
     def links(self) -> int:
-        """How many connections there are, trusted or not."""
+        """How many connections there are, trusted or not; tethers are not counted."""
         return len(self._links)
 
     # -- frames
@@ -260,6 +268,8 @@ class Peers:
             self._reject(link, now)
         elif isinstance(frame, Attach):
             self._consider(link, (frame.key, frame.rank), frame.proof, now)
+        elif isinstance(frame, Tether):
+            self._consider_tether(link, (frame.key, frame.rank), frame.proof, now)
         elif isinstance(frame, Close):
             self._parted(link, now)
         elif isinstance(frame, Refused):
@@ -271,10 +281,10 @@ class Peers:
             return
         elif isinstance(frame, Attached):
             link.accepted.add((frame.key, frame.rank))
-            self._check(frame.key)
+            self._check(frame.key, now)
         elif isinstance(frame, Broken):
             if any(key == frame.key for key, _ in link.proven):
-                for world in self._local(frame.key):
+                for world in self._worlds.of(frame.key):
                     self._detector.told(world, frame.cause, frame.ranks, frame.detail)
         else:
             link.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
@@ -291,7 +301,7 @@ class Peers:
     def _consider(self, link: Link, place: Place, given: bytes, now: float) -> None:
         """The other end says that it is `place`."""
         key, rank = place
-        local = self._local(key)
+        local = self._worlds.of(key)
         if not local:
             self._consider_unknown(link, place, given, now)
             return
@@ -306,12 +316,11 @@ class Peers:
             if not link.trusted:
                 self._trust(link, now)
             self._send(link, Attached(key, rank))
-            self._check(key)
+            self._check(key, now)
 
     def _consider_unknown(self, link: Link, place: Place, given: bytes, now: float) -> None:
         key, rank = place
-        live = (each.roster for each in self._worlds.values())
-        verdict = self._past.judge(key, live, lambda token: link.holds(token, place, given))
+        verdict = self._past.judge(key, self._worlds.rosters(), lambda token: link.holds(token, place, given))
         if verdict is not None:
             self._send(link, Refused(key, rank, *verdict))
         elif len(link.waiting) >= (_MAX_WAITING_TRUSTED if link.trusted else _MAX_WAITING):
@@ -319,6 +328,20 @@ class Peers:
         else:
             # Its join is a few milliseconds ahead of this process's.
             link.waiting[place] = given
+
+    def _consider_tether(self, link: Link, place: Place, given: bytes, now: float) -> None:
+        """The other end says that this connection is the tether of `place`."""
+        if link.dialed or link.trusted:
+            self._reject(link, now)
+            return
+        main = self._trusted.get(link.peer)
+        if main is not None and place in main.proven:
+            token = self._worlds[self._worlds.of(place[0])[0]].roster.token
+            if link.holds(token, place, given, tether=True):
+                self._forget(link)
+                self.tethers.adopt(main, link, place)
+                return
+        self._expire(link, now)
 
     def _trust(self, link: Link, now: float) -> None:
         old = self._trusted.get(link.peer)
@@ -342,7 +365,7 @@ class Peers:
         if state is None or world not in link.offered:
             return
         link.offered.discard(world)
-        ranks = [member.rank for member in state.roster.members if member.process == link.peer]
+        ranks = state.ranks(link.peer)
         if frame.reason is Reason.STALE:
             said = f"rank {ranks[0]} is in generation {frame.generation}"
             self._refuse(world, Why.STALE, said)
@@ -355,7 +378,7 @@ class Peers:
         link.waiting.pop(place, None)
         if place in link.proven:
             link.proven.discard(place)
-            for world in self._local(place[0]):
+            for world in self._worlds.of(place[0]):
                 self._detector.left(world, place[1])
 
     def _parted(self, link: Link, now: float) -> None:
@@ -365,7 +388,7 @@ class Peers:
         if link.trusted:
             self._detector.disconnected(link.peer)
             for key, rank in sorted(link.proven):
-                for world in self._local(key):
+                for world in self._worlds.of(key):
                     if self._worlds[world].ready:
                         self._detector.left(world, rank)
             self._again(link.peer, now)
@@ -387,7 +410,7 @@ class Peers:
         self._actions.append(Drop(link.channel, orderly=link.greeted))
         if link.dialed:
             self._dialing.ended(link.peer, now, refused=False)
-            self._note(
+            self._worlds.note(
                 link.peer, "it does not know this generation" if link.greeted else "it does not answer"
             )
 
@@ -405,29 +428,24 @@ class Peers:
         self._untrusted.pop(link.channel, None)
         if self._trusted.get(link.peer) is link:
             del self._trusted[link.peer]
+            self.tethers.forget(link)
 
     def _again(self, process: str, now: float) -> None:
         """The connection is gone; worlds that are still being attached need another."""
-        if any(not self._worlds[world].ready for world in self._shared.get(process, ())):
+        if self._worlds.awaits(process):
             self._dialing.want(process, now)
 
     def _dial(self, process: str, attempt: int, now: float) -> None:
-        known = {
-            member.endpoint: None
-            for world in self._shared[process]
-            for member in self._worlds[world].roster.members
-            if member.process == process
-        }
-        endpoint = tuple(known)[attempt % len(known)]
+        known = self._worlds.endpoints(process)
         channel = self._channel()
         link = Link(channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False)
         link.knocking = self.own > process
         self._links[channel] = self._untrusted[channel] = link
-        self._actions.append(Dial(channel, endpoint))
+        self._actions.append(Dial(channel, known[attempt % len(known)]))
 
     def _offer(self, link: Link) -> None:
         """Prove every world shared with the other end; to a stranger only as many as it may hold waiting."""
-        open_ = [each for each in self._shared.get(link.peer, ()) if each not in link.offered]
+        open_ = [each for each in self._worlds.shared(link.peer) if each not in link.offered]
         for world in open_ if link.trusted else open_[:_MAX_WAITING]:
             self._send(link, link.offer(self._worlds[world].roster.token, world))
 
@@ -447,23 +465,25 @@ class Peers:
             if link is not None:
                 self._send(link, frame)
                 self._ask(link, breakage.at)
-        for other in self._local(roster.key):
+        for other in self._worlds.of(roster.key):
             self._detector.told(other, breakage.cause, breakage.ranks, breakage.detail)
 
     def _claim(self, link: Link, cause: Cause, detail: str) -> None:
         """Break the worlds that were attached over this connection."""
         for key, rank in sorted(link.proven):
-            for world in self._local(key):
+            for world in self._worlds.of(key):
                 self._detector.told(world, cause, (rank,), f"rank {rank}: {detail}")
 
-    def _check(self, key: str) -> None:
-        for world in self._local(key):
+    def _check(self, key: str, now: float) -> None:
+        for world in self._worlds.of(key):
             state = self._worlds[world]
             if not state.ready and all(self._there(state, rank) for rank in range(state.roster.size)):
                 state.ready = True
                 self._actions.append(Ready(world))
+                for process in self._worlds.processes(state.roster):
+                    self.tethers.want(self._trusted[process], now)
 
-    def _there(self, state: _World, rank: int) -> bool:
+    def _there(self, state: World, rank: int) -> bool:
         roster = state.roster
         process = roster.members[rank].process
         if process == self.own:
@@ -474,21 +494,6 @@ class Peers:
     def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
         if not self._worlds[world].ready:
             self._actions.append(Refusal(world, why, detail))
-
-    def _note(self, process: str, note: str) -> None:
-        for world in self._shared.get(process, ()):
-            state = self._worlds[world]
-            for member in state.roster.members:
-                if member.process == process:
-                    state.notes[member.rank] = note
-
-    def _local(self, key: str) -> list[WorldId]:
-        return [world for world in self._worlds if world[0] == key]
-
-    def _processes(self, roster: Roster) -> list[str]:
-        return [
-            each for each in dict.fromkeys(member.process for member in roster.members) if each != self.own
-        ]
 
     def _send(self, link: Link, frame: Frame) -> None:
         self._actions.append(Send(link.channel, frame))

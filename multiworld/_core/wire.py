@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_KEY", "MAX_PAYLOAD", "MAX_RANKS", "NONCE", "Attach", "Attached", "Beat", "Broken", "Close", "Frame", "Goodbye",
-    "Hello", "Need", "Parser", "Reason", "Refused", "encode", "proof",
+    "Hello", "Need", "Parser", "Reason", "Refused", "Tether", "encode", "proof",
 ]  # fmt: skip
 
 MAX_PAYLOAD = 4096
@@ -125,7 +125,19 @@ class Close:
     """The sender has no world in common with the receiver any more and closes this connection in good order."""
 
 
-Frame = Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close
+@dataclass(frozen=True)
+class Tether:
+    """This connection is the tether of `rank` of the world `key`: its end is the end of the sender's process.
+
+    Accepted with `Attached`. Nothing follows, but `Close` where it is ended in good order.
+    """
+
+    key: str
+    rank: int
+    proof: bytes
+
+
+Frame = Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | Tether
 
 
 def proof(
@@ -137,6 +149,7 @@ def proof(
     nonces: tuple[bytes, bytes],
     key: str,
     rank: int,
+    tether: bool = False,
 ) -> bytes:
     """Return the 32 bytes that prove to hold `token` on this connection.
 
@@ -148,10 +161,12 @@ def proof(
         nonces: the dialer's and the listener's.
         key: of the world.
         rank: the prover's.
+        tether: for a `Tether`; neither proof stands for the other.
     """
+    kind = b"m8d-tether-1" if tether else b"m8d-attach-1"
     side = b"dialer" if from_dialer else b"listener"
     parts = (
-        b"m8d-attach-1", side, bytes.fromhex(dialer), bytes.fromhex(listener), *nonces, struct.pack("!I", rank),
+        kind, side, bytes.fromhex(dialer), bytes.fromhex(listener), *nonces, struct.pack("!I", rank),
         key.encode(),
     )  # fmt: skip
     # Each part with its length in front: no two lists of parts give the same bytes.
@@ -225,6 +240,8 @@ def _payload(frame: Frame) -> tuple[int, bytes]:
         return 6, _key(frame.key, 0) + head + struct.pack(f"!{len(ranks)}I", *ranks) + detail
     if isinstance(frame, Need):
         return 8, struct.pack("!I", min(max(round(frame.interval * 1000), 1), 0xFFFFFFFF))
+    if isinstance(frame, Tether):
+        return 10, _key(frame.key, frame.rank) + _exactly(frame.proof, 32)
     return 9, b""
 
 
@@ -261,6 +278,11 @@ def _hello(payload: bytes) -> Hello:
 def _attach(payload: bytes) -> Attach:
     key, rank, rest = _split(payload)
     return Attach(key, rank, _exactly(rest, 32))
+
+
+def _tether(payload: bytes) -> Tether:
+    key, rank, rest = _split(payload)
+    return Tether(key, rank, _exactly(rest, 32))
 
 
 def _attached(payload: bytes) -> Attached:
@@ -306,4 +328,5 @@ def _close(payload: bytes) -> Close:
 
 _DECODERS: dict[int, Callable[[bytes], Frame]] = {
     1: _hello, 2: _attach, 3: _attached, 4: _refused, 5: _goodbye, 6: _broken, 7: _beat, 8: _need, 9: _close,
+    10: _tether,
 }  # fmt: skip

@@ -13,7 +13,7 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.detector import Ending, Probe
@@ -34,6 +34,7 @@ _READS = 16
 _UNSENT = 1 << 20  # bytes kept for a peer that does not read, beyond the kernel's buffers
 _LINGER = 0.25
 """Seconds that an orderly close waits for the other end to close too."""
+_KEEP_ALIVE = 30  # seconds of silence before the kernels say something to each other
 _PAUSE = 0.1  # seconds without accepting, when the process has no descriptor left
 _DEAD = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
@@ -63,11 +64,15 @@ class Received:
 
 @dataclass(frozen=True)
 class Closed:
-    """A connection ended, or never came about (`refused`: nobody listens there)."""
+    """A connection ended, or never came about (`refused`: nobody listens there).
+
+    `plain`: the other end's kernel closed it, as it does at a process's end; it was not reset.
+    """
 
     channel: int
     ending: Ending
     refused: bool
+    plain: bool = field(default=False, compare=False)
 
 
 SocketEvent = Accepted | Connected | Received | Closed
@@ -223,6 +228,18 @@ class Sockets:
             entry.until = self._clock() + _LINGER
             self._flush(entry)
 
+    def hand_over(self, channel: int, take: Callable[[socket.socket], bool]) -> bool:
+        """Let `take` have a copy of the connection, and forget it without ending it.
+
+        Returns:
+            False where it was not taken, or is not one that can be: it is still here then.
+        """
+        entry = self._channels.get(channel)
+        if entry is None or entry.unsent or entry.error is not None or not take(entry.socket):
+            return False
+        self._discard(entry)
+        return True
+
     def probe(self, channel: int) -> Probe | None:
         """Return what the kernel knows about the connection."""
         entry = self._channels.get(channel)
@@ -306,6 +323,7 @@ class Sockets:
     def _read(self, entry: _Channel, events: list[SocketEvent]) -> None:
         frames: list[Frame] = []
         ending: Ending | None = None
+        plain = False
         for _ in range(_READS):
             try:
                 data = entry.socket.recv(_CHUNK)
@@ -316,6 +334,7 @@ class Sockets:
                 break
             if not data:
                 ending = _ending(entry.error)
+                plain = entry.error is None
                 break
             if entry.until is None:
                 frames += entry.parser.feed(data)
@@ -331,7 +350,7 @@ class Sockets:
         if frames or error_text is not None:
             events.append(Received(entry.number, frames, error_text))
         if ending is not None:
-            events.append(Closed(entry.number, ending, refused=False))
+            events.append(Closed(entry.number, ending, refused=False, plain=plain))
 
     def _flush(self, entry: _Channel) -> None:
         while entry.unsent and entry.error is None:
@@ -405,10 +424,11 @@ class Sockets:
         entry.events = events
 
     def _discard(self, entry: _Channel) -> None:
-        del self._channels[entry.number]
         if entry.events:
             self._selector.unregister(entry.socket)
+        # Closed first: a child that is forked between the two finds it here, and closes its copy.
         entry.socket.close()
+        del self._channels[entry.number]
 
 
 def _ending(code: int | None) -> Ending:
@@ -420,6 +440,10 @@ def _ending(code: int | None) -> Ending:
 def _prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # For tethers, on which nothing travels: what stands between the hosts and forgets idle connections keeps them.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE)
 
 
 def _resolve(

@@ -200,7 +200,7 @@ def test_nothing_is_left_after_the_last_world(family):
         child.wait("closed")
     for child in children:
         # Files: the standard streams, and the folder that is listed.
-        child.until_holds(thread=False, listeners=0, connections=0, threads=1, files=4)
+        child.until_holds(thread=False, listeners=0, connections=0, threads=1, tasks=1, files=4)
 
 
 def test_threads_that_keep_the_gil_for_a_second_are_no_fault(family):

@@ -26,10 +26,10 @@ SLACK = 15.0  # seconds a busy machine may take beyond a bound; 0.0 is what an i
 class Child:
     """One process. `calls` go in as lines of JSON, events come back the same way."""
 
-    def __init__(self, host="127.0.0.1", netns=None, name=""):
+    def __init__(self, host="127.0.0.1", netns=None, name="", *, tethers=True):
         prefix = ["ip", "netns", "exec", netns] if netns else []
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, __file__],
+            [*prefix, sys.executable, __file__, *([] if tethers else ["--no-vault"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -37,7 +37,11 @@ class Child:
         )
         self.events: queue.Queue = queue.Queue()
         self.seen: list[dict] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self.ended: float | None = (
+            None  # when it was seen that the descriptors that all its threads share are closed
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
         self.call("endpoint", host=host)
         self.hello = self.wait("endpoint", timeout=2 * PATIENCE)
         self.pid = self.hello["pid"]
@@ -46,6 +50,7 @@ class Child:
         with contextlib.suppress(ValueError):  # closed under the reader when the test ends
             for line in self.process.stdout:
                 self.events.put(json.loads(line))
+            self.ended = time.monotonic()
 
     def call(self, command, **arguments):
         self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
@@ -137,7 +142,11 @@ def join(children, world="w", *, hang=PATIENCE, generation=1, token=SECRET, time
 
 def main():  # noqa: PLR0915  (a list of commands)
     from multiworld._core.roster import Endpoint, Member, Roster
+    from multiworld._net import vault
     from multiworld.watchdog import Watchdog
+
+    if "--no-vault" in sys.argv:  # as where the system refuses it
+        vault._alone = lambda _: False
 
     lock = threading.Lock()
 
@@ -148,6 +157,7 @@ def main():  # noqa: PLR0915  (a list of commands)
 
     dog = Watchdog()
     attachments = {}
+    memory = []
 
     def told(breakage, world):
         return {
@@ -210,13 +220,24 @@ def main():  # noqa: PLR0915  (a list of commands)
                 time.sleep(asked["seconds"])
                 os._exit(0)
             say("forked", pid=pid)
+        elif command == "use":
+            memory.append(bytearray(asked["megabytes"] << 20))
+            memory[-1][::4096] = b"x" * len(memory[-1][::4096])
+            say("used")
+        elif command == "exit":
+            os._exit(0)
+        elif command == "exec":
+            os.execv("/bin/sleep", ["sleep", str(asked["seconds"])])  # noqa: S606  (a process that becomes another)
         elif command == "cpu":
             say("cpu", seconds=time.process_time())
         elif command == "snapshot":
             found = dog.snapshot()
+            ties = list(dog._peers.tethers._ties.values())
             say(
                 "snapshot", thread=found.thread, worlds=list(found.worlds), listeners=found.listeners,
                 connections=found.connections, files=len(list(Path("/proc/self/fd").iterdir())), threads=threading.active_count(),
+                tasks=len(list(Path("/proc/self/task").iterdir())), kept=sum(each.kept is not None for each in ties),
+                watched=sum(each.theirs is not None for each in ties),
             )  # fmt: skip
         elif command == "close":
             from multiworld._core.roster import Endpoint as Place

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.actions import Broke, Dial, Drop, Ready, Refusal, Send
+from multiworld._core.actions import Broke, Dial, Drop, Keep, Loose, Ready, Refusal, Send
 from multiworld._core.detector import Ending, Probe
 from multiworld._core.peers import Peers
 from multiworld._core.roster import Endpoint, Member, Roster
-from multiworld._core.wire import Parser, encode
+from multiworld._core.wire import Close, Parser, encode
 
 TOKEN = b"0123456789abcdef"
 
@@ -32,7 +32,7 @@ def rosters(name="w", processes=(1, 2), *, generation=1, token=TOKEN, hang=5.0, 
 class Node:
     """One process: its decisions, and what came of them."""
 
-    def __init__(self, net: Net, number: int) -> None:
+    def __init__(self, net: Net, number: int, *, tethers: bool = False) -> None:
         self.net = net
         self.number = number
         counter = itertools.count()
@@ -40,7 +40,8 @@ class Node:
         def nonce() -> bytes:
             return f"{number:08d}{next(counter):08d}".encode()
 
-        self.peers = Peers(process(number), nonce=nonce, channel=net.channel)
+        self.peers = Peers(process(number), nonce=nonce, channel=net.channel, tethers=tethers)
+        self.kept: set[int] = set()
         self.listening = True
         self.alive = True
         self.stopped = False
@@ -68,6 +69,12 @@ class Node:
                 self.net.dial(self, action)
             elif isinstance(action, Drop):
                 self.net.drop(self, action)
+            elif isinstance(action, Keep):
+                self.kept.add(action.channel)
+            elif isinstance(action, Loose):
+                self.kept.remove(action.channel)
+                self.net.send(self, Send(action.channel, Close()))
+                self.net.drop(self, Drop(action.channel, orderly=True))
             elif isinstance(action, Ready):
                 self.ready.append(action.world)
             elif isinstance(action, Broke):
@@ -80,13 +87,14 @@ class Node:
 class Net:
     """Reliable, ordered connections; what is under way is delivered when the test says so."""
 
-    def __init__(self, *numbers: int) -> None:
+    def __init__(self, *numbers: int, tethers: bool = False) -> None:
         self.now = 100.0
         self.channel = itertools.count(1).__next__
-        self.nodes = {number: Node(self, number) for number in numbers}
+        self.nodes = {number: Node(self, number, tethers=tethers) for number in numbers}
         self.other: dict[int, tuple[Node, int]] = {}  # channel -> the far end
         self.owner: dict[int, Node] = {}
         self.queues: dict[int, deque] = {}  # by the channel that receives
+        self.together = lambda: False
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]
@@ -119,6 +127,14 @@ class Net:
             if far in self.queues:
                 self.queues[far].append(("closed", Ending.LOST))
 
+    def die(self, number: int) -> None:
+        """It was killed; what it keeps is closed, and the rest only when it is to `crash`."""
+        node = self.nodes[number]
+        node.alive = False
+        for channel in node.kept:
+            self.drop(node, Drop(channel, orderly=False))
+        node.kept.clear()
+
     def crash(self, number: int) -> None:
         node = self.nodes[number]
         node.alive = False
@@ -133,10 +149,18 @@ class Net:
         ]
 
     def deliver(self, channel: int) -> None:
-        """Hand one thing to its receiver, and let the receiver judge."""
-        kind, value = self.queues[channel].popleft()
+        """Hand one thing to its receiver, or several, where they came `together`, and let the receiver judge."""
         node = self.owner[channel]
+        self.hand(channel, node)
+        while self.together() and self.queues.get(channel):
+            self.hand(channel, node)
+        node.settle()
+
+    def hand(self, channel: int, node: Node) -> None:
+        kind, value = self.queues[channel].popleft()
         if kind == "bytes":
+            while self.queues[channel] and self.queues[channel][0][0] == "bytes" and self.together():
+                value += self.queues[channel].popleft()[1]
             parser = Parser()
             frames = parser.feed(value)
             node.peers.received(channel, frames, self.now, error=parser.error)
@@ -148,8 +172,9 @@ class Net:
             del self.queues[channel], self.owner[channel]
             self.other.pop(channel, None)
             ending = value if kind == "closed" else Ending.DEAD
-            node.peers.closed(channel, ending, self.now, refused=kind == "refused")
-        node.settle()
+            node.peers.closed(
+                channel, ending, self.now, refused=kind == "refused", plain=ending is Ending.LOST
+            )
 
     def run(self, pick=None) -> None:
         """Deliver everything that is under way, in any order that the connections allow."""

@@ -26,6 +26,20 @@ def the(verdicts: list[Verdict]) -> Verdict:
     return verdicts[0]
 
 
+def test_a_world_that_needs_more_signs_of_life_waits_for_them_from_its_beginning():
+    detector = watching(rosters("long", hang=30.0))  # there they come every second
+    detector.heard(process(2), 10.0)
+    detector.add(rosters("short", hang=0.5)[0], 10.9)
+    assert detector.settle(11.3, {process(2): ANSWERS}) == []
+    verdict = the(detector.settle(11.5, {process(2): ANSWERS}))
+    assert (verdict.world, verdict.breakage.cause) == (("short/1", 0), Cause.HUNG)
+    # One that needs fewer changes nothing.
+    detector = watching(rosters("short", hang=0.5))
+    detector.heard(process(2), 10.0)
+    detector.add(rosters("long", hang=30.0)[0], 10.4)
+    assert the(detector.settle(10.6, {process(2): ANSWERS})).world == ("short/1", 0)
+
+
 def test_several_that_ended_together_are_one_verdict_per_world():
     detector = watching(rosters("a", (1, 2, 3, 4)), rosters("b", (1, 3)), rosters("c", (1, 2)))
     detector.closed(process(3), Ending.LOST)

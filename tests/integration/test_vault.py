@@ -1,0 +1,345 @@
+"""The vault, with real processes that are really killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multiworld._net import vault as vault_module
+from multiworld._net.vault import Vault
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="Linux has tables of descriptors for a thread"
+)
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
+FAREWELL = b"bye"
+
+BEGIN = """
+import json, os, signal, socket, sys, time
+from multiworld._net.vault import Vault
+
+port, more = int(sys.argv[1]), json.loads(sys.argv[2])
+vault = Vault.start(b"bye")
+assert vault.opened()
+
+def connect(name):
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(name)
+    return connection
+
+kept = connect(b"k")
+assert vault.keep(1, kept)
+kept.close()
+assert vault.settle()
+"""
+
+
+@pytest.fixture
+def vault():
+    found = Vault.start(FAREWELL)
+    assert found is not None
+    if not found.opened():
+        found.close(PATIENCE)
+        pytest.skip("this system gives a thread no table of its own")
+    yield found
+    found.close(PATIENCE)
+
+
+@pytest.fixture
+def program():
+    """Start a program with a kept connection, and others by name; gives its process and this end of each."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        server.settimeout(PATIENCE)
+
+        def start(source, names, **more):
+            process = subprocess.Popen(
+                [sys.executable, "-c", BEGIN + source, str(server.getsockname()[1]), json.dumps(more)],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(process.stdout.close)
+            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.kill)
+            ends = {}
+            for _ in names:
+                connection, _ = server.accept()
+                stack.callback(connection.close)
+                connection.settimeout(PATIENCE)
+                ends[connection.recv(1).decode()] = connection
+            assert ends.keys() == set(names)
+            return process, ends
+
+        yield start
+
+
+def files(task="self"):
+    """What this process, or one thread of it, has open."""
+    found = {}
+    for each in Path(f"/proc/{task}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found[each.name] = str(each.readlink())
+    return found
+
+
+def tasks():
+    return [each.name for each in Path("/proc/self/task").iterdir()]
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.002)
+
+
+def order(ends):
+    """Return the names in the order in which they end."""
+    found = []
+    left = dict(ends)
+    while left:
+        ready, _, _ = select.select(list(left.values()), [], [], PATIENCE)
+        assert ready
+        for name in [name for name, each in left.items() if each in ready]:
+            found.append(name)
+            with contextlib.suppress(ConnectionResetError):
+                assert left[name].recv(1) == b"", "somebody who is killed says nothing"
+            del left[name]
+        time.sleep(0.001)
+    return found
+
+
+def test_what_is_kept_ends_before_the_memory_is_freed(program):
+    """Once, of several: which thread goes last, and frees the memory, is the kernel's to choose."""
+    source = """
+plain = connect(b"p")
+memory = bytearray(more["megabytes"] << 20)
+memory[::4096] = b"x" * len(memory[::4096])
+connect(b"r").sendall(b"!")
+time.sleep(1000)
+"""
+    for _ in range(15):
+        process, ends = program(source, "kpr", megabytes=300)
+        assert ends["r"].recv(1) == b"!"
+        process.kill()
+        assert ends["k"].recv(1) == b""
+        # In one table the two would end within microseconds.
+        early = select.select([ends["p"]], [], [], 0.001)[0] == []
+        assert ends["p"].recv(1) == b""
+        if early:
+            return
+    pytest.fail("the plain connection was never the later one")
+
+
+def test_the_program_may_end_in_any_way(program):
+    for way in (
+        "os._exit(3)",
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        "os.execv('/bin/sleep', ['sleep', '1000'])",
+        "sys.exit()",
+    ):
+        _, ends = program(f"connect(b'p').recv(1); {way}", "kp")
+        ends.pop("p").sendall(b"!")
+        assert order(ends) == ["k"]
+
+
+def test_a_stopped_program_keeps_what_it_kept(program):
+    process, ends = program("time.sleep(1000)", "k")
+    process.send_signal(signal.SIGSTOP)
+    assert select.select([ends["k"]], [], [], 0.5)[0] == []
+
+
+def test_a_child_that_lives_on_has_no_copy(program):
+    source = """
+pid = os.fork()
+if pid == 0:
+    vault.abandon()
+    time.sleep(1000)
+print(pid, flush=True)
+time.sleep(1000)
+"""
+    process, ends = program(source, "k")
+    child = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait(PATIENCE)
+        assert order(ends) == ["k"]
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_pipe_that_the_program_closes_is_closed(program):
+    process, _ = program("os.close(1); time.sleep(1000)", "k")
+    assert select.select([process.stdout], [], [], PATIENCE)[0]
+    assert process.stdout.read() == ""
+    assert process.poll() is None
+
+
+def test_it_takes_no_signal():
+    """A handler of Python's writes to a descriptor, which is another one in the vault's table."""
+    source = """
+import signal, os
+from multiworld._net.vault import Vault
+signal.signal(signal.SIGUSR1, lambda *_: None)
+vault = Vault.start(b"")
+assert vault.opened()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGUSR1)
+assert vault.settle()
+assert signal.SIGUSR1 in signal.sigpending()
+"""
+    subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=PATIENCE,
+    )
+
+
+# -- in this process
+
+
+def kept(vault, number):
+    near, far = socket.socketpair()
+    far.settimeout(PATIENCE)
+    assert vault.keep(number, near)
+    near.close()
+    return far
+
+
+def test_what_is_dropped_says_farewell_and_the_rest_stays(vault):
+    ends = {number: kept(vault, number) for number in (1, 2, 3)}
+    vault.drop(2)
+    vault.drop(99)
+    assert vault.settle()
+    assert ends[2].recv(64) == FAREWELL
+    assert ends[2].recv(64) == b""
+    for number in (1, 3):
+        ends[number].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ends[number].recv(1)
+    for end in ends.values():
+        end.close()
+    vault.drop(1)  # nobody is there any more
+    assert vault.settle()
+
+
+def test_the_end_of_the_vault_is_a_farewell_and_leaves_nothing():
+    before = files(), tasks()
+    vault = Vault.start(FAREWELL)
+    assert vault.opened()
+    ends = [kept(vault, number) for number in range(50)]
+    assert vault.settle()
+    for end in ends:
+        end.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            end.recv(1)
+    assert vault.close(PATIENCE)
+    for end in ends:
+        assert end.recv(64) == FAREWELL
+        assert end.recv(64) == b""
+        end.close()
+    until(lambda: (files(), tasks()) == before)
+    assert not vault.keep(1, ends[0])
+    vault.drop(1)
+    assert not vault.settle()
+
+
+def test_its_table_has_nothing_of_the_process(vault):
+    ends = [kept(vault, number) for number in range(4)]
+    assert vault.settle()
+    tables = [sorted(files(f"self/task/{task}").values()) for task in tasks()]
+    [found] = [each for each in tables if "/dev/null" in each and len(each) == 8]
+    assert found[:3] == ["/dev/null"] * 3
+    assert all(each.startswith("socket:") for each in found[3:])
+    for end in ends:
+        end.close()
+
+
+def test_more_than_the_line_holds_at_a_time(vault):
+    for end in [kept(vault, number) for number in range(20)]:
+        end.close()
+    for number in range(3000):
+        vault.drop(number)
+    until(vault.settle)
+
+
+def test_it_can_be_closed_before_it_was_asked_whether_it_opened():
+    before = files(), tasks()
+    vault = Vault.start(FAREWELL)
+    assert vault.close(PATIENCE)
+    until(lambda: (files(), tasks()) == before)
+
+
+def test_a_childs_copy_can_be_closed_before_it_was_asked_too():
+    vault = Vault.start(FAREWELL)
+    until(lambda: vault._line.recv(1, socket.MSG_PEEK))
+    vault.abandon()
+
+
+def test_older_kernels_ways(monkeypatch):
+    monkeypatch.setattr(vault_module, "_CLOSE_RANGE", 9999)  # no such call
+    vault = Vault.start(FAREWELL)
+    opened = vault.opened()
+    if opened:
+        end = kept(vault, 1)
+        vault.drop(1)
+        assert vault.settle()
+        assert end.recv(64) == FAREWELL
+        end.close()
+    assert vault.close(PATIENCE)
+    if not opened:
+        pytest.skip("unshare(2) is refused here")
+
+
+@pytest.mark.parametrize("refused", ["both calls", "the null device"])
+def test_where_it_is_refused_there_is_none_and_nothing_is_left(monkeypatch, refused):
+    before = files(), tasks()
+    if refused == "both calls":
+        monkeypatch.setattr(vault_module, "_CLOSE_RANGE", 9999)
+        monkeypatch.setattr(vault_module, "_CLONE_FILES", 0xFFFF)  # no such flags
+    else:
+        monkeypatch.setattr(os, "devnull", "/nowhere")
+    vault = Vault.start(FAREWELL)
+    assert not vault.opened()
+    assert vault.close(PATIENCE)
+    until(lambda: (files(), tasks()) == before)
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def no_descriptor(*_):
+    raise OSError("too many open files")
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("_thread.start_new_thread", no_thread),
+        ("socket.socketpair", no_descriptor),
+        ("fcntl.fcntl", no_descriptor),
+        ("sys.platform", "other"),
+    ],
+)
+def test_where_it_cannot_start_there_is_none_and_nothing_is_left(monkeypatch, name, replacement):
+    before = files()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"multiworld._net.vault.{name}", replacement)
+        assert Vault.start(FAREWELL) is None
+    assert files() == before
