@@ -1,7 +1,8 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Cancelling ends the waiting, not the operation: torch cannot take back
+future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.direct`, `endings`).
+Cancelling ends the waiting, not the operation: torch cannot take back
 what was posted. A cancelled receive is kept, and the next receive of the same source and tag gets its message;
 until then its tensor belongs to it.
 """
@@ -17,13 +18,14 @@ from multiworld._core.raising import raise_instead
 from multiworld.collectives import _flat, _op_of, _peer
 from multiworld.errors import MultiworldError
 from multiworld.generation import Generation, posting
-from multiworld.work import Parked, WorldWork, seen
+from multiworld.work import Parked, WorldWork, next_order, seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from multiworld._c10d.endings import Ending, Habit
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -55,19 +57,63 @@ class Aio:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._lane: asyncio.Future[Any] | None = None
+        self._before: asyncio.Future[Any] | None = None  # of those in `_in_lane`
+        self._lane: Any = None  # of the loop that was last used, `endings.Lane`
+        # With it, what was learned about them; before, nothing asks.
+        self._make: Any = None
+        self._sends: Habit | Any = None
+        self._receives: Habit | Any = None
+        self._others: Habit | Any = None
 
     # -- point to point -----------------------------------------------------------------------------------------
 
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        work = await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
-        await self._finish(gen, work)
+        if gen.direct is None or not gen.direct.sends(tensor):
+            work = await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
+            await self._finish(gen, work)
+            return
+        try:
+            ending = self._ending(gen.direct.send([tensor], _peer(gen, dst), tag))
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        gen.expect(ending)
+        try:
+            await ending.until_over(self._sends, tensor.nbytes)
+        except Exception as exc:  # noqa: BLE001  (same)
+            await self._raise(gen, exc)
+        finally:
+            gen.expect_no_more(ending)
+            del ending
 
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
         gen = self._world._gen  # noqa: SLF001  (its own)
+        if src is None or gen.parked or gen.direct is None or not gen.direct.sends(tensor):
+            return await self._recv(gen, tensor, src, tag)
+        try:
+            ending = self._ending(gen.direct.recv([tensor], _peer(gen, src), tag), next_order())
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        gen.expect(ending)
+        try:
+            await ending.until_over(self._receives, tensor.nbytes)
+        except asyncio.CancelledError:
+            parked = Parked(
+                tensor, None, gen.timeout + 5.0, order=ending.order, source=src, explain=gen.explain
+            )
+            ending.tell(parked.settle)
+            gen.park(src, tag, parked)
+            raise
+        except Exception as exc:  # noqa: BLE001  (same)
+            await self._raise(gen, exc)
+        finally:
+            gen.expect_no_more(ending)
+            del ending
+        return src
+
+    async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         parked = None
         if gen.parked:
             parked = await self._post(gen, lambda: gen.take_parked(src, tag, tensor))
@@ -112,11 +158,27 @@ class Aio:
 
     async def broadcast(self, tensor: Tensor, src: int) -> None:
         """Give every member `src`'s `tensor`."""
-        await self._op("broadcast", tensor, src)
+        gen = self._world._gen  # noqa: SLF001  (its own)
+        if gen.direct is None or not gen.direct.takes(tensor):
+            await self._op("broadcast", tensor, src)
+            return
+        try:
+            ending = self._ending(gen.direct.broadcast([tensor], gen.direct.of_broadcast(src)))
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        await self._ended(gen, ending)
 
     async def all_reduce(self, tensor: Tensor, op: Any = None) -> None:
         """Reduce everyone's `tensor` in place, in everyone."""
-        await self._op("all_reduce", tensor, **_op_of(op))
+        gen = self._world._gen  # noqa: SLF001  (its own)
+        if gen.direct is None or not gen.direct.takes(tensor):
+            await self._op("all_reduce", tensor, **_op_of(op))
+            return
+        try:
+            ending = self._ending(gen.direct.allreduce([tensor], gen.direct.of_reduce(op)))
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        await self._ended(gen, ending)
 
     async def reduce(self, tensor: Tensor, dst: int, op: Any = None) -> None:
         """Reduce everyone's `tensor` into `dst`'s."""
@@ -228,6 +290,30 @@ class Aio:
 
     # -- how ----------------------------------------------------------------------------------------------------
 
+    def _ending(self, work: Any, order: int = 0) -> Ending:
+        """The end of a work of gloo's, for the running loop."""
+        loop = asyncio.get_running_loop()
+        lane = self._lane
+        if lane is None or lane.loop() is not loop:
+            from multiworld._c10d import endings  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+            lane = self._lane = endings.lane_of(loop)
+            self._make = endings.Ending
+            self._sends, self._receives, self._others = endings.Habit(), endings.Habit(), endings.Habit()
+        ending: Ending = self._make(work, lane, loop, order)
+        return ending
+
+    async def _ended(self, gen: Generation, ending: Ending) -> None:
+        """Wait for a collective of gloo's."""
+        gen.expect(ending)
+        try:
+            await ending.until_over(self._others)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        finally:
+            gen.expect_no_more(ending)
+            del ending
+
     async def _post(self, gen: Generation, start: Callable[[], Any]) -> Any:
         """Run `start`, which does not block, here and now; only explaining an error is waited for."""
         try:
@@ -277,10 +363,10 @@ class Aio:
 
     async def _in_lane(self, fn: Callable[[], Any]) -> Any:
         """Run `fn` on a waiter after those that were given before: object collectives take several steps."""
-        before, context = self._lane, contextvars.copy_context()
+        before, context = self._before, contextvars.copy_context()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        self._lane = done
+        self._before = done
         try:
             if before is not None and before.get_loop() is loop and not before.done():
                 await asyncio.wait([before])

@@ -1,7 +1,7 @@
 """The collectives of a world, blocking: torch.distributed's names, order and meaning, without ``group=``.
 
-The hot ones call the process group directly, with torch's own checks made here; all others run torch's function
-with the world selected, so that they mean exactly what torch means by them.
+The hot ones call the backend directly where that means the same (`multiworld._c10d.direct`); all others run torch's
+function with the world selected, so that they mean exactly what torch means by them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Collectives:
         """Send `tensor` (any shape and dtype the backend takes) to rank `dst`; returns when it may be reused."""
         gen = self._gen
         try:
-            gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag).wait()
+            if gen.direct is not None and gen.direct.sends(tensor):
+                gen.direct.wait(gen.direct.send([tensor], _peer(gen, dst), tag))
+            else:
+                gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag).wait()
         except Exception as exc:  # noqa: BLE001  (_reraise raises, always)
             _reraise(gen, exc)
 
@@ -59,7 +62,10 @@ class Collectives:
                 work = gen.pg.recv_anysource([_flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
-            gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()
+            if gen.direct is not None and gen.direct.sends(tensor):
+                gen.direct.wait(gen.direct.recv([tensor], _peer(gen, src), tag))
+            else:
+                gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()
         except Exception as exc:  # noqa: BLE001  (same)
             _reraise(gen, exc)
         return src
@@ -94,11 +100,25 @@ class Collectives:
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> WorldWork | None:
         """Give every member `src`'s `tensor` (same shape and dtype everywhere)."""
-        return self._op("broadcast", async_op, tensor, src)
+        gen = self._gen
+        if gen.direct is None or async_op or not gen.direct.takes(tensor):
+            return self._op("broadcast", async_op, tensor, src)
+        try:
+            gen.direct.wait(gen.direct.broadcast([tensor], gen.direct.of_broadcast(src)))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def reduce(self, tensor: Tensor, dst: int, op: Any = None, async_op: bool = False) -> WorldWork | None:
         """Reduce everyone's `tensor` into `dst`'s; `op` is a ``dist.ReduceOp``, SUM by default."""
-        return self._op("reduce", async_op, tensor, dst, **_op_of(op))
+        gen = self._gen
+        if gen.direct is None or async_op or not gen.direct.takes(tensor):
+            return self._op("reduce", async_op, tensor, dst, **_op_of(op))
+        try:
+            gen.direct.wait(gen.direct.reduce([tensor], gen.direct.of_root(dst, op)))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def gather(
         self, tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0, async_op: bool = False
@@ -116,19 +136,44 @@ class Collectives:
 
     def all_reduce(self, tensor: Tensor, op: Any = None, async_op: bool = False) -> WorldWork | None:
         """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
-        return self._op("all_reduce", async_op, tensor, **_op_of(op))
+        gen = self._gen
+        if gen.direct is None or async_op or not gen.direct.takes(tensor):
+            return self._op("all_reduce", async_op, tensor, **_op_of(op))
+        try:
+            gen.direct.wait(gen.direct.allreduce([tensor], gen.direct.of_reduce(op)))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def all_gather(
         self, tensor_list: list[Tensor], tensor: Tensor, async_op: bool = False
     ) -> WorldWork | None:
         """Collect everyone's `tensor` in everyone's `tensor_list` (one tensor per rank)."""
-        return self._op("all_gather", async_op, tensor_list, tensor)
+        gen = self._gen
+        if gen.direct is None or async_op or not _alike(gen, tensor_list, tensor):
+            return self._op("all_gather", async_op, tensor_list, tensor)
+        try:
+            gen.direct.wait(gen.direct.allgather([tensor_list], [tensor], gen.direct.of_gather))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def all_gather_into_tensor(
         self, output_tensor: Tensor, input_tensor: Tensor, async_op: bool = False
     ) -> WorldWork | None:
         """The same into one tensor: world_size times `input_tensor`, concatenated or stacked."""
-        return self._op("all_gather_into_tensor", async_op, output_tensor, input_tensor)
+        gen = self._gen
+        if (
+            gen.direct is None
+            or async_op
+            or not (gen.direct.takes(output_tensor) and gen.direct.takes(input_tensor))
+        ):
+            return self._op("all_gather_into_tensor", async_op, output_tensor, input_tensor)
+        try:
+            gen.direct.wait(gen.direct.gather_into(output_tensor, input_tensor, gen.direct.of_gather))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def reduce_scatter(
         self, output: Tensor, input_list: list[Tensor], op: Any = None, async_op: bool = False
@@ -144,7 +189,14 @@ class Collectives:
         async_op: bool = False,
     ) -> WorldWork | None:
         """The same from one tensor of world_size times `output`."""
-        return self._op("reduce_scatter_tensor", async_op, output, input, **_op_of(op))
+        gen = self._gen
+        if gen.direct is None or async_op or not (gen.direct.takes(output) and gen.direct.takes(input)):
+            return self._op("reduce_scatter_tensor", async_op, output, input, **_op_of(op))
+        try:
+            gen.direct.wait(gen.direct.scatter_from(output, input, gen.direct.of_scatter(op)))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     def all_to_all(
         self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], async_op: bool = False
@@ -165,8 +217,15 @@ class Collectives:
 
     def barrier(self, async_op: bool = False, device_ids: Sequence[int] | None = None) -> WorldWork | None:
         """Return when every member has called it."""
-        extra = {} if device_ids is None else {"device_ids": list(device_ids)}
-        return self._op("barrier", async_op, **extra)
+        gen = self._gen
+        if gen.direct is None or async_op or device_ids is not None or not gen.direct.calm():
+            extra = {} if device_ids is None else {"device_ids": list(device_ids)}
+            return self._op("barrier", async_op, **extra)
+        try:
+            gen.direct.wait(gen.direct.barrier(gen.direct.of_barrier))
+        except Exception as exc:  # noqa: BLE001  (same)
+            _reraise(gen, exc)
+        return None
 
     # -- how ----------------------------------------------------------------------------------------------------
 
@@ -226,6 +285,14 @@ def _flat(gen: Generation, tensor: Tensor) -> Tensor:
 
         return torch.view_as_real(tensor)
     return tensor
+
+
+def _alike(gen: Generation, tensors: Any, tensor: Tensor) -> bool:
+    """Whether a collective of a list of tensors and one more goes the direct way."""
+    takes = gen.direct.takes
+    return (
+        type(tensors) is list and takes(tensor) and all(takes(t) and t.dtype is tensor.dtype for t in tensors)
+    )
 
 
 def _peer(gen: Generation, rank: int) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
+    from multiworld._c10d.endings import Ending
     from multiworld._c10d.groups import Group
     from multiworld._c10d.state import WorldState
     from multiworld._core.roster import Roster
@@ -68,7 +69,7 @@ def posting() -> Iterator[None]:
         _here.posting = before
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any] | Ending, error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
 
@@ -104,6 +105,8 @@ class Generation:
         self.number = 0
         self.breakage: Breakage | None = None
         self.pg: Any = _Refusal(self.error)
+        # Its hot operations, where its backend is plain gloo: else None, and from its end on it refuses like `pg`.
+        self.direct: Any = None
         self.c10d: WorldState | None = None
         self.group: Group | None = None
         self.roster: Roster | None = None
@@ -124,7 +127,7 @@ class Generation:
         self._forked = False
         self._timer: threading.Timer | None = None
         self._cutter: threading.Timer | None = None
-        self._watched: set[asyncio.Future[Any]] = set()
+        self._watched: set[asyncio.Future[Any] | Ending] = set()
         self._ended = threading.Event()
         self._released = threading.Event()
         self._freed = True
@@ -145,12 +148,15 @@ class Generation:
 
     def activate(self) -> None:
         """Everyone is there, and `group` is set. Verdicts take effect with `heed`."""
+        from multiworld._c10d import direct  # noqa: PLC0415  (torch is loaded by now)
+
         with self._lock:
             self._life, _ = lifecycle.step(self._life, lifecycle.Joined())
             group = self.group
             if self._life is State.ACTIVE and group is not None:  # it may have been closed meanwhile
                 self.device_types = group.device_types
                 self.pg = group.pg
+                self.direct = direct.of(group.pg, self.c10d)
 
     def heed(self) -> None:
         """Take verdicts from now on, and the one that came before everybody had heard that this is active."""
@@ -172,7 +178,7 @@ class Generation:
                 return
             self._life, actions = lifecycle.step(self._life, lifecycle.Broke(breakage))
             self.breakage = breakage
-            self.pg = _Refusal(self.error)
+            self.pg = self.direct = _Refusal(self.error)
         self._act(actions)
         self._ended.set()
         if self._watched:
@@ -216,7 +222,7 @@ class Generation:
             if first:
                 was = self._life
                 self._life, _ = lifecycle.step(self._life, lifecycle.CloseAsked())
-                self.pg = _Refusal(self.error)
+                self.pg = self.direct = _Refusal(self.error)
         if not first:
             self._released.wait(max(0.0, deadline - time.monotonic()))
             leftover = self._leftover
@@ -289,6 +295,16 @@ class Generation:
         future.add_done_callback(self._watched.discard)
         if self._life is not State.ACTIVE:
             self._cut_later()
+
+    def expect(self, ending: Ending) -> None:
+        """`watch`, for an operation whose awaiter says itself when it is over (`expect_no_more`)."""
+        self._watched.add(ending)
+        if self._life is not State.ACTIVE:
+            self._cut_later()
+
+    def expect_no_more(self, ending: Ending) -> None:
+        """It is over, or nobody waits for it."""
+        self._watched.discard(ending)
 
     def _cut_later(self) -> None:
         timer = self._cutter = threading.Timer(CUT_GRACE, self._cut)
@@ -410,12 +426,14 @@ class Generation:
 
     def forked(self) -> None:
         """In a forked child: this is the parent's. Nothing of it may be touched, or the parent's world would end."""
-        _inherited.append((self.pg, self.group, self.store, self.rendezvous, self.attachment, self._watched))
+        _inherited.append(
+            (self.pg, self.direct, self.group, self.store, self.rendezvous, self.attachment, self._watched)
+        )
         self._lock, self._released = threading.Lock(), threading.Event()
         self._released.set()
         self._life, self._forked, self._retired, self._early = State.CLOSED, True, False, None
         self.group = self.store = self.rendezvous = self.attachment = None
         self._watched = set()
-        self.pg = _Refusal(self.error)
+        self.pg = self.direct = _Refusal(self.error)
         if self.c10d is not None:
             self.c10d.break_(self.error)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from multiworld.generation import Generation
 
-__all__ = ["Parked", "TakenOver", "WorldWork", "seen"]
+__all__ = ["Parked", "TakenOver", "WorldWork", "next_order", "seen"]
 
-_orders = itertools.count()
+next_order: Callable[[], int] = itertools.count().__next__
+"""Numbers receives, as they are posted."""
 
 
 class WorldWork:
@@ -100,15 +101,28 @@ class Parked:
 
     Args:
         tensor: where the message goes.
-        wait: blocks until it is there, or raises; returns the sender's rank.
+        wait: blocks until it is there, or raises; returns the sender's rank. None where `settle` will be told.
         limit: seconds after which waiting for another thread's wait is given up; the operation itself ends sooner.
+        order: among its like, where it was taken (`next_order`) before; else it is the last so far.
+        source: the sender's rank, where it is known.
+        explain: makes of an error that `settle` is given what `join` raises.
     """
 
-    def __init__(self, tensor: Any, wait: Callable[[], Any], limit: float) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        wait: Callable[[], Any] | None,
+        limit: float,
+        *,
+        order: int | None = None,
+        source: int = -1,
+        explain: Callable[[BaseException], BaseException] | None = None,
+    ) -> None:
         self.tensor = tensor
-        self.order = next(_orders)
-        self.source = -1
-        self._wait: Callable[[], Any] | None = wait
+        self.order = next_order() if order is None else order
+        self.source = source
+        self._explain = explain
+        self._wait = wait
         self._limit = limit
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -127,12 +141,22 @@ class Parked:
             del wait
             self._done.set()
 
+    def settle(self, error: BaseException | None) -> None:
+        """The message is there, or `error` came in its place. The first word counts."""
+        if not self._done.is_set():
+            self._error = None if error is None else _copied(error)
+            self._done.set()
+
     def join(self) -> None:
         """Wait until `run` in another thread has come to its end, and raise what it raised."""
         if not self._done.wait(self._limit):
             raise TimeoutError(f"a receive that was taken over did not end within {self._limit} s")
         if self._error is not None:
-            raise _copied(self._error)  # several may ask, and each raising adds to a traceback
+            error = _copied(self._error)  # several may ask, and each raising adds to a traceback
+            try:
+                raise_instead(error, None if self._explain is None else self._explain(error))
+            finally:
+                del error  # else this frame and the exception hold each other
 
     def check_fits(self, tensor: Any) -> None:
         """Raise if the message, as it was posted, does not fit into `tensor`.

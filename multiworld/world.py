@@ -12,14 +12,13 @@ from multiworld.errors import JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
+from multiworld.selecting import Selecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     import torch
     from torch._C._distributed_c10d import Store
-    from typing_extensions import Self
 
     from multiworld._core.roster import Member
     from multiworld.aio import Aio
@@ -34,7 +33,7 @@ _LOOK_EVERY = 1.0
 """Seconds between two looks of who waits for a world, though nobody said that it changed."""
 
 
-class World(ObjectCollectives):
+class World(Selecting, ObjectCollectives):
     """A named fault domain: its own ranks, process group, store and generation. Made by `multiworld.join`.
 
     ``with world:`` makes unmodified ``torch.distributed`` calls mean this world, per thread and per asyncio task;
@@ -128,40 +127,6 @@ class World(ObjectCollectives):
             f"<World {self.name!r} {self.state.value}, generation {self.generation}, rank {self.rank} of "
             f"{self.world_size}, {self.backend}>"
         )
-
-    # -- with ---------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        from multiworld._c10d import router  # noqa: PLC0415  (a world exists, so torch is loaded)
-
-        gen = self._gen
-        if gen.c10d is None:
-            raise gen.error()
-        router.enter(gen.c10d)
-        if gen.c10d.traffic is not None:
-            gen.c10d.traffic.block_begins()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        from multiworld._c10d import router  # noqa: PLC0415  (same)
-
-        state = router.current()
-        router.leave()
-        if state is not None and state.traffic is not None:
-            from multiworld._c10d import nccl_hooks  # noqa: PLC0415  (same)
-
-            nccl_hooks.leave_block(state, exc)
-        if exc is not None and state is not None and state.translate is not None:
-            # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
-            # translate it before here.
-            better = state.translate(state, exc)
-            try:
-                if better is not None and better is not exc:
-                    raise better from exc
-            finally:
-                del better  # else this frame and the exception hold each other, and what the block worked on
 
     # -- faults -------------------------------------------------------------------------------------------------
 

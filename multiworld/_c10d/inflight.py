@@ -24,13 +24,14 @@ import torch.distributed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Traffic", "failure_of"]
+__all__ = ["Traffic", "failure_of", "plain_wait"]
 
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
 _Work: Any = torch._C._distributed_c10d.Work
 # As torch has it: the hook that replaces it answers for a world that is over, too.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
-_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
+plain_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
+"""Torch's own ``Work.wait``, whatever hooks stand in its place."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
 """What is raised in an operation of a world that is over; `multiworld._c10d.faults` knows it."""
@@ -147,7 +148,7 @@ class Traffic:
                 # end as long as the abort hangs: not the caller's stream.
                 aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
                 with torch.cuda.stream(aside):
-                    _wait(work)
+                    plain_wait(work)
         if failed is not None:
             raise _DistBackendError(failed)
 
@@ -170,7 +171,7 @@ class Traffic:
             # that communicator: waiting for it raises, in a patched build, or its backend knows.
             with self.call():
                 for work, error_of in tuple(self.canaries):
-                    _wait(work)
+                    plain_wait(work)
                     if (failed := error_of()) is not None:
                         raise _DistBackendError(failed)
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import device_mesh
 
 from multiworld._c10d.selection import current, selected
-from multiworld._c10d.state import WorldState, living, owner_of
+from multiworld._c10d.state import WorldState, owner_of, with_token
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ _MINE = "_m8d_token"
 def world_of(mesh: Any) -> WorldState | None:
     """Return the living world that `mesh` was made in; None for torch's own, and for worlds that are gone."""
     token = vars(mesh).get(_MINE)
-    if token is not None:
-        for state in living():
-            if state.token == token:
-                return state
-    return None
+    return None if token is None else with_token(token)
 
 
 def install(patches: Patches) -> None:

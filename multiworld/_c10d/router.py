@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import operator
 import sys
 import threading
 from typing import Any
@@ -21,8 +22,9 @@ import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d import (
     captured,
+    direct,  # noqa: F401  (it keeps torch's own methods, from before they are replaced)
     gloo,
-    inflight,  # noqa: F401  (it keeps torch's own methods, from before they are replaced)
+    inflight,  # noqa: F401  (same)
     mesh,
     nccl_hooks,
     translate,
@@ -136,6 +138,8 @@ def _forwarder_class() -> type[c10d._World]:
 
     def default_pg(_self: Any) -> Any:
         state = top()[-1] or current()
+        if state is not None and state.ready is not None:
+            return state.ready
         return original.default_pg if state is None else state.default_pg
 
     def set_default_pg(_self: Any, group: Any) -> None:
@@ -143,11 +147,13 @@ def _forwarder_class() -> type[c10d._World]:
 
     def forwarded(name: str) -> property:
         own = OwnMap(derived[name]) if derived.get(name) in GROUP_MAPS else None
+        # Past the property, where there is one: it would do the same.
+        read = operator.attrgetter(f"m8d{derived[name]}" if name in derived else name)
 
         def get(_self: Any) -> Any:
             state = top()[-1] or current()
             if state is not None:
-                return getattr(state, name)
+                return read(state)
             return getattr(original, name) if own is None else own
 
         def put(_self: Any, value: Any) -> None:
@@ -252,6 +258,8 @@ def _updating(original: Any) -> Any:
 def _finding_default(original: Any) -> Any:
     def get_default_group() -> Any:
         state = top()[-1] or current()
+        if state is not None and state.ready is not None:
+            return state.ready
         group = (original_world() if state is None else state).default_pg
         if group is not None:
             return group
@@ -275,6 +283,9 @@ def _explicit_owner() -> WorldState | None:
 
 def _ranking(original: Any) -> Any:
     def get_group_rank(group: Any, global_rank: int) -> int:
+        state = top()[-1]
+        if state is not None and group is state.ready:
+            return global_rank  # of its default group, as torch says
         if sys._getframe(1).f_code is _get_rank:
             # get_rank(group) looks its rank up by the *selected* default group's rank: wrong for a group of another
             # world. Right in any: the group knows.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.state import WorldState
 
-__all__ = ["current", "enter", "leave", "propagating", "selected", "top"]
+__all__ = ["current", "enter", "entering", "leave", "propagating", "selected", "top"]
 
 _NOTHING: tuple[WorldState | None, ...] = (None,)
 
@@ -31,6 +31,8 @@ _stack: ContextVar[tuple[WorldState | None, ...]] = ContextVar("multiworld_selec
 
 top = _stack.get
 """The stack itself, for code where every call counts: ``top()[-1]``."""
+
+_set = _stack.set
 
 _KEY = "multiworld"
 # Whether any backward pass carried a selection yet: until then no look-up asks torch's thread-local state.
@@ -50,29 +52,48 @@ def current() -> WorldState | None:
     return state
 
 
+def entering(state: WorldState) -> Callable[[], None]:
+    """Return what selects `state`, as `enter` does, for one that is entered again and again."""
+    alone = (None, state)  # the stack of one block, the usual
+
+    def enter_again() -> None:
+        stack = top()
+        _set(alone if len(stack) == 1 else (*stack, state))
+
+    return enter_again
+
+
 def enter(state: WorldState | None) -> None:
     """Select `state` in this thread or task, until the `leave` that belongs to it.
 
     Args:
         state: a world's, or None for torch's own default state inside a world's block.
     """
-    _stack.set((*_stack.get(), state))
+    _set((*top(), state))
 
 
-def leave() -> None:
+def leave() -> Any:
     """Select again what was selected before the last `enter` in this thread or task.
+
+    Returns:
+        The state that was entered.
 
     Raises:
         RouterError: nothing was entered here.
     """
-    stack = _stack.get()
-    if len(stack) == 1:
+    stack = top()
+    depth = len(stack)
+    if depth == 2:
+        _set(_NOTHING)
+    elif depth > 1:
+        _set(stack[:-1])
+    else:
         raise RouterError(
             "A world was left that is not entered in this thread or task",
             rule="Each leave belongs to an enter in the same thread and the same asyncio task",
             next_step="Use `with world:` and do not carry the block across threads or tasks",
         )
-    _stack.set(stack[:-1])
+    return stack[-1]
 
 
 @contextlib.contextmanager

@@ -22,9 +22,20 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from multiworld._c10d.selection import entering
 from multiworld.errors import RouterError, WorldClosedError
 
-__all__ = ["GROUP_MAPS", "OwnMap", "WorldState", "derive", "living", "original_world", "owner_of", "prepare"]
+__all__ = [
+    "GROUP_MAPS",
+    "OwnMap",
+    "WorldState",
+    "derive",
+    "living",
+    "original_world",
+    "owner_of",
+    "prepare",
+    "with_token",
+]
 
 # Module globals that `_World`'s properties may read, and what a fresh world has there.
 _KNOWN: dict[str, Callable[[], Any]] = {"_tags_to_pg": dict, "_group_count": int}
@@ -32,13 +43,19 @@ _KNOWN: dict[str, Callable[[], Any]] = {"_tags_to_pg": dict, "_group_count": int
 GROUP_MAPS = frozenset({"_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_pg_to_tag"})
 """Those that map a process group to something: a look-up may be answered by the world that owns the group."""
 
+_OWNING = "_pg_map"
+"""The one of them whose groups are a world's own."""
+
 _MISSING = object()
 # A plain name is a str to torch, whatever its type annotations say.
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
 _lock = threading.Lock()
 # Replaced as a whole under the lock, read without it.
 _living: tuple[WorldState, ...] = ()
+_tokens: dict[int, WorldState] = {}
 _derived: dict[str, str] = {}
+# By process group, of those in some living world's `pg_map`; kept by the maps themselves.
+_owners: dict[Any, WorldState] = {}
 # torch's own `_World` object: what `_world` is outside worlds, installed or not.
 _original: c10d._World = c10d._world
 # Functions that must learn what others may not; by code, because decorated copies are spread over torch.
@@ -61,12 +78,15 @@ def living() -> tuple[WorldState, ...]:
     return _living
 
 
+def with_token(token: int) -> WorldState | None:
+    """Return the living world that has this `WorldState.token`, if any."""
+    return _tokens.get(token)
+
+
 def owner_of(group: Any) -> WorldState | None:
     """Return the living world that made `group`; None where it is torch's own, or nobody's."""
-    for state in _living:
-        if state.owns(group):
-            return state
-    return None
+    # Asked at operations: so it must not look through all worlds.
+    return _owners.get(group)
 
 
 def derive(world_class: type = c10d._World, module: types.ModuleType = c10d) -> dict[str, str]:
@@ -161,6 +181,8 @@ class WorldState(c10d._World):
         generation: of the world, 1 or more.
 
     Attributes:
+        enter: selects it, until `multiworld._c10d.selection.leave`.
+        ready: its default group, as long as there is one and the world is not broken; else None.
         prefix: what the names of this world's groups begin with in torch's C++ registry, one per process.
         token: a negative number that is the same for this name and generation in every process (`mesh.py`).
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
@@ -183,14 +205,22 @@ class WorldState(c10d._World):
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: Any = None
         self.traffic: Any = None
+        self.enter = entering(self)
+        self.ready: Any = None
         self._make_error: Callable[[], Exception] | None = None
         # Of the groups in the C++ registry. A dict, for its order.
         self._names: dict[str, None] = {}
         for source in derived.values():
-            setattr(self, f"m8d{source}", _RoutedMap(source) if source in GROUP_MAPS else _KNOWN[source]())
+            setattr(self, f"m8d{source}", self._fresh(source))
         global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
             _living = (*_living, self)
+            _tokens.setdefault(self.token, self)
+
+    def _fresh(self, source: str) -> Any:
+        if source == _OWNING:
+            return _OwningMap(source, self)
+        return _RoutedMap(source) if source in GROUP_MAPS else _KNOWN[source]()
 
     def __repr__(self) -> str:
         return f"<WorldState {self.name}/{self.generation}>"
@@ -211,6 +241,7 @@ class WorldState(c10d._World):
     @default_pg.setter
     def default_pg(self, group: Any) -> None:
         self._default_pg = group
+        self.ready = group if self._make_error is None else None
 
     @property
     def group(self) -> Any:
@@ -245,6 +276,7 @@ class WorldState(c10d._World):
             make_error: makes a fresh exception per call.
         """
         self._make_error = make_error
+        self.ready = None
 
     def owns(self, group: Any) -> bool:
         """Whether `group` was made in this world and not destroyed yet."""
@@ -278,8 +310,10 @@ class WorldState(c10d._World):
         global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
             _living = tuple(state for state in _living if state is not self)
+            if _tokens.get(self.token) is self:
+                del _tokens[self.token]
         self.unregister_names()
-        self._default_pg = None
+        self._default_pg = self.ready = None
         for held in list(vars(self).values()):
             if isinstance(held, (dict, list, set)):
                 held.clear()
@@ -303,7 +337,8 @@ def _is_default_group(frame: types.FrameType) -> bool:
 
 def _elsewhere(source: str, group: Any) -> Any:
     """Return what another state's map holds for `group`, or `_MISSING`."""
-    for state in _living:
+    owner = _owners.get(group)
+    for state in _living if owner is None else (owner, *_living):
         found = dict.get(getattr(state, f"m8d{source}", {}), group, _MISSING)
         if found is not _MISSING:
             return found
@@ -335,6 +370,40 @@ class _RoutedMap(dict[Any, Any]):
         if found is _MISSING and sys._getframe(1).f_code not in _destroyers:
             found = _elsewhere(self._source, group)
         return default if found is _MISSING else found
+
+
+class _OwningMap(_RoutedMap):
+    """The map that says which groups a world made: `owner_of` reads it the other way round."""
+
+    def __init__(self, source: str, state: WorldState) -> None:
+        super().__init__(source)
+        self._state = state
+
+    def __setitem__(self, group: Any, value: Any) -> None:
+        super().__setitem__(group, value)
+        _owners[group] = self._state
+
+    def __delitem__(self, group: Any) -> None:
+        super().__delitem__(group)
+        _owners.pop(group, None)
+
+    def pop(self, group: Any, *default: Any) -> Any:
+        """As of a dict."""
+        found = super().pop(group, *default)
+        if _owners.get(group) is self._state:
+            del _owners[group]
+        return found
+
+    def clear(self) -> None:
+        """As of a dict."""
+        for group in tuple(self):
+            _owners.pop(group, None)
+        super().clear()
+
+    def _unlike_torch(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise NotImplementedError("torch changes this map one group at a time")
+
+    update = setdefault = popitem = __ior__ = _unlike_torch
 
 
 class OwnMap(MutableMapping[Any, Any]):

@@ -29,6 +29,7 @@ LAYERS = (
         "generation",
         "collectives",
         "objects",
+        "selecting",
         "work",
         "registry",
         "joining",

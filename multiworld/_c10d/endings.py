@@ -1,0 +1,325 @@
+"""The end of an operation of gloo, awaited: a kept thread waits in C++, and the loop looks for a moment before it sleeps.
+
+A send or a receive of gloo has no future, says that it is complete only after somebody waited for it, and a wait that
+times out ends the group: so a thread has to wait (`completion.pool`). What is left to save is on the way back:
+
+- The loop's thread looks for up to `SPIN` whether the thread has come back, letting go of the GIL and of the core with
+  each look. That saves waking the loop through its socket, and two of its turns. It looks only where nothing else is
+  to be done (no other operation is under way on this loop, no callback is ready), stops looking where that has not
+  paid (`Habit`), and lets the loop turn after `_TURN` operations at most.
+- Else the thread wakes the loop once for all operations that have ended by then (`Lane`), and each task goes on within
+  that turn, not in the next one.
+
+Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1, medians: a future of asyncio and its
+shield 4.7-5.9; this 1.8-2.3. A bare trial of the same idea: without looking 1.96, with it 1.5; looking with a sleep of
+0 s in between (80 µs on Python 3.11) 2.0-2.2; without letting go of the core (`epoll.poll(0)` alone) 2.3-2.7; turning
+the loop instead of looking, 3.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import functools
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from multiworld._c10d import inflight
+from multiworld._c10d.completion import pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["Ending", "Habit", "Lane", "lane_of"]
+
+SPIN = 0.00015
+"""Seconds that the loop's thread looks for the end of one operation: some more than a message of 4 bytes takes."""
+
+_EACH = 3e-10
+"""Seconds more for each byte. Looking for as long as a message of 1 MB takes here (1e-9) keeps gloo's thread from it."""
+
+_LARGEST = 2 << 20
+"""Bytes up to which it looks at all, so for 0.8 ms at most."""
+
+_TURN = 16
+"""Operations that may end in a row without a turn of the loop: with `SPIN`, its other tasks wait for 2.4 ms at most."""
+
+_CREDIT = 8
+"""Operations that may be looked for in vain before fewer are; each that is not gives one back."""
+
+_MOST = 64
+"""Operations at most that are not looked for after one that was in vain."""
+
+_NOTHING: tuple[()] = ()
+_wait = inflight.plain_wait
+_clock = time.perf_counter
+
+
+def _yielding() -> Callable[[], object]:
+    """Return what lets go of the core and, at the same time, of the GIL: `os.sched_yield` keeps it on Python 3.11."""
+    try:
+        found = ctypes.CDLL(None).sched_yield
+    except (OSError, AttributeError, TypeError):  # no such function in this system
+        return functools.partial(time.sleep, 0)
+    found.argtypes, found.restype = [], ctypes.c_int
+    return cast("Callable[[], object]", found)
+
+
+_pause = _yielding()
+
+
+class Habit:
+    """Whether looking pays, learned from the operations of one kind (a world's sends, say).
+
+    As long as most of them end while they are looked for, all are; once they do not, ever fewer.
+    """
+
+    __slots__ = ("_credit", "_skip")
+
+    def __init__(self) -> None:
+        self._credit, self._skip = _CREDIT, 0
+
+    def looks(self) -> bool:
+        """Whether to look for the next operation."""
+        if self._skip:
+            self._skip -= 1
+            return False
+        return True
+
+    def learn(self, hit: bool) -> None:
+        """An operation was looked for, and ended meanwhile or not."""
+        if hit:
+            self._credit = min(_CREDIT, max(0, self._credit) + 1)
+        else:
+            self._credit -= 1
+            if self._credit < 0:
+                self._skip = min(_MOST, 1 << -self._credit)
+                self._credit = max(self._credit, -6)
+
+
+class Lane:
+    """What the operations on one event loop share: one wake-up of it for all that have ended."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # It must not hold the loop: the loop's entry in `_lanes` would never go.
+        self.loop = weakref.ref(loop)
+        self.ready: Any = getattr(loop, "_ready", _NOTHING)
+        self.pending = 0
+        # Of the callbacks that are ready: asyncio's own, which empties the socket that this lane woke it by.
+        self.spare = 0
+        self.in_a_row = 0
+        self._ended: deque[Ending] = deque()
+        self._woken = False
+        # What a task does, it does in its own; copying the thread's each time is in vain.
+        self._context = contextvars.Context()
+
+    def ended(self, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
+        """From the thread that waited: `ending` has ended, and the loop does not look."""
+        self._ended.append(ending)
+        if not self._woken:
+            self._woken = True
+            try:
+                loop.call_soon_threadsafe(self._drain, context=self._context)
+            except RuntimeError:  # the loop was closed meanwhile: nobody waits
+                self._ended.clear()
+                self._woken = False
+
+    def _drain(self) -> None:
+        # First: whoever adds one from now on wakes the loop again, or it is still taken here.
+        self._woken = False
+        self.in_a_row = 0
+        ended = self._ended
+        self.spare = 1
+        try:
+            while ended:
+                ended.popleft().step()
+        finally:
+            self.spare = 0
+            # A task raised what ends the loop (KeyboardInterrupt): the others' turn comes if it goes on.
+            if ended and not self._woken:
+                self._woken = True
+                asyncio.get_running_loop().call_soon(self._drain, context=self._context)
+
+
+_lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane] = weakref.WeakKeyDictionary()
+
+
+def lane_of(loop: asyncio.AbstractEventLoop) -> Lane:
+    """Return the lane of a loop; call it in the loop's thread."""
+    lane = _lanes.get(loop)
+    if lane is None:
+        lane = _lanes[loop] = Lane(loop)
+    return lane
+
+
+class Ending:
+    """The end of one work of gloo's, for one task to await, once.
+
+    To asyncio it is a future: it has what a task asks of one, and no more. Cancelling it ends the waiting only.
+
+    Args:
+        work: torch's; let go of as soon as it has ended.
+        lane: of the running loop.
+        loop: the running loop.
+        order: of a receive among its like, to be kept if nobody waits for it any more.
+    """
+
+    # Most never get a value of their own, so these are cheaper than slots.
+    _asyncio_future_blocking = False
+    _done = False  # for the task: its end, a cancellation, or the end of the world
+    _finished = False  # the thread is back
+    _cancelled = False
+    _looking = False
+    _error: BaseException | None = None  # torch's
+    _told: BaseException | None = None  # what ended the waiting, though the operation has not ended
+    _callback: Callable[[Any], object] | None = None
+    _context: contextvars.Context | None = None
+    _told_of_end: Callable[[BaseException | None], None] | None = None
+
+    def __init__(self, work: Any, lane: Lane, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
+        self._work = work
+        self._lane = lane
+        self._loop = loop
+        self.order = order
+
+    async def until_over(self, habit: Habit, nbytes: int = 0) -> None:
+        """Wait until the operation has ended.
+
+        Args:
+            habit: of its kind.
+            nbytes: of its message.
+
+        Raises:
+            Exception: what torch raised, or what `set_exception` was given.
+            asyncio.CancelledError: the task was cancelled; the operation goes on.
+        """
+        lane = self._lane
+        # Whether this is the only one, and nothing else is to be done in this turn.
+        looks = not lane.pending and nbytes <= _LARGEST and len(lane.ready) <= lane.spare and habit.looks()
+        lane.pending += 1
+        try:
+            self._looking = looks
+            pool.run(self._run)
+            if looks:
+                habit.learn(self._look(nbytes))
+                self._looking = False
+                lane.in_a_row += 1
+                if self._done and lane.in_a_row >= _TURN:
+                    lane.in_a_row = 0
+                    await asyncio.sleep(0)
+            if not self._done:  # it cannot end unseen: from here on the thread wakes the loop
+                await self
+            if self._told is not None or self._error is not None:
+                raise self._taken()
+        finally:
+            lane.pending -= 1
+
+    def _taken(self) -> BaseException:
+        # Who raises it is in its traceback, and must not hold it.
+        error, self._told, self._error = self._told or self._error, None, None
+        assert error is not None  # noqa: S101  (it was asked before)
+        return error
+
+    def _look(self, nbytes: int) -> bool:
+        end = _clock() + SPIN + _EACH * nbytes
+        ready, spare = self._lane.ready, self._lane.spare
+        while True:
+            _pause()
+            if self._done:
+                return True
+            if _clock() > end or len(ready) > spare:  # or another thread has something for the loop
+                return False
+
+    # -- in the thread that waits -------------------------------------------------------------------------------
+
+    def _run(self) -> Callable[[], None]:
+        try:
+            _wait(self._work)
+        except BaseException as error:  # noqa: BLE001  (it is the awaiting task's)
+            self._error = error.with_traceback(None)  # this frame, which holds what holds the error
+            self._work = None  # who keeps the error need not keep gloo's device
+        return self._end
+
+    def _end(self) -> None:
+        self._finished = True
+        if self._told_of_end is not None:
+            self._told_of_end(self._error)
+        if not self._done:  # neither cancelled, nor told that the world is over
+            self._done = True
+            if not self._looking:
+                self._lane.ended(self, self._loop)
+        # Last: it is destroyed without the GIL, and the loop's thread takes that.
+        self._work = None
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------
+
+    def tell(self, settle: Callable[[BaseException | None], None]) -> None:
+        """Its task was cancelled: `settle` learns how the operation ends, perhaps twice."""
+        self._told_of_end = settle
+        if self._finished:
+            settle(self._error)
+
+    def step(self) -> None:
+        """Let the task go on, now."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            assert self._context is not None  # noqa: S101  (it comes with the callback)
+            self._context.run(callback, self)
+
+    def set_exception(self, error: BaseException) -> None:
+        """End the waiting, though the operation has not ended."""
+        if not self._done:
+            self._done = True
+            self._told = error
+            self.step()
+
+    # -- what asyncio asks of a future --------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it belongs to."""
+        return self._loop
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """What lets the task go on; there is one."""
+        self._callback, self._context = callback, context or contextvars.copy_context()
+
+    def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
+        """Take it back."""
+        found = self._callback is not None and self._callback == callback
+        if found:
+            self._callback = None
+        return int(found)
+
+    def cancel(self, msg: Any = None) -> bool:  # noqa: ARG002  (a task keeps it itself)
+        """End the waiting of the task, in the loop's next turn; False if it has ended."""
+        if self._done:
+            return False
+        self._done = self._cancelled = True
+        self._loop.call_soon(self.step)
+        return True
+
+    def done(self) -> bool:
+        """Whether the task needs to wait no more."""
+        return self._done
+
+    def cancelled(self) -> bool:
+        """Whether the waiting was cancelled."""
+        return self._cancelled
+
+    def result(self) -> None:
+        """For the task that goes on; an error is raised by `until_over`."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+    def exception(self) -> BaseException | None:
+        """None: an error is raised by `until_over`."""
+        return None

@@ -1,0 +1,68 @@
+"""``with world:``: bare calls of torch.distributed mean this world.
+
+Entering and leaving are on the path of each call that somebody puts into a block of its own, so both are two calls of
+C and a few attributes: nothing is imported, locked or logged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from multiworld._c10d.state import WorldState
+    from multiworld.generation import Generation
+
+__all__ = ["Selecting"]
+
+
+class Selecting:
+    """Mixin of `multiworld.World`: what makes it a context manager, re-entrant, per thread and per asyncio task."""
+
+    _gen: Generation
+
+    def __enter__(self) -> Self:
+        state = self._gen.c10d
+        if state is None:
+            raise self._gen.error()
+        state.enter()
+        if state.traffic is not None:
+            state.traffic.block_begins()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Not by the generation: it may have given way to the next one inside the block.
+        state = _leave()
+        if exc is not None or state.traffic is not None:
+            _end(state, exc)
+
+
+def _leave() -> WorldState:
+    # Replaces itself at the first use: torch is loaded by then, and by whoever imports multiworld it is not.
+    global _leave  # noqa: PLW0603  (with what it stands for)
+    from multiworld._c10d import selection  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+    _leave = selection.leave
+    left: WorldState = _leave()
+    return left
+
+
+def _end(state: WorldState, exc: BaseException | None) -> None:
+    if state.traffic is not None:
+        from multiworld._c10d import nccl_hooks  # noqa: PLC0415  (same)
+
+        nccl_hooks.leave_block(state, exc)
+    if exc is not None and state.translate is not None:
+        # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
+        # translate it before here.
+        better = state.translate(state, exc)
+        try:
+            if better is not None and better is not exc:
+                raise better from exc
+        finally:
+            del better  # else this frame and the exception hold each other, and what the block worked on
