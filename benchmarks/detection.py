@@ -110,7 +110,7 @@ def _faults(run: Run, session: Session, signal: str, count: int, faults: int) ->
     times = Times()
     for number in range(faults):
         run.progress(f"{signal} {number + 1} of {faults}, {count} worlds")
-        third = signal == "kill" and number % _THIRD_EVERY == _THIRD_EVERY - 1
+        third = number % _THIRD_EVERY == _THIRD_EVERY - 1
         way = WAYS[number % len(WAYS)]
         times.add(way, session.fault(signal, way, third=third))
     return times

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from multiworld._c10d.sockets import find, listening, parse_address, shut, still_open
+from multiworld._c10d.sockets import find, parse_address, shut, still_open
 
 
 def published(family, host, port, name=b"vm", seqs=2):
@@ -87,10 +87,10 @@ def test_only_a_groups_own_sockets_are_shut(stack, family, host):
     unix = [stack.enter_context(each) for each in socket.socketpair()]
     udp = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
     udp.bind((host, 0))
-    links = find({ours.getsockname()[:2]}, {theirs.getsockname()[:2]})
+    links, listeners = find({ours.getsockname()[:2]}, {theirs.getsockname()[:2]})
     # Both ends of both connections are in this process: accepted by us, and leading to the member's listener.
     assert {link.fd for link in links} == {accepted.fileno(), called.fileno()}
-    assert [link.fd for link in listening({ours.getsockname()[:2]})] == [ours.fileno()]
+    assert [link.fd for link in listeners] == [ours.fileno()]
     assert shut(links) == 2
     assert accepted.recv(1) == b""
     assert called.recv(1) == b""
@@ -103,7 +103,7 @@ def test_only_a_groups_own_sockets_are_shut(stack, family, host):
 def test_a_descriptor_that_became_another_socket_is_left_alone(stack):
     ours, foreign = listener(stack), listener(stack)
     caller, accepted = pair(stack, ours)
-    (link,) = (each for each in find({ours.getsockname()}, set()) if each.fd == accepted.fileno())
+    (link,) = (each for each in find({ours.getsockname()}, set())[0] if each.fd == accepted.fileno())
     other = pair(stack, foreign)
     fd = accepted.detach()  # closed below: its number is then another socket's
     os.dup2(other[1].fileno(), fd)
@@ -119,11 +119,30 @@ def test_a_descriptor_that_became_another_socket_is_left_alone(stack):
 def test_a_closed_descriptor_is_no_error(stack):
     ours = listener(stack)
     _, accepted = pair(stack, ours)
-    links = find({ours.getsockname()}, set())
+    links, _ = find({ours.getsockname()}, set())
     assert still_open(links) == links
     accepted.close()
     assert shut(links) == 0
     assert still_open(links) == ()
+
+
+def test_each_group_on_a_listener_has_the_sockets_that_are_new(stack):
+    ours = listener(stack)
+    own = {ours.getsockname()}
+    _, first = pair(stack, ours)
+    assert [link.fd for link in find(own, set())[0]] == [first.fileno()]
+    assert find(own, set())[0] == ()
+    _, second = pair(stack, ours)
+    found, listeners = find(own, set())
+    assert [link.fd for link in found] == [second.fileno()]
+    assert [link.fd for link in listeners] == [ours.fileno()]
+    # A number that is free again is the next socket's: the caller's, or the one that is accepted.
+    numbers = {first.fileno(), second.fileno()}
+    first.close()
+    second.close()
+    caller, third = pair(stack, ours)
+    assert {caller.fileno(), third.fileno()} == numbers
+    assert [link.fd for link in find(own, set())[0]] == [third.fileno()]
 
 
 def test_descriptors_are_not_used_up(stack):
@@ -131,5 +150,5 @@ def test_descriptors_are_not_used_up(stack):
     pair(stack, ours)
     count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(50):
-        shut(find({ours.getsockname()}, set()))
+        shut(find({ours.getsockname()}, set())[0])
     assert len(os.listdir("/proc/self/fd")) == count  # noqa: PTH208
