@@ -99,7 +99,7 @@ class Aio:
         gen.expect(ending)
         try:
             await ending.until_over(self._receives, tensor.nbytes)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             parked = Parked(
                 tensor, None, gen.timeout + 5.0, order=ending.order, source=src, explain=gen.explain
             )
@@ -129,7 +129,7 @@ class Aio:
             await asyncio.shield(waiting)
             parked.copy_to(tensor)
             source: int = parked.source
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             gen.park(src, tag, parked)
             raise
         finally:

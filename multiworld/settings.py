@@ -7,6 +7,7 @@
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
+| ``M8D_TETHERS`` | ``0``: no tethers, for networks whose proxies end idle connections | 1 |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -39,6 +40,7 @@ class Settings:
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
         require_patch: whether an unpatched torch is an error for NCCL worlds.
+        tethers: whether a crash is to be seen before the process's memory is freed (docs/faults.md).
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
     """
 
@@ -48,6 +50,7 @@ class Settings:
     shim: str = "auto"
     require_patch: bool = False
     gloo_threads: int = 0
+    tethers: bool = True
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -68,6 +71,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
+        tethers=_flag(env, "M8D_TETHERS", default=Settings.tethers),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         require_patch=_flag(env, "M8D_REQUIRE_PATCH"),
@@ -131,8 +135,10 @@ def _count(env: Mapping[str, str], name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
+def _flag(env: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     text = env.get(name, "").strip().lower()
-    if text not in {"", "0", "1", "false", "true", "no", "yes", "off", "on"}:
+    if not text:
+        return default
+    if text not in {"0", "1", "false", "true", "no", "yes", "off", "on"}:
         raise MultiworldError(f"{name}={text!r}", rule="It is 0 or 1", next_step="Set it, or unset it")
     return text in {"1", "true", "yes", "on"}

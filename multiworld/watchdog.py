@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from multiworld import settings
 from multiworld._core.actions import Action, Broke, Dial, Drop, Keep, Loose, Ready, Send
 from multiworld._core.detector import WorldId, world_id
 from multiworld._core.peers import Peers
@@ -232,14 +233,16 @@ class Watchdog:
         if self._sockets is None:
             _hook(self)
             sockets = self._sockets = Sockets(self._channel, self._clock)
-            # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
-            vault = self._vault = Vault.start(encode(Close()))
-            self._thread = threading.Thread(
-                target=self._run, args=(sockets, vault), name="m8d-watchdog", daemon=True
-            )
+            vault: Vault | None = None
             try:
+                # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
+                if settings.load().tethers:
+                    vault = self._vault = Vault.start(encode(Close()))
+                self._thread = threading.Thread(
+                    target=self._run, args=(sockets, vault), name="m8d-watchdog", daemon=True
+                )
                 self._thread.start()
-            except RuntimeError:
+            except BaseException:  # no thread to be had, or Ctrl-C
                 self._thread = self._sockets = self._vault = None
                 sockets.shut_down()
                 if vault is not None:

@@ -104,9 +104,34 @@ class Pool:
             self._made += 1
             name = f"{self._name}-{self._made}"
             reap, self._reaping = not self._reaping, True
-        _Waiter(self, job, name).start()
+        try:
+            _Waiter(self, job, name).start()
+        except RuntimeError as error:  # the host has no thread left for this process
+            self._missed(job, error, reap=reap)
+            return
         if reap:
-            threading.Thread(target=self._reap, name=f"{self._name}-idle", daemon=True).start()
+            try:
+                threading.Thread(target=self._reap, name=f"{self._name}-idle", daemon=True).start()
+            except RuntimeError:  # with the next thread, then
+                self._reaping = False
+
+    def _missed(self, job: Job, error: RuntimeError, *, reap: bool) -> None:
+        """A thread could not be started: whoever comes back next does `job`.
+
+        Raises:
+            RuntimeError: `error`: nobody is there.
+        """
+        with self._lock:
+            self._threads -= 1
+            self._reaping = self._reaping and not reap
+            if not self._threads:
+                raise error
+            if not self._sleeping:
+                self._jobs.append(job)
+                return
+            waiter = self._sleeping.pop()
+            waiter.job = job
+            waiter.ready.release()
 
     def dismiss(self) -> None:
         """End the threads that have nothing to do; new ones are made when they are needed."""

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from multiworld._c10d import sockets
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -252,6 +254,7 @@ class Pool:
         self._entries, self._leases, self._forks = [], 0, self._forks + 1
         self._waiting = []
         self._lock = threading.Lock()
+        sockets.forked()
 
 
 pool = Pool()

@@ -115,11 +115,18 @@ _Tensor = torch.Tensor
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined, unused-ignore]
 _function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled  # type: ignore[attr-defined, unused-ignore]
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 
 
 def _sends(tensor: Any) -> bool:
-    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest.
-    return type(tensor) is _Tensor and tensor.is_cpu and not _dispatch_modes() and not _profiled()
+    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view that only
+    # says that it is conjugated or negated has another number's bytes, and one of functorch's has none.
+    return (
+        type(tensor) is _Tensor
+        and tensor.is_cpu
+        and not (tensor.is_conj() or tensor.is_neg() or _wrapped(tensor))
+        and not (_dispatch_modes() or _profiled())
+    )
 
 
 def _calm(coalescing: dict[Any, Any]) -> Callable[[], bool]:
@@ -140,7 +147,7 @@ def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
             type(tensor) is _Tensor
             and tensor.is_cpu
             and not tensor.requires_grad
-            and not tensor.is_complex()
+            and not (tensor.is_complex() or tensor.is_neg() or _wrapped(tensor))
             and not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
         )
 

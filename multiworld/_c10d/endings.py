@@ -47,6 +47,9 @@ _LARGEST = 2 << 20
 _TURN = 16
 """Operations that may end in a row without a turn of the loop: with `SPIN`, its other tasks wait for 2.4 ms at most."""
 
+_TURN_BYTES = 1 << 19
+"""Each of which counts as an operation more: `_EACH` of them is `SPIN`."""
+
 _CREDIT = 8
 """Operations that may be looked for in vain before fewer are; each that is not gives one back."""
 
@@ -113,8 +116,6 @@ class Lane:
         self.in_a_row = 0
         self._ended: deque[Ending] = deque()
         self._woken = False
-        # What a task does, it does in its own; copying the thread's each time is in vain.
-        self._context = contextvars.Context()
 
     def ended(self, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
         """From the thread that waited: `ending` has ended, and the loop does not look."""
@@ -122,7 +123,7 @@ class Lane:
         if not self._woken:
             self._woken = True
             try:
-                loop.call_soon_threadsafe(self._drain, context=self._context)
+                loop.call_soon_threadsafe(self._drain)
             except RuntimeError:  # the loop was closed meanwhile: nobody waits
                 self._ended.clear()
                 self._woken = False
@@ -134,14 +135,14 @@ class Lane:
         ended = self._ended
         self.spare = 1
         try:
-            while ended:
+            # Those that were there: what ends meanwhile is the next turn's, or no other callback would get one.
+            for _ in range(len(ended)):
                 ended.popleft().step()
         finally:
             self.spare = 0
-            # A task raised what ends the loop (KeyboardInterrupt): the others' turn comes if it goes on.
             if ended and not self._woken:
                 self._woken = True
-                asyncio.get_running_loop().call_soon(self._drain, context=self._context)
+                asyncio.get_running_loop().call_soon(self._drain)
 
 
 _lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane] = weakref.WeakKeyDictionary()
@@ -175,6 +176,7 @@ class Ending:
     _looking = False
     _error: BaseException | None = None  # torch's
     _told: BaseException | None = None  # what ended the waiting, though the operation has not ended
+    _message: Any = None  # of a cancellation
     _callback: Callable[[Any], object] | None = None
     _context: contextvars.Context | None = None
     _told_of_end: Callable[[BaseException | None], None] | None = None
@@ -206,7 +208,7 @@ class Ending:
             if looks:
                 habit.learn(self._look(nbytes))
                 self._looking = False
-                lane.in_a_row += 1
+                lane.in_a_row += 1 + nbytes // _TURN_BYTES
                 if self._done and lane.in_a_row >= _TURN:
                     lane.in_a_row = 0
                     await asyncio.sleep(0)
@@ -290,7 +292,9 @@ class Ending:
         self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
         """What lets the task go on; there is one."""
-        self._callback, self._context = callback, context or contextvars.copy_context()
+        # An empty context is false, and still the task's own.
+        self._callback = callback
+        self._context = contextvars.copy_context() if context is None else context
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
         """Take it back."""
@@ -299,11 +303,12 @@ class Ending:
             self._callback = None
         return int(found)
 
-    def cancel(self, msg: Any = None) -> bool:  # noqa: ARG002  (a task keeps it itself)
+    def cancel(self, msg: Any = None) -> bool:
         """End the waiting of the task, in the loop's next turn; False if it has ended."""
         if self._done:
             return False
         self._done = self._cancelled = True
+        self._message = msg  # by which anyio knows its own
         self._loop.call_soon(self.step)
         return True
 
@@ -318,7 +323,7 @@ class Ending:
     def result(self) -> None:
         """For the task that goes on; an error is raised by `until_over`."""
         if self._cancelled:
-            raise asyncio.CancelledError
+            raise asyncio.CancelledError(*(() if self._message is None else (self._message,)))
 
     def exception(self) -> BaseException | None:
         """None: an error is raised by `until_over`."""

@@ -149,13 +149,19 @@ class GlooWorld:
         polling = PollingStore(store, check_cancelled=check, timeout=self.timeout)
         lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining, order=self.name)
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
-        polling.set_timeout(limit)
         try:
+            polling.set_timeout(limit)
             backend = _run(
                 lambda: _original(polling, rank, size, _options(lease, limit)),
                 check,
                 lambda: _wake(list(polling.written.values()), size),
             )
+            polling.recording = False
+            # One that is alone has no pairs, and publishes none.
+            own, members = (
+                _addresses(each) if size > 1 else set() for each in (polling.written, polling.read)
+            )
+            group = GlooGroup(backend, polling, own, members - own, lease)
         except BaseException as error:
             lease.give_back()
             # C++ may have made a plain RuntimeError of it on the way.
@@ -164,10 +170,6 @@ class GlooWorld:
             raise
         finally:
             raised.clear()
-        polling.recording = False
-        # One that is alone has no pairs, and publishes none.
-        own, members = (_addresses(each) if size > 1 else set() for each in (polling.written, polling.read))
-        group = GlooGroup(backend, polling, own, members - own, lease)
         with self._lock:
             self._groups.append(group)
         if (fresh := getattr(_made, "groups", None)) is not None:
@@ -215,7 +217,10 @@ class GlooWorld:
         """Let go of groups whose process group is about to end: behind it, in a thread of its own."""
         taken = self.take(groups)
         if taken:
-            threading.Thread(target=_let_go, args=(taken,), name="m8d-release", daemon=True).start()
+            try:
+                threading.Thread(target=_let_go, args=(taken,), name="m8d-release", daemon=True).start()
+            except RuntimeError:  # the host has no thread left for this process
+                _let_go(taken)
 
     def joined(self) -> None:
         """All members' groups stand: their devices are free for other worlds, and what is made now has its own."""

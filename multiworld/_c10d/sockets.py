@@ -15,13 +15,14 @@ import os
 import socket
 import stat
 import struct
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["Address", "Link", "find", "parse_address", "shut", "still_open"]
+__all__ = ["Address", "Link", "find", "forked", "parse_address", "shut", "still_open"]
 
 Address = tuple[str, int]
 """Numeric host and port."""
@@ -98,7 +99,10 @@ def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[
                 listeners.append(link)
             continue
         if seen is None or seen.link is not link:
-            seen = _seen[fd] = _Seen(link)
+            with _adding:  # another thread may have added it meanwhile, and taken it
+                seen = _seen.get(fd)
+                if seen is None or seen.link != link:
+                    seen = _seen[fd] = _Seen(link)
         if not seen.taken and (link.local in own or link.remote in members):
             seen.taken = True
             links.append(link)
@@ -138,7 +142,15 @@ class _Seen:
 
 _seen: dict[int, _Seen] = {}
 """By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system call
-instead of four, for each socket of each world, at each join. Two threads never add the same socket differently."""
+instead of four, for each socket of each world, at each join."""
+
+_adding = threading.Lock()
+
+
+def forked() -> None:
+    """In a forked child: whoever held the lock is not here."""
+    global _adding  # noqa: PLW0603  (the child has one thread)
+    _adding = threading.Lock()
 
 
 def _descriptors() -> Iterable[int]:

@@ -108,7 +108,8 @@ class Worlds:
         for world in self.shared(main.peer):
             state = self._worlds[world]
             if state.ready and world in main.accepted:
-                return Pledge(self.endpoints(main.peer)[0], state.roster.token, world)
+                theirs = state.roster.members[state.ranks(main.peer)[0]]
+                return Pledge(theirs.endpoint, state.roster.token, world)
         return None
 
     def note(self, process: str, note: str) -> None:

@@ -119,6 +119,7 @@ class Sockets:
         self._listeners: dict[str, _Listener] = {}
         self._channels: dict[int, _Channel] = {}
         self._resume_at: float | None = None
+        self._unborn: list[SocketEvent] = []  # the ends of dials that never had a socket
 
     # -- any thread
 
@@ -203,7 +204,8 @@ class Sockets:
             code = getattr(error, "errno", None) or errno.EHOSTUNREACH
         if entry is None:
             # No descriptor, or no address: reported by the next wait like everything else.
-            entry = self._channels[channel] = _Channel(channel, socket.socket(), connecting=True)
+            self._unborn.append(Closed(channel, Ending.DEAD, refused=False))
+            return
         if code not in {0, errno.EINPROGRESS}:
             entry.error = code
         self._watch(entry, selectors.EVENT_WRITE)
@@ -254,8 +256,8 @@ class Sockets:
         if ends:
             left = max(0.0, min(ends) - now)
             timeout = left if timeout is None else min(timeout, left)
-        events: list[SocketEvent] = []
-        for key, mask in self._selector.select(timeout):
+        events, self._unborn = self._unborn, []
+        for key, mask in self._selector.select(0.0 if events else timeout):
             if isinstance(key.data, _Channel):
                 self._serve(key.data, mask, events)
             elif isinstance(key.data, _Listener):

@@ -73,7 +73,7 @@ class Vault:
         finally:
             far.close()
         try:
-            _thread.start_new_thread(_run, (number, farewell))
+            _thread.start_new_thread(_run, (number, farewell, _thread.get_native_id()))
         except RuntimeError:
             os.close(number)
             line.close()
@@ -83,9 +83,9 @@ class Vault:
     def opened(self) -> bool:
         """Wait until the thread has its table, 0.25 s at most; False where the system refuses it. To be called once."""
         answer = self._answer(time.monotonic() + _START)
-        number, self._number = self._number, None
-        # None: this process hardly runs. The number stays open, for the thread is about to use it.
-        if answer is not None and number is not None:
+        # None: this process hardly runs. The number stays open, for the thread is about to use it, until `close`.
+        if answer is not None and self._number is not None:
+            number, self._number = self._number, None
             os.close(number)  # the thread has its own by now, or has ended
         return answer == _READY
 
@@ -156,13 +156,16 @@ class Vault:
             return b""
 
 
-def _run(end: int, farewell: bytes) -> None:
+def _run(end: int, farewell: bytes, starter: int) -> None:
     """Be the vault: the thread's function. `end`: of the line; in this process's table it is the other thread's."""
-    # A signal is for a thread that has the process's descriptors: Python's handler writes to a wake-up pipe.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    own = _thread.get_native_id() != starter  # else it is no thread: gevent's and eventlet's are not
+    if own:
+        # A signal is for a thread that has the process's descriptors: Python's handler writes to a wake-up pipe.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     line = socket.socket(fileno=end)
+    line.settimeout(None)  # whatever socket.setdefaulttimeout() says
     try:
-        alone = _alone(end)
+        alone = own and _alone(end)
         line.send(_READY if alone else _REFUSED)
         if alone:
             _serve(line, farewell, end + 1)
@@ -225,8 +228,9 @@ def _alone(end: int) -> bool:
     close_range.argtypes = [ctypes.c_long, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]
     try:
         # Containers that refuse unshare(2) (Docker's do by default) allow this.
-        if close_range(_CLOSE_RANGE, end + 1, _LAST, _CLOSE_RANGE_UNSHARE) == 0:
-            close_range(_CLOSE_RANGE, 0, end - 1, 0)
+        # All but a few are below `end`: copied and closed in one call, which nobody can come between.
+        if close_range(_CLOSE_RANGE, 0, end - 1, _CLOSE_RANGE_UNSHARE) == 0:
+            close_range(_CLOSE_RANGE, end + 1, _LAST, 0)
         elif libc.unshare(_CLONE_FILES) == 0:  # before Linux 5.9
             _close_all_but(end)
         else:

@@ -52,6 +52,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert float(said.pop("M8D_CLOSE_TIMEOUT")) == defaults.close_timeout
     assert said.pop("M8D_SHIM") == defaults.shim
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
+    assert bool(int(said.pop("M8D_TETHERS"))) == defaults.tethers
     assert int(said.pop("M8D_GLOO_THREADS")) == defaults.gloo_threads
     assert said == {}
 

@@ -13,7 +13,7 @@ def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
     empty = dict.fromkeys(
         [
             "M8D_HANG_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH",
-            "M8D_GLOO_THREADS",
+            "M8D_GLOO_THREADS", "M8D_TETHERS",
         ],
         " ",
     )  # fmt: skip
@@ -23,9 +23,9 @@ def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
 def test_every_variable_is_read():
     env = {
         "M8D_HANG_TIMEOUT": "0.3", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
-        "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3",
+        "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3", "M8D_TETHERS": "0",
     }  # fmt: skip
-    assert load(env) == Settings(0.3, 7.0, 1.5, "off", require_patch=True, gloo_threads=3)
+    assert load(env) == Settings(0.3, 7.0, 1.5, "off", require_patch=True, gloo_threads=3, tethers=False)
     assert all(f"``{name}``" in (settings.__doc__ or "") for name in env)
 
 
@@ -40,6 +40,7 @@ def test_every_variable_is_read():
         ("M8D_SHIM", "maybe", "auto, on, off"),
         ("M8D_REQUIRE_PATCH", "2", "0 or 1"),
         ("M8D_GLOO_THREADS", "65", "0 to 64"),
+        ("M8D_TETHERS", "never", "0 or 1"),
         ("M8D_GLOO_THREADS", "-1", "0 to 64"),
         ("M8D_GLOO_THREADS", "two", "0 to 64"),
     ],
