@@ -1,6 +1,8 @@
 """Which way an operation goes, and that both ways mean the same; in one process, with a world of one member."""
 
 import asyncio
+import contextvars
+import threading
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiworld as mw
+from multiworld._c10d import endings
 from multiworld._c10d.endings import Habit
 from multiworld._c10d.state import owner_of
 
@@ -113,3 +116,111 @@ def test_looking_stops_where_it_does_not_pay_and_comes_back():
         pass
     habit.learn(hit=True)
     assert all(habit.looks() for _ in range(100))
+
+
+class Slow:
+    """A work whose end somebody else decides, waited for as gloo's is."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """`Ending`s of such works: nobody looks for their end, so each is awaited."""
+    monkeypatch.setattr(endings, "_wait", lambda work: work.over.wait(30))
+    monkeypatch.setattr(endings, "SPIN", 0.0)
+
+
+def begun(loop):
+    work = Slow()
+    return work, endings.Ending(work, endings.lane_of(loop), loop)
+
+
+def test_a_task_goes_on_in_its_own_context_though_it_is_empty(waiting):
+    kept = contextvars.ContextVar("kept")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        work, ending = begun(loop)
+        loop.call_later(0.01, work.over.set)
+        await ending.until_over(Habit())
+        token = kept.set(1)
+        await asyncio.sleep(0)
+        assert kept.get() == 1
+        kept.reset(token)
+
+    contextvars.Context().run(asyncio.run, main())
+
+
+def test_a_cancellation_keeps_its_message(waiting):
+    async def main():
+        loop = asyncio.get_running_loop()
+        work, ending = begun(loop)
+
+        async def wait():
+            await ending.until_over(Habit())
+
+        task = asyncio.ensure_future(wait())
+        await asyncio.sleep(0.01)
+        task.cancel("why")
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert caught.value.args == ("why",)
+        work.over.set()
+
+    asyncio.run(main())
+
+
+def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
+    async def main():
+        loop = asyncio.get_running_loop()
+        lane = endings.lane_of(loop)
+        turns = []
+
+        class Again:
+            """Ends again as soon as its task goes on."""
+
+            def __init__(self):
+                self.left = 50
+
+            def step(self):
+                self.left -= 1
+                if self.left:
+                    lane.ended(self, loop)
+
+        def count():
+            turns.append(sum(each.left for each in every))
+            if any(each.left for each in every):
+                loop.call_soon(count)
+            else:
+                over.set()
+
+        over = asyncio.Event()
+        every = [Again() for _ in range(4)]
+        for each in every:
+            lane.ended(each, loop)
+        loop.call_soon(count)
+        await over.wait()
+        # Somebody else's callback had a turn between any two steps of a task.
+        assert len(turns) >= 49
+
+    asyncio.run(main())
+
+
+def test_a_view_that_only_says_that_it_is_conjugated_or_negated_goes_torchs_way(world):
+    direct = world._gen.direct
+    number = torch.tensor([1 + 2j])
+    negated = number.conj().imag
+    assert negated.is_neg()
+    assert direct.sends(number)
+    assert not direct.sends(number.conj())
+    assert not direct.sends(negated)
+    assert not direct.takes(negated)
+    assert direct.takes(torch.ones(1))
+    torch.vmap(lambda each: (_refused(direct, each), each)[1])(torch.ones(3))
+
+
+def _refused(direct, tensor):
+    assert not direct.sends(tensor)
+    assert not direct.takes(tensor)

@@ -73,6 +73,30 @@ def test_threads_are_kept_and_the_limit_holds(pool):
     asyncio.run(main())
 
 
+def test_a_thread_that_cannot_be_started_costs_nothing_but_its_job(pool, monkeypatch):
+    start, fails = threading.Thread.start, [True]
+
+    def starting(thread):
+        if fails[0] and thread.name.startswith("test-waiter"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    for _ in range(10):  # more than the limit
+        with pytest.raises(RuntimeError, match="start new thread"):
+            pool.run(lambda: None)
+    assert pool.threads == 0
+    fails[0] = False
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+    pool.run(lambda: (begun.set(), go.wait(PATIENCE))[2:] or None)
+    assert begun.wait(PATIENCE)
+    fails[0] = True
+    pool.run(done.set)  # whoever comes back does it
+    assert not done.is_set()
+    go.set()
+    assert done.wait(PATIENCE)
+
+
 def test_nothing_is_held_by_a_sleeping_thread(pool):
     class Thing:
         pass

@@ -62,6 +62,20 @@ def gather(sockets, *wanted):
     return events + sockets.wait(0.01)
 
 
+def test_a_dial_without_a_descriptor_is_a_connection_that_never_was(sockets, monkeypatch):
+    endpoint = sockets.listen("127.0.0.1")
+
+    def none_left(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("multiworld._net.liveness.socket.socket", none_left)
+        sockets.dial(7, endpoint)
+    assert sockets.wait(PATIENCE) == [Closed(7, Ending.DEAD, refused=False)]
+    sockets.dial(8, endpoint)
+    until(sockets, Connected)
+
+
 def client(endpoint):
     return socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE)
 
