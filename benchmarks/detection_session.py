@@ -16,8 +16,9 @@ HANG = 0.5
 """hang_timeout of worlds whose member is stopped, seconds."""
 _LONG = 30.0
 """hang_timeout of worlds whose member is killed: silence says nothing there."""
-_AFTER = (0.010, 0.040)
-"""Seconds between the last receive's beginning and the signal: at no fixed phase of anybody's timer."""
+_AFTER = (0.150, 0.300)
+"""Seconds between the last receive's beginning and the signal: at no fixed phase of anybody's timer, and after the tethers are
+there (0.05 s)."""
 
 
 @dataclass(frozen=True)
