@@ -13,7 +13,7 @@ from multiworld._core import peers as peers_module
 from multiworld._core.actions import Dial, Drop, Keep, Loose, Send
 from multiworld._core.detector import Ending
 from multiworld._core.links import Link
-from multiworld._core.tethers import DELAY
+from multiworld._core.tethers import DELAY, Pledge, Tethers
 from multiworld._core.wire import Attach, Attached, Beat, Close, Goodbye, Hello, Tether
 from multiworld.events import Cause
 
@@ -72,6 +72,44 @@ def test_the_join_does_not_wait_for_them():
     assert net[1].peers.wake() <= net.now + DELAY
     net.pass_time(3 * DELAY)
     assert tied(net, 1, 2)
+
+
+def alone(pledge):
+    """What one process decides, and what it wants done; a link of its to process 2."""
+    done = []
+    found = Tethers(
+        process(1),
+        nonce=lambda: b"n" * 16,
+        channel=iter(range(50, 99)).__next__,
+        act=done.append,
+        pledge=pledge,
+    )
+    found.own_wanted = True
+    return found, done, Link(5, process(1), b"n" * 16, dialed=True, since=0.0, peer=process(2))
+
+
+def test_where_no_world_is_to_be_proved_none_is_dialed():
+    found, done, link = alone(lambda _main: None)
+    found.want(link, 0.0)
+    found.settle(1.0)
+    assert (done, found.wake()) == ([], math.inf)
+    net = joined()
+    assert net[1].peers._worlds.pledge(main(net, 1)) is not None
+    main(net, 1).accepted.clear()
+    assert net[1].peers._worlds.pledge(main(net, 1)) is None
+
+
+def test_an_attempt_has_its_time():
+    roster = rosters("w", (1, 2))[0]
+    found, done, link = alone(lambda _main: Pledge(roster.members[1].endpoint, TOKEN, ("w/1", 0)))
+    found.want(link, 0.0)
+    assert found.wake() == DELAY
+    found.settle(1.0)
+    assert done == [Dial(50, roster.members[1].endpoint)]
+    late = found.wake()
+    assert 1.0 < late < math.inf
+    found.settle(late)
+    assert done[1:] == [Drop(50, orderly=False)]
 
 
 def test_any_number_of_worlds_shares_them():
