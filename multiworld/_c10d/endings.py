@@ -129,7 +129,7 @@ class Lane:
                 self._woken = False
 
     def _drain(self) -> None:
-        # First: whoever adds one from now on wakes the loop again, or it is still taken here.
+        # First: whoever adds one from now on wakes the loop again.
         self._woken = False
         self.in_a_row = 0
         ended = self._ended
