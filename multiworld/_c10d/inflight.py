@@ -24,6 +24,8 @@ import torch.distributed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from multiworld._c10d.together import Together
+
 __all__ = ["Traffic", "failure_of", "plain_wait"]
 
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
@@ -49,6 +51,10 @@ TIMEOUT_GRACE = 1.0
 
 QUIET = 0.5
 """Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may end."""
+
+
+OPEN_PAUSE = 0.05
+"""Seconds between two looks at whether a thread has come to close its NCCL group."""
 
 
 class Traffic:
@@ -83,6 +89,7 @@ class Traffic:
         self._quiet = threading.Event()
         self._here = threading.local()
         self._aborting: list[threading.Thread] = []
+        self._open: set[Together] = set()
 
     # -- calls into torch ---------------------------------------------------------------------------------------
 
@@ -116,6 +123,18 @@ class Traffic:
             self._inside -= 1
             if not self._inside and self.over.is_set():
                 self._quiet.set()
+
+    def opened(self, together: Together) -> None:
+        """A thread begins to put operations together, which is a call until `closed`; raises as `call`."""
+        self.enter()
+        with self._lock:
+            self._open.add(together)
+
+    def closed(self, together: Together) -> None:
+        """It is through with that."""
+        with self._lock:
+            self._open.discard(together)
+        self.leave()
 
     def verify(self) -> None:
         """Raise if the world is over; see `call`."""
@@ -202,6 +221,11 @@ class Traffic:
         if here.blocks == 1:
             here.told = self.over.is_set()
 
+    def blocks(self) -> int:
+        """Return how many blocks of this world this thread is in."""
+        count: int = getattr(self._here, "blocks", 0)
+        return count
+
     def told(self) -> None:
         """This thread is being told that the world is over."""
         self._here.told = True
@@ -241,9 +265,23 @@ class Traffic:
 
     def _end(self, end: Callable[[], None]) -> None:
         self._quiet.wait(QUIET)
+        if self._spare():
+            self._quiet.wait(QUIET)  # it is being closed
         # A backend that fails to abort is dead anyway, and its world over.
         with contextlib.suppress(Exception):
             end()
+
+    def _spare(self) -> bool:
+        """Wait until no thread has operations of this world in an open NCCL group; whether there was one."""
+        deadline = time.monotonic() + self.timeout
+        waited = False
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not any(each.queued for each in self._open):
+                    break
+            waited = True
+            self._quiet.wait(OPEN_PAUSE)
+        return waited
 
     def ended(self, deadline: float) -> bool:
         """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); whether they have come to an end."""

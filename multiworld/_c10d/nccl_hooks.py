@@ -15,7 +15,6 @@ the methods of a world go the same way.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.autograd import Variable
 
-from multiworld._c10d import nccl
+from multiworld._c10d import nccl, together
 from multiworld._c10d.completion import pool, without_future
 from multiworld._c10d.selection import current
 from multiworld._c10d.state import owner_of
@@ -58,7 +57,8 @@ _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 """By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each operation."""
 
-_here = threading.local()  # .together: ids of the groups whose operations this thread is putting together
+
+_ALONE = contextlib.nullcontext()
 
 
 class _Owner:
@@ -111,7 +111,7 @@ def install(patches: Patches) -> None:
         elif nccl.SINGLE.get(name) in single:
             plain = _one_by_one(plain, name, single[nccl.SINGLE[name]])
         patches.set(group, name, _dressed(_posting(plain, ends=name == "_end_coalescing"), vars(group)[name]))
-    patches.set(group, "_start_coalescing", _dressed(_starting(start), start))
+    patches.set(group, "_start_coalescing", _dressed(_starting(start, end), start))
     for name in ("wait", "synchronize"):
         patches.set(work, name, _dressed(_waiting(_bare(vars(work)[name])), vars(work)[name]))
     for name, make in (("is_completed", _asking), ("get_future", _promising)):
@@ -160,23 +160,26 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
     """
 
     def post(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if ends:
-            _together().discard(id(group))
         owner = _owner_of_call(group, (*args, *kwargs.values()))
         if owner is None:
             return function(group, *args, **kwargs)
+        opened = together.of(group)
         try:
             with owner.traffic.call():
                 _with_work((*args, *kwargs.values()))
                 try:
-                    work = function(group, *args, **kwargs)
+                    with opened or _ALONE:
+                        work = function(group, *args, **kwargs)
                 except Exception:
-                    _together().discard(id(group))
                     if owner.traffic.fragile:
                         nccl.close_thread_group(group, owner.traffic.device)
                     raise
         except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            if opened is not None:
+                opened.close()
             owner.raise_(error)
+        if ends and opened is not None:
+            opened.ended()
         if work is not None:
             _owners[work] = owner
         return work
@@ -238,17 +241,17 @@ def _first_tensor(args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _together() -> set[int]:
-    found: set[int] | None = getattr(_here, "together", None)
-    if found is None:
-        found = _here.together = set()
-    return found
-
-
-def _starting(function: Callable[..., Any]) -> Callable[..., Any]:
+def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable[..., Any]:
     def start(group: Any, *args: Any, **kwargs: Any) -> Any:
-        function(group, *args, **kwargs)
-        _together().add(id(group))
+        owner = _owner_of_call(group, ())
+        if owner is None:
+            return function(group, *args, **kwargs)
+        known = weakref.ref(group)
+        try:
+            with together.start(group, owner.traffic, lambda: end(known(), *args, **kwargs)):
+                return function(group, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            owner.raise_(error)
 
     return start
 
@@ -258,7 +261,7 @@ def _on_own_communicator(
 ) -> Callable[..., Any]:
     def point_to_point(group: Any, tensors: list[Any], *args: Any, **kwargs: Any) -> Any:
         device = tensors[0].device
-        if device.type != "cuda" or id(group) in _together() or not _is_older(group, device):
+        if device.type != "cuda" or together.of(group) is not None or not _is_older(group, device):
             return function(group, tensors, *args, **kwargs)
         # As a batch of one it is put on the communicator of the collectives, which every version has.
         start(group, device)
@@ -383,6 +386,8 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
     """
     traffic = state.traffic
     nccl.keep_for_unfinished(lambda: _groups_of(state))
+    for group in together.close_left(traffic, traffic.blocks() - 1):
+        state.pg_coalesce_state.pop(group, None)  # torch would take it up with the next
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
         # It may come from a call that torch made in C++.
         with traffic.call():
