@@ -75,17 +75,14 @@ class Aio:
             await self._finish(gen, work)
             return
         try:
-            ending = self._ending(gen.direct.send([tensor], _peer(gen, dst), tag))
+            work, written = gen.direct.post_send(tensor, _peer(gen, dst), tag)
+            ending = self._ending(work)
+            del work  # as in `_recv`
+            if written:
+                ending.wait()
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
-        gen.expect(ending)
-        try:
-            await ending.until_over(self._sends, tensor.nbytes)
-        except Exception as exc:  # noqa: BLE001  (same)
-            await self._raise(gen, exc)
-        finally:
-            gen.expect_no_more(ending)
-            del ending
+        await self._ended(gen, ending, self._sends, tensor.nbytes)
 
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
@@ -162,11 +159,7 @@ class Aio:
         if gen.direct is None or not gen.direct.takes(tensor):
             await self._op("broadcast", tensor, src)
             return
-        try:
-            ending = self._ending(gen.direct.broadcast([tensor], gen.direct.of_broadcast(src)))
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
-        await self._ended(gen, ending)
+        await self._collective(gen, lambda: gen.direct.broadcast([tensor], gen.direct.of_broadcast(src)))
 
     async def all_reduce(self, tensor: Tensor, op: Any = None) -> None:
         """Reduce everyone's `tensor` in place, in everyone."""
@@ -174,11 +167,7 @@ class Aio:
         if gen.direct is None or not gen.direct.takes(tensor):
             await self._op("all_reduce", tensor, **_op_of(op))
             return
-        try:
-            ending = self._ending(gen.direct.allreduce([tensor], gen.direct.of_reduce(op)))
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
-        await self._ended(gen, ending)
+        await self._collective(gen, lambda: gen.direct.allreduce([tensor], gen.direct.of_reduce(op)))
 
     async def reduce(self, tensor: Tensor, dst: int, op: Any = None) -> None:
         """Reduce everyone's `tensor` into `dst`'s."""
@@ -303,11 +292,19 @@ class Aio:
         ending: Ending = self._make(work, lane, loop, order)
         return ending
 
-    async def _ended(self, gen: Generation, ending: Ending) -> None:
-        """Wait for a collective of gloo's."""
+    async def _collective(self, gen: Generation, start: Callable[[], Any]) -> None:
+        """Run a collective of gloo's to its end."""
+        try:
+            ending = self._ending(start())
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        await self._ended(gen, ending, self._others)
+
+    async def _ended(self, gen: Generation, ending: Ending, habit: Habit, nbytes: int = 0) -> None:
+        """Wait for what need not be kept when nobody waits for it any more."""
         gen.expect(ending)
         try:
-            await ending.until_over(self._others)
+            await ending.until_over(habit, nbytes)
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import inflight
+from multiworld._c10d import inflight, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +77,17 @@ class Direct:
         self.of_barrier = c10d.BarrierOptions()
         if hasattr(self.of_barrier, "device"):
             self.of_barrier.device = _CPU
+
+    def post_send(self, tensor: Any, dst: int, tag: int) -> tuple[Any, bool]:
+        """Post a send.
+
+        Returns:
+            The work, and whether waiting for it will surely not block.
+        """
+        mine = written.here()
+        since = mine.count()
+        work = self.send([tensor], dst, tag)
+        return work, mine.message(tensor.nbytes, since)
 
 
 _messages: dict[str, Any] = {

@@ -1,31 +1,34 @@
-"""The end of an operation of gloo, awaited: a kept thread waits in C++, and the loop looks for a moment before it sleeps.
+"""The end of an operation of gloo, awaited: waited for at once where that does not block, else by a kept thread.
 
-A send or a receive of gloo has no future, says that it is complete only after somebody waited for it, and a wait that
-times out ends the group: so a thread has to wait (`completion.pool`). What is left to save is on the way back:
+A send or a receive of gloo has no future, says that it is complete only after somebody has waited for it, and a wait
+that times out ends the group. What follows from it:
 
-- The loop's thread looks for up to `SPIN` whether the thread has come back, letting go of the GIL and of the core with
-  each look. That saves waking the loop through its socket, and two of its turns. It looks only where nothing else is
-  to be done (no other operation is under way on this loop, no callback is ready), stops looking where that has not
-  paid (`Habit`), and lets the loop turn after `_TURN` operations at most.
+- A send that the loop's thread has written whole (`multiworld._c10d.written`) it waits for itself, at once.
+- For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is under way
+  on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to
+  `NAP`. That saves
+  waking the loop through its socket, and two of its turns. It stops where that has not paid (`Habit`).
 - Else the thread wakes the loop once for all operations that have ended by then (`Lane`), and each task goes on within
   that turn, not in the next one.
+- After `_TURN` operations at most that have ended without a turn of the loop it gets one.
 
 Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1, medians: a future of asyncio and its
-shield 4.7-5.9; this 1.8-2.3. A bare trial of the same idea: without looking 1.96, with it 1.5; looking with a sleep of
-0 s in between (80 µs on Python 3.11) 2.0-2.2; without letting go of the core (`epoll.poll(0)` alone) 2.3-2.7; turning
-the loop instead of looking, 3.3.
+shield 4.7-5.9; a thread for each operation 1.96; no thread for sends 1.70-1.88, and naps 1.55-1.66.
+
+Looking instead of napping (a flag, or the last bytes of the tensor, letting go of the GIL and the core with each look) has
+a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: whoever looks takes a core from the
+others, and gloo's thread, which polls as long as the thread that posts an operation holds its lock, then polls until that
+one's turn comes, 4 ms later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
-import functools
-import time
 import weakref
+from _thread import allocate_lock
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from multiworld._c10d import inflight
 from multiworld._c10d.completion import pool
@@ -35,49 +38,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Ending", "Habit", "Lane", "lane_of"]
 
-SPIN = 0.00015
-"""Seconds that the loop's thread looks for the end of one operation: some more than a message of 4 bytes takes."""
+NAP = 0.00025
+"""Seconds that the loop's thread naps at most: some more than two messages of 4 bytes take."""
 
-_EACH = 3e-10
-"""Seconds more for each byte. Looking for as long as a message of 1 MB takes here (1e-9) keeps gloo's thread from it."""
+_EACH = 7.5e-10
+"""Seconds more for each byte of a message."""
 
 _LARGEST = 2 << 20
-"""Bytes up to which it looks at all, so for 0.8 ms at most."""
+"""Bytes up to which there are naps, so of 1.8 ms at most."""
 
-_TURN = 16
-"""Operations that may end in a row without a turn of the loop: with `SPIN`, its other tasks wait for 2.4 ms at most."""
+_TURN = 10
+"""Operations that may end in a row without a turn of the loop: with `NAP`, its other tasks wait for 2.5 ms at most."""
 
 _TURN_BYTES = 1 << 19
-"""Each of which counts as an operation more: `_EACH` of them is `SPIN`."""
+"""Of a message, each of which counts as an operation more."""
 
 _CREDIT = 8
-"""Operations that may be looked for in vain before fewer are; each that is not gives one back."""
+"""Naps that may be in vain before fewer are taken; each that is not gives one back."""
 
 _MOST = 64
-"""Operations at most that are not looked for after one that was in vain."""
+"""Operations at most without a nap after one that was in vain."""
 
 _NOTHING: tuple[()] = ()
 _wait = inflight.plain_wait
-_clock = time.perf_counter
-
-
-def _yielding() -> Callable[[], object]:
-    """Return what lets go of the core and, at the same time, of the GIL: `os.sched_yield` keeps it on Python 3.11."""
-    try:
-        found = ctypes.CDLL(None).sched_yield
-    except (OSError, AttributeError, TypeError):  # no such function in this system
-        return functools.partial(time.sleep, 0)
-    found.argtypes, found.restype = [], ctypes.c_int
-    return cast("Callable[[], object]", found)
-
-
-_pause = _yielding()
 
 
 class Habit:
-    """Whether looking pays, learned from the operations of one kind (a world's sends, say).
+    """Whether napping pays, learned from the operations of one kind (a world's sends, say).
 
-    As long as most of them end while they are looked for, all are; once they do not, ever fewer.
+    As long as most of them end meanwhile, there is a nap for each; once they do not, for ever fewer.
     """
 
     __slots__ = ("_credit", "_skip")
@@ -85,15 +74,15 @@ class Habit:
     def __init__(self) -> None:
         self._credit, self._skip = _CREDIT, 0
 
-    def looks(self) -> bool:
-        """Whether to look for the next operation."""
+    def naps(self) -> bool:
+        """Whether to nap for the next operation."""
         if self._skip:
             self._skip -= 1
             return False
         return True
 
     def learn(self, hit: bool) -> None:
-        """An operation was looked for, and ended meanwhile or not."""
+        """There was a nap, and the operation ended meanwhile or not."""
         if hit:
             self._credit = min(_CREDIT, max(0, self._credit) + 1)
         else:
@@ -116,6 +105,14 @@ class Lane:
         self.in_a_row = 0
         self._ended: deque[Ending] = deque()
         self._woken = False
+
+    def turn(self, nbytes: int) -> bool:
+        """An operation ended without a turn of the loop; whether one is due."""
+        self.in_a_row += 1 + nbytes // _TURN_BYTES
+        if self.in_a_row < _TURN:
+            return False
+        self.in_a_row = 0
+        return True
 
     def ended(self, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
         """From the thread that waited: `ending` has ended, and the loop does not look."""
@@ -173,7 +170,7 @@ class Ending:
     _done = False  # for the task: its end, a cancellation, or the end of the world
     _finished = False  # the thread is back
     _cancelled = False
-    _looking = False
+    _back: Any = None  # released by the thread, where the loop's naps
     _error: BaseException | None = None  # torch's
     _told: BaseException | None = None  # what ended the waiting, though the operation has not ended
     _message: Any = None  # of a cancellation
@@ -200,18 +197,19 @@ class Ending:
         """
         lane = self._lane
         # Whether this is the only one, and nothing else is to be done in this turn.
-        looks = not lane.pending and nbytes <= _LARGEST and len(lane.ready) <= lane.spare and habit.looks()
+        naps = (
+            not (self._done or lane.pending or nbytes > _LARGEST)
+            and len(lane.ready) <= lane.spare
+            and habit.naps()
+        )
         lane.pending += 1
         try:
-            self._looking = looks
-            pool.run(self._run)
-            if looks:
-                habit.learn(self._look(nbytes))
-                self._looking = False
-                lane.in_a_row += 1 + nbytes // _TURN_BYTES
-                if self._done and lane.in_a_row >= _TURN:
-                    lane.in_a_row = 0
-                    await asyncio.sleep(0)
+            if naps:
+                habit.learn(self._nap(NAP + _EACH * nbytes))
+            elif not self._done:
+                pool.run(self._run)
+            if self._done and lane.turn(nbytes):
+                await asyncio.sleep(0)
             if not self._done:  # it cannot end unseen: from here on the thread wakes the loop
                 await self
             if self._told is not None or self._error is not None:
@@ -219,21 +217,29 @@ class Ending:
         finally:
             lane.pending -= 1
 
+    def wait(self) -> None:
+        """Wait here and now, because that does not block; `until_over` tells how it ended."""
+        try:
+            _wait(self._work)
+        except Exception as error:  # noqa: BLE001  (raised there)
+            self._error = error.with_traceback(None)
+        self._done = self._finished = True
+        self._work = None
+
+    def _nap(self, seconds: float) -> bool:
+        back = self._back = allocate_lock()
+        back.acquire()
+        try:
+            pool.run(self._run)
+            return back.acquire(True, seconds)
+        finally:
+            self._back = None  # the thread that has not seen it finds the task, or wakes the loop
+
     def _taken(self) -> BaseException:
         # Who raises it is in its traceback, and must not hold it.
         error, self._told, self._error = self._told or self._error, None, None
         assert error is not None  # noqa: S101  (it was asked before)
         return error
-
-    def _look(self, nbytes: int) -> bool:
-        end = _clock() + SPIN + _EACH * nbytes
-        ready, spare = self._lane.ready, self._lane.spare
-        while True:
-            _pause()
-            if self._done:
-                return True
-            if _clock() > end or len(ready) > spare:  # or another thread has something for the loop
-                return False
 
     # -- in the thread that waits -------------------------------------------------------------------------------
 
@@ -251,8 +257,11 @@ class Ending:
             self._told_of_end(self._error)
         if not self._done:  # neither cancelled, nor told that the world is over
             self._done = True
-            if not self._looking:
+            back = self._back
+            if back is None:
                 self._lane.ended(self, self._loop)
+            else:
+                back.release()
         # Last: it is destroyed without the GIL, and the loop's thread takes that.
         self._work = None
 

@@ -104,18 +104,18 @@ def test_awaited_collectives_and_the_end(world):
         asyncio.run(world.aio.all_reduce(torch.ones(1)))
 
 
-def test_looking_stops_where_it_does_not_pay_and_comes_back():
+def test_naps_stop_where_they_do_not_pay_and_come_back():
     habit = Habit()
-    looked = 0
+    naps = 0
     for _ in range(1000):
-        if habit.looks():
-            looked += 1
+        if habit.naps():
+            naps += 1
             habit.learn(hit=False)
-    assert looked < 40
-    while not habit.looks():
+    assert naps < 40
+    while not habit.naps():
         pass
     habit.learn(hit=True)
-    assert all(habit.looks() for _ in range(100))
+    assert all(habit.naps() for _ in range(100))
 
 
 class Slow:
@@ -127,9 +127,9 @@ class Slow:
 
 @pytest.fixture
 def waiting(monkeypatch):
-    """`Ending`s of such works: nobody looks for their end, so each is awaited."""
+    """`Ending`s of such works: no naps, so each is awaited."""
     monkeypatch.setattr(endings, "_wait", lambda work: work.over.wait(30))
-    monkeypatch.setattr(endings, "SPIN", 0.0)
+    monkeypatch.setattr(endings, "NAP", 0.0)
 
 
 def begun(loop):
@@ -151,6 +151,55 @@ def test_a_task_goes_on_in_its_own_context_though_it_is_empty(waiting):
         kept.reset(token)
 
     contextvars.Context().run(asyncio.run, main())
+
+
+def test_what_ends_during_a_nap_needs_no_turn_of_the_loop(waiting, monkeypatch):
+    monkeypatch.setattr(endings, "NAP", 20.0)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        work, ending = begun(loop)
+        turns = []
+        timer = threading.Timer(0.1, work.over.set)
+        timer.start()
+        waits = ending.until_over(Habit())
+        with pytest.raises(StopIteration):
+            turns.append(waits.send(None))
+        assert turns == []
+        timer.join()
+
+    asyncio.run(main())
+
+
+def test_there_is_no_nap_while_another_operation_is_under_way(waiting, monkeypatch):
+    monkeypatch.setattr(endings, "NAP", 20.0)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        lane = endings.lane_of(loop)
+        lane.pending += 1
+        work, ending = begun(loop)
+        loop.call_later(0.01, work.over.set)  # which a nap would keep from its turn
+        await asyncio.wait_for(ending.until_over(Habit()), 10)
+        lane.pending -= 1
+
+    asyncio.run(main())
+
+
+def test_an_error_in_a_nap_is_raised(waiting, monkeypatch):
+    monkeypatch.setattr(endings, "NAP", 20.0)
+
+    def fail(work):
+        raise RuntimeError("the other one went away")
+
+    monkeypatch.setattr(endings, "_wait", fail)
+
+    async def main():
+        _, ending = begun(asyncio.get_running_loop())
+        with pytest.raises(RuntimeError, match="went away"):
+            await ending.until_over(Habit())
+
+    asyncio.run(main())
 
 
 def test_a_cancellation_keeps_its_message(waiting):
