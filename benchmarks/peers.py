@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from m8d_build.progress import Reporter
 
-THEIRS, COMMUNICATOR, AIO = "pymultiworld", "communicator", "aio"
-FORMS = (THEIRS, COMMUNICATOR, AIO)
+THEIRS, BLOCKING, COMMUNICATOR, AIO = "pymultiworld", "world", "communicator", "aio"
+OURS = (BLOCKING, COMMUNICATOR, AIO)
+FORMS = (THEIRS, *OURS)
 WORDS = {
+    BLOCKING: "World.send and recv, blocking, which pymultiworld has not",
     COMMUNICATOR: "the same program on WorldManager and WorldCommunicator",
     AIO: "World.aio in the same worlds",
 }
@@ -119,19 +121,21 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 def _latency(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
-    repeat = run.pick(30, 100)
+    repeat = run.pick(100, 300)
 
     def one(form: str) -> dict[str, float]:
-        face = AIO if form == AIO else COMMUNICATOR
+        face = COMMUNICATOR if form == THEIRS else form
         return dict(
-            sides.of(form).call("round_trips", world=WORLD, face=face, size=size, repeat=repeat, warm_up=5)[0]
+            sides.of(form).call("round_trips", world=WORLD, face=face, size=size, repeat=repeat, warm_up=20)[
+                0
+            ]
         )
 
     values = interleaved(FORMS, run.options.rounds or run.pick(10, 30), one)
     name = f"latency/{size_name(size)}"
     theirs = [value["p50"] for value in values[THEIRS]]
     yield summary("peers", f"{name}/{THEIRS}", theirs, "us", note="await communicator.send and recv")
-    for form in (COMMUNICATOR, AIO):
+    for form in OURS:
         yield ratio(
             "peers", f"{name}/{form}", [value["p50"] for value in values[form]], theirs,
             goal=Goal(at_most=1 / 6), note=f"latency over pymultiworld's: {WORDS[form]}", absolute_unit="us",
@@ -143,7 +147,7 @@ def _throughput(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     messages = run.pick(8, 32)
 
     def one(form: str) -> float:
-        face = AIO if form == AIO else COMMUNICATOR
+        face = COMMUNICATOR if form == THEIRS else form
         # The receiver has them when all are there.
         return float(sides.of(form).call("stream", world=WORLD, face=face, size=size, messages=messages)[1])
 
@@ -152,7 +156,7 @@ def _throughput(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     yield summary(
         "peers", f"{name}/{THEIRS}", values[THEIRS], "GB/s", note="await communicator.send and recv"
     )
-    for form in (COMMUNICATOR, AIO):
+    for form in OURS:
         yield ratio(
             "peers", f"{name}/{form}", values[form], values[THEIRS],
             goal=Goal(at_least=1.8), note=f"throughput over pymultiworld's: {WORDS[form]}", absolute_unit="GB/s",

@@ -1,6 +1,6 @@
 """A member of a world made by pymultiworld, or by this package's face of the same names: one program for both.
 
-Only pymultiworld's public API is used, and nothing of this package that pymultiworld has not, but for "aio".
+Only pymultiworld's public API is used, and nothing of this package that pymultiworld has not, but for "aio" and "world".
 """
 
 from __future__ import annotations
@@ -104,5 +104,14 @@ class Member:
         if face == "communicator":
             communicator = self._manager.communicator
             return communicator.send, communicator.recv, (world,)
-        aio = import_module("multiworld").worlds()[world].aio
-        return aio.send, aio.recv, ()
+        here = import_module("multiworld").worlds()[world]
+        if face == "aio":
+            return here.aio.send, here.aio.recv, ()
+
+        async def send(tensor: torch.Tensor, rank: int) -> None:
+            here.send(tensor, rank)
+
+        async def recv(tensor: torch.Tensor, rank: int) -> None:
+            here.recv(tensor, rank)
+
+        return send, recv, ()
