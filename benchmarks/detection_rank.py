@@ -20,7 +20,7 @@ import multiworld as mw
 import multiworld._c10d.groups
 import multiworld._c10d.router
 import multiworld.joining
-from benchmarks.forks import Forks, forever
+from benchmarks.forks import Zygote, forever
 from benchmarks.meetings import Meeting
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def make_victim(rank: int, count: int, args: dict[str, Any]) -> Victim:  # noqa:
 def make(rank: int, count: int, args: dict[str, Any]) -> Any:  # noqa: ARG001  (same)
     """Rank 0 observes, 1 is its partner and keeps the store, 2 forks victims."""
     torch.set_num_threads(1)
-    return Zygote() if rank == 2 else Observer(rank)
+    return Victims() if rank == 2 else Observer(rank)
 
 
 def _join_all(store: str, names: list[str], rank: int, size: int, hang_timeout: float) -> list[mw.World]:
@@ -216,16 +216,8 @@ class Victim:
         return len(self._worlds)
 
 
-class Zygote:
-    """Commands of the process that victims are forked from. It is in no world and has one thread."""
-
-    def __init__(self) -> None:
-        self._store = ""
-        self._forks = Forks()
-
-    def meet(self, store: str) -> None:
-        """Where victims meet the others from now on."""
-        self._store = store
+class Victims(Zygote):
+    """Commands of the process that victims are forked from."""
 
     def fork(self, port: int, names: list[str], rank: int, size: int, hang_timeout: float) -> int:
         """A victim that joins these worlds, connects to `port` and waits; its pid, once all that is done."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined, unused-ignore]
 
 import multiworld as mw
+from benchmarks.stock import Stock
 from benchmarks.timing import settle, undisturbed
 from multiworld._c10d import router
 from multiworld.communicator import WorldCommunicator
@@ -37,12 +37,11 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     return Member(rank, count, args["flag"])
 
 
-class Member:
+class Member(Stock):
     """The leader (rank 0), or a worker: rank r of stock's group, and rank 1 of the world "w<r>"."""
 
     def __init__(self, rank: int, count: int, flag: str) -> None:
-        self._rank, self._count = rank, count
-        self._store: Any = None
+        super().__init__(rank, count)
         self._worlds: list[mw.World] = []
         self._communicator = WorldCommunicator()
         self._loop = asyncio.new_event_loop()
@@ -51,18 +50,9 @@ class Member:
         self._stop = mmap.mmap(descriptor, 1)
         os.close(descriptor)
 
-    def serve(self) -> int:
-        """Rank 0: serve the store; its port."""
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return int(self._store.port)
-
     def meet(self, port: int) -> None:
         """Join stock's group, and the worlds."""
-        if self._store is None:
-            self._store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        dist.init_process_group(
-            "gloo", store=PrefixStore("stock", self._store), rank=self._rank, world_size=self._count
-        )
+        self._join_stock(port)
         for worker in [self._rank] if self._rank else range(1, self._count):
             name = f"w{worker}"
             world = mw.join(name, min(self._rank, 1), 2, store=self._store, timeout=PATIENCE)

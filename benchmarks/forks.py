@@ -112,6 +112,18 @@ class Forks:
         return at
 
 
+class Zygote:
+    """Commands of a process that others are forked from. It is in no world and has one thread."""
+
+    def __init__(self) -> None:
+        self._store = ""
+        self._forks = Forks()
+
+    def meet(self, store: str) -> None:
+        """Where worlds meet from now on."""
+        self._store = store
+
+
 def forever() -> None:
     """Wait for the end that somebody else makes."""
     while True:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined, unused-ignore]
 
 import multiworld as mw
 from benchmarks.latency_ops import PLAIN, Operation
 from benchmarks.rounds import order
+from benchmarks.stock import Stock
 from benchmarks.timing import gathered, settle, told, undisturbed
 from multiworld._c10d import router
 from multiworld.communicator import WorldCommunicator
@@ -37,30 +37,20 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     return Member(rank, count)
 
 
-class Member:
+class Member(Stock):
     """One rank: in torch's own default group, and in one world of the same size, over the same store."""
 
     def __init__(self, rank: int, count: int) -> None:
-        self._rank, self._count = rank, count
-        self._store: Any = None
+        super().__init__(rank, count)
         self._world: mw.World
         self._pg: Any = None
         self._communicator = WorldCommunicator()
         self._loop = asyncio.new_event_loop()
         self._operation: Operation
 
-    def serve(self) -> int:
-        """Rank 0: serve the store; its port."""
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return int(self._store.port)
-
     def meet(self, port: int) -> None:
         """Join the others: in stock's group and in the world."""
-        if self._store is None:
-            self._store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        dist.init_process_group(
-            "gloo", store=PrefixStore("stock", self._store), rank=self._rank, world_size=self._count
-        )
+        self._join_stock(port)
         self._pg = dist.group.WORLD
         self._world = mw.join(NAME, self._rank, self._count, store=self._store)
         self._communicator.set_world(NAME, self._world)

@@ -18,7 +18,7 @@ import multiworld._c10d.groups
 import multiworld._c10d.router
 import multiworld.joining
 import multiworld.planned
-from benchmarks.forks import Forks, forever
+from benchmarks.forks import Zygote, forever
 from benchmarks.meetings import Meeting
 from multiworld.events import WorldJoining
 
@@ -36,7 +36,7 @@ _HANG = 30.0
 def make(rank: int, count: int, args: dict[str, Any]) -> Any:  # noqa: ARG001  (the shape that `benchmarks.rank` calls)
     """Ranks 0 to 3 are members, 4 forks who takes the last seat."""
     torch.set_num_threads(1)
-    return Zygote() if rank == SEATS else Member(rank)
+    return Replacements() if rank == SEATS else Member(rank)
 
 
 def _join(store: str, name: str, seat: int) -> mw.World:
@@ -205,16 +205,8 @@ def _joining(event: Event, line: Line) -> None:
         line.mark("began")
 
 
-class Zygote:
-    """Commands of the process that forks who takes the last seat. It is in no world and has one thread."""
-
-    def __init__(self) -> None:
-        self._store = ""
-        self._forks = Forks()
-
-    def meet(self, store: str) -> None:
-        """Where worlds meet from now on."""
-        self._store = store
+class Replacements(Zygote):
+    """Commands of the process that forks who takes the last seat."""
 
     def replacement(self, world: str, control: str, attempt: int) -> int:
         """Somebody who joins as the last seat and then waits to be killed; its pid, just before it joins.

@@ -82,7 +82,10 @@ class Aio:
                 ending.wait()
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
-        await self._ended(gen, ending, self._sends, tensor.nbytes)
+        try:
+            await self._ended(gen, ending, self._sends, tensor.nbytes)
+        finally:
+            del ending
 
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
@@ -298,7 +301,10 @@ class Aio:
             ending = self._ending(start())
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
-        await self._ended(gen, ending, self._others)
+        try:
+            await self._ended(gen, ending, self._others)
+        finally:
+            del ending
 
     async def _ended(self, gen: Generation, ending: Ending, habit: Habit, nbytes: int = 0) -> None:
         """Wait for what need not be kept when nobody waits for it any more."""

@@ -248,16 +248,21 @@ class Collectives:
 
     def _inside(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn` with this world selected, errors translated."""
-        from multiworld._c10d import router  # noqa: PLC0415  (same)
+        from multiworld._c10d import router, together  # noqa: PLC0415  (same)
 
         gen = self._gen
-        if gen.c10d is None:
+        state = gen.c10d
+        if state is None:
             raise gen.error()
-        router.enter(gen.c10d)
+        router.enter(state)
         try:
             return fn(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001  (same)
-            _reraise(gen, exc)
+        except BaseException as exc:
+            if state.traffic is not None:
+                together.close_left(state.traffic)
+            if isinstance(exc, Exception):
+                _reraise(gen, exc)
+            raise
         finally:
             router.leave()
 

@@ -86,7 +86,10 @@ class Direct:
         """
         mine = written.here()
         since = mine.count()
-        work = self.send([tensor], dst, tag)
+        try:
+            work = self.send([tensor], dst, tag)
+        finally:
+            del self  # an error's traceback has this frame, and must not keep the backend
         return work, mine.message(tensor.nbytes, since)
 
 

@@ -48,7 +48,7 @@ _LARGEST = 2 << 20
 """Bytes up to which there are naps, so of 1.8 ms at most."""
 
 _TURN = 10
-"""Operations that may end in a row without a turn of the loop: with `NAP`, its other tasks wait for 2.5 ms at most."""
+"""Operations that may end in a row without a turn of the loop: its other tasks wait for 4 ms of naps at most."""
 
 _TURN_BYTES = 1 << 19
 """Of a message, each of which counts as an operation more."""
@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def ended(self, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
-        """From the thread that waited: `ending` has ended, and the loop does not look."""
+        """From the thread that waited: `ending` has ended, and the loop's thread does not nap for it."""
         self._ended.append(ending)
         if not self._woken:
             self._woken = True

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import capabilities, faults, gloo, inflight, nccl, selection
+from multiworld._c10d import capabilities, faults, gloo, inflight, nccl, selection, together
 from multiworld._net.torchstore import PollingStore
 from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
@@ -304,6 +304,7 @@ class Group:
             Whether all is gone. False also while user code still holds the group (a DDP model of this world).
         """
         self.abort()
+        together.close_left(self._traffic)  # of this thread: the abort waits for it
         with self._lock:
             if self._closing is None:
                 self._closing = threading.Thread(target=self._destroy, name="m8d-destroy", daemon=True)

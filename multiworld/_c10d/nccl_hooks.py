@@ -160,10 +160,15 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
     """
 
     def post(group: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = _owner_of_call(group, (*args, *kwargs.values()))
+        opened = together.of(group)
+        try:
+            owner = _owner_of_call(group, (*args, *kwargs.values()))
+        except WrongDeviceError:
+            if opened is not None:
+                opened.close()
+            raise
         if owner is None:
             return function(group, *args, **kwargs)
-        opened = together.of(group)
         try:
             with owner.traffic.call():
                 _with_work((*args, *kwargs.values()))
@@ -171,6 +176,8 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
                     with opened or _ALONE:
                         work = function(group, *args, **kwargs)
                 except Exception:
+                    if opened is not None:
+                        opened.close()  # first: torch knows that nothing is put together only where that succeeds
                     if owner.traffic.fragile:
                         nccl.close_thread_group(group, owner.traffic.device)
                     raise
@@ -246,9 +253,9 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         owner = _owner_of_call(group, ())
         if owner is None:
             return function(group, *args, **kwargs)
-        known = weakref.ref(group)
+        pending = owner.state.pg_coalesce_state
         try:
-            with together.start(group, owner.traffic, lambda: end(known(), *args, **kwargs)):
+            with together.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
                 return function(group, *args, **kwargs)
         except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
             owner.raise_(error)
@@ -265,7 +272,12 @@ def _on_own_communicator(
             return function(group, tensors, *args, **kwargs)
         # As a batch of one it is put on the communicator of the collectives, which every version has.
         start(group, device)
-        function(group, tensors, *args, **kwargs)
+        try:
+            function(group, tensors, *args, **kwargs)
+        except BaseException:
+            with contextlib.suppress(Exception):  # it has failed
+                end(group, device)
+            raise
         return end(group, device)
 
     return point_to_point
@@ -386,8 +398,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
     """
     traffic = state.traffic
     nccl.keep_for_unfinished(lambda: _groups_of(state))
-    for group in together.close_left(traffic, traffic.blocks() - 1):
-        state.pg_coalesce_state.pop(group, None)  # torch would take it up with the next
+    together.close_left(traffic, traffic.blocks() - 1)
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
         # It may come from a call that torch made in C++.
         with traffic.call():

@@ -3,17 +3,18 @@
 Between ``_start_coalescing`` and ``_end_coalescing`` a group of NCCL is open in the calling thread. Torch does not
 close it where an exception comes between the two, or where the world is over when the end comes: the next operation of
 a healthy world in that thread would go into it, and do nothing. So it is known what a thread has open, and it is
-closed when its world is over, when the `with` block it was opened in ends, and when an operation in it fails.
+closed when an operation in it fails, when the method or the `with` block it was opened in ends, when its world is
+closed in that thread, and at its next operation when its world is over.
 
 NCCL runs over all communicators of a group when it is closed. So while operations are in an open group their
-communicator is not aborted; who waits for it waits as long as an operation may take, for nobody is held up by it.
+communicator is not aborted, for as long as an operation may take. That holds up nobody but whoever waits, in the same
+thread, for the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,22 +33,22 @@ class Together:
     Args:
         group: the process group.
         traffic: of its world.
+        pending: torch's own list of what is put together, by process group: of the world's state.
         end: closes it; called with no argument, plain torch.
 
     Attributes:
-        group: a weak reference.
-        traffic: as given.
+        group, traffic: as given.
         depth: how often it was started and not ended; torch allows more than once.
         blocks: of the world's `with` blocks that this thread was in.
     """
 
-    def __init__(self, group: Any, traffic: Traffic, end: Callable[[], Any]) -> None:
-        self.group = weakref.ref(group)
+    def __init__(self, group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> None:
+        self.group = group
         self.traffic = traffic
         self.depth = 1
         self.blocks = traffic.blocks()
+        self._pending = pending
         self._end = end
-        self._key = id(group)
         self._thread = threading.current_thread()
         self._queued = self._calling = False
 
@@ -73,18 +74,23 @@ class Together:
 
     def forget(self) -> None:
         """It is closed."""
-        if _open().pop(self._key, None) is self:
+        opened = _open()
+        if opened.get(id(self.group)) is self:
+            del opened[id(self.group)]
             self.traffic.closed(self)
 
     def close(self) -> None:
         """Close it, as often as it was started; what it holds is run, and ends with its communicator."""
         self._calling = True
-        for _ in range(self.depth):
-            with contextlib.suppress(
-                RuntimeError
-            ):  # an operation in it has failed, which closed it or now does
-                self._end()
-        self.forget()
+        depth, self.depth = self.depth, 0
+        try:
+            for _ in range(depth):
+                # An operation in it has failed, which closed it, or now does.
+                with contextlib.suppress(Exception):
+                    self._end()
+        finally:
+            self._pending.pop(self.group, None)  # torch would put the next operations to it, and not run them
+            self.forget()
 
 
 def _open() -> dict[int, Together]:
@@ -96,29 +102,27 @@ def _open() -> dict[int, Together]:
 
 def of(group: Any) -> Together | None:
     """Return what this thread has open in a process group; None if nothing."""
-    found = _open().get(id(group))
-    return found if found is not None and found.group() is group else None
+    return _open().get(id(group))
 
 
 @contextlib.contextmanager
-def start(group: Any, traffic: Traffic, end: Callable[[], Any]) -> Iterator[None]:
-    """While torch starts to put operations together in a process group.
-
-    Args:
-        group: the process group.
-        traffic: of its world.
-        end: closes what is started; plain torch.
+def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> Iterator[None]:
+    """While torch starts to put operations together; see `Together` for the arguments.
 
     Raises:
         torch.distributed.DistBackendError: the world is over.
     """
     found = of(group)
     if found is not None:
-        with traffic.call():
-            yield
+        try:
+            with traffic.call():
+                yield
+        except BaseException:
+            found.close()
+            raise
         found.depth += 1
         return
-    fresh = Together(group, traffic, end)
+    fresh = Together(group, traffic, pending, end)
     traffic.opened(fresh)
     _open()[id(group)] = fresh
     try:
@@ -128,7 +132,7 @@ def start(group: Any, traffic: Traffic, end: Callable[[], Any]) -> Iterator[None
         raise
 
 
-def close_left(traffic: Traffic, blocks: int) -> list[Any]:
+def close_left(traffic: Traffic, blocks: int = -1) -> list[Any]:
     """Close what this thread has left open of a world.
 
     Args:
@@ -141,4 +145,4 @@ def close_left(traffic: Traffic, blocks: int) -> list[Any]:
     left = [each for each in _open().values() if each.traffic is traffic and each.blocks > blocks]
     for each in left:
         each.close()
-    return [each.group() for each in left]
+    return [each.group for each in left]

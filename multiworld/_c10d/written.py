@@ -26,11 +26,17 @@ class Written:
         _know_forks()
         self.forks = _forks
         self._file = -1
+        self._closing: weakref.finalize[..., Written] | None = None
         try:
             self._file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # no such file in this system, or not for us
             return
-        weakref.finalize(self, os.close, self._file)
+        self._closing = weakref.finalize(self, os.close, self._file)
+
+    def disown(self) -> None:
+        """Never close the file: in a forked process its number may be another file's by now."""
+        if self._closing is not None:
+            self._closing.detach()
 
     def count(self) -> tuple[int, int] | None:
         """Return how many bytes, and in how many calls; None where the system does not say."""
@@ -72,6 +78,9 @@ def _know_forks() -> None:
 def here() -> Written:
     """Return the calling thread's."""
     found: Written | None = getattr(_here, "written", None)
-    if found is None or found.forks != _forks:
+    if found is not None and found.forks != _forks:
+        found.disown()
+        found = None
+    if found is None:
         found = _here.written = Written()
     return found

@@ -52,8 +52,17 @@ def echo(me, size):
             asyncio.run(main())
         me.emit("echoed", here=names.count("MainThread"), all=len(names))
     asyncio.run(patient(me, world))
+    kept = asyncio.run(refused(world, peer))
     world.barrier()
-    world.close()
+    me.emit("closed", all=world.close(), kept=type(kept).__name__)
+
+
+async def refused(world, peer):
+    """An error of posting, kept with its traceback."""
+    try:
+        await world.aio.send(torch.ones(4, 4).t()[1:], peer)
+    except (RuntimeError, ValueError) as exc:
+        return exc
 
 
 async def patient(me, world):
@@ -93,4 +102,8 @@ def test_values_are_right_and_sends_that_cannot_block_need_no_thread(cast):
     assert told.done == [False] * 3
     assert told.turns > 20
     members[1].say("receive")
+    for member in members:
+        told = member.expect("closed")
+        assert told.kept != "NoneType"
+        assert told.all, "the error keeps nothing of the world"
     assert [member.finish() for member in members] == [0, 0]

@@ -5,20 +5,28 @@ from __future__ import annotations
 import pytest
 
 BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
-CASES = ("captured", "ending", "outside", "queued", "late", "user", "user_inside")
+CASES = (
+    "captured", "ending", "outside", "queued", "late", "user", "user_inside", "user_batch", "user_wrong", "closed",
+)  # fmt: skip
+HEALTHY = {"user", "user_inside", "user_batch", "user_wrong", "closed"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_was_put_together_leaves_no_group_open(launch, backend):
-    with launch("worlds_open:opened", 2, config={"backend": backend, "cases": CASES}, timeout=240) as ranks:
+    # Unpatched, torch 2.6 still takes later sends of that world for a part of the batch (docs/shim.md).
+    cases = [case for case in CASES if (launch.build.name, case) != ("stock-2.6.0", "user_wrong")]
+    with launch("worlds_open:opened", 2, config={"backend": backend, "cases": cases}, timeout=240) as ranks:
         for told in ranks.wait("values"):
             assert told.fields["wrong"] == []
             assert told.fields["gone"], "communicators of worlds that are over"
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(cases):
             after = ranks.events(0, "after")[number].fields
             seen = ranks.events(0, "broken")[number].fields
             assert after == {"case": case, "depth": 0, "open": 0}
-            assert seen["kind"] == ("none" if case.startswith("user") else "BrokenWorldException"), seen
+            assert seen["kind"] == ("none" if case in HEALTHY else "BrokenWorldException"), seen
         (late,) = ranks.events(0, "late")
         assert late.fields["aborts"] == 0, "NCCL runs over the communicators of a group that is closed"
+        (closing,) = ranks.events(0, "closing")
+        assert closing.fields["ms"] < 20_000
+        assert not ranks.events(0, "taken")
         assert {each.code for each in ranks.join().values()} == {0}

@@ -19,9 +19,10 @@ class Group:
 
     def __init__(self):
         self.depth = 0
+        self.pending = {self: []}
 
     def start(self, traffic):
-        with together.start(self, traffic, self.end):
+        with together.start(self, traffic, self.pending, self.end):
             self.depth += 1
 
     def end(self):
@@ -66,6 +67,17 @@ def test_closing_ends_it_as_often_as_it_was_started(world):
     together.of(group).close()
     assert group.depth == 0
     assert together.of(group) is None
+    assert group.pending == {}, "or torch would put the next operations to it"
+
+
+def test_it_is_let_go_of_also_where_it_cannot_be_closed(world):
+    traffic, group = world
+    group.start(traffic)
+    group.end = [].pop
+    found = together.of(group)
+    found.close()
+    assert together.of(group) is None
+    assert aborted(traffic).wait(LONG)
 
 
 def test_closing_what_a_failure_has_closed_is_no_error(world):
@@ -88,7 +100,7 @@ def test_another_thread_has_nothing_open(world):
 
 def test_a_start_that_fails_leaves_nothing(world):
     traffic, group = world
-    with pytest.raises(ZeroDivisionError), together.start(group, traffic, group.end):
+    with pytest.raises(ZeroDivisionError), together.start(group, traffic, {}, group.end):
         raise ZeroDivisionError
     assert together.of(group) is None
     assert aborted(traffic).wait(LONG)
@@ -102,13 +114,13 @@ def test_it_is_not_started_in_a_world_that_is_over(world):
     assert (together.of(group), group.depth) == (None, 0)
 
 
-def test_nor_within_itself(world):
+def test_nor_within_itself_and_the_outer_one_is_closed(world):
     traffic, group = world
     group.start(traffic)
     traffic.abort([])
     with pytest.raises(Error):
         group.start(traffic)
-    assert together.of(group).ended()
+    assert (together.of(group), group.depth) == (None, 0)
 
 
 def test_a_block_closes_what_was_opened_in_it_and_no_more(world):

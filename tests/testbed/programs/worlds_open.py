@@ -6,15 +6,15 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+import multiworld as mw
 from programs.worldkit import broken, everything, full, joined, meet, same, until
 
 if TYPE_CHECKING:
     from bed.rank import Rank
-
-    import multiworld as mw
 
 LATE = 1.5  # seconds: three times what an abort waits for callers
 
@@ -34,13 +34,15 @@ def opened(me: Rank) -> None:
             me.event("after", case=case, depth=me.bed.count("group_depth"), open=len(_pending(world)))
         else:
             meet(me, f"inside{number}")
+            if case == "user_wrong":
+                world.all_reduce(full(1, me.device))
             if not case.startswith("user"):
                 world.close()
         t = full(me.rank + number, me.device)
         healthy.all_reduce(t)
         wrong += [] if same(t, 2 * number + 1) else [["healthy", case, t.cpu().tolist()]]
         if not case.startswith("user"):
-            if me.rank == 0:
+            if me.rank == 0 and case != "closed":
                 world.rejoin()
             else:
                 world = joined(me)
@@ -131,6 +133,44 @@ def user_inside(me: Rank, world: mw.World, inside: str) -> None:
         meet(me, inside)
 
 
+def user_batch(me: Rank, world: mw.World, inside: str) -> None:
+    """An operation of a batch cannot be posted; nothing is wrong with the world, and no block of it is there."""
+    bad = torch.ones(4, dtype=torch.int16).to(me.device)
+    with world:
+        ops = [dist.P2POp(dist.irecv, bad, 1)]
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        world.batch_isend_irecv(ops)
+        me.event("taken")
+    meet(me, inside)
+
+
+def user_wrong(me: Rank, world: mw.World, inside: str) -> None:
+    """The same, in a block that goes on, and by an error that comes before torch's."""
+    with world:
+        ops = [dist.P2POp(dist.irecv, torch.ones(4, dtype=torch.int16).to(me.device), 1)]
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            dist.batch_isend_irecv(ops)
+            me.event("taken")
+        t = full(1, me.device)
+        work = dist.all_reduce(t, async_op=True)
+        meet(me, inside)
+        assert work is not None
+        work.wait()
+        assert same(t, 2)
+
+
+def closed(me: Rank, world: mw.World, inside: str) -> None:
+    """The thread that has it open closes the world, which waits for no operation's time."""
+    with contextlib.suppress(mw.BrokenWorldException, mw.WorldClosedError), world:
+        with contextlib.suppress(ZeroDivisionError), _coalescing_manager(device=me.device):
+            dist.isend(full(1, me.device), 1)
+            raise ZeroDivisionError
+        began = time.monotonic()
+        world.close()
+        me.event("closing", ms=(time.monotonic() - began) * 1000)
+    meet(me, inside)
+
+
 CASES = {
     "captured": captured,
     "ending": ending,
@@ -139,4 +179,7 @@ CASES = {
     "late": late,
     "user": user,
     "user_inside": user_inside,
+    "user_batch": user_batch,
+    "user_wrong": user_wrong,
+    "closed": closed,
 }
