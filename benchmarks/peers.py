@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.environments import PEER, TORCH, Pair, pair, ready
 from benchmarks.figures import Figure, Goal, ratio, summary
@@ -72,6 +72,11 @@ class _Sides:
         """The processes that a form runs in."""
         return self._theirs if form == THEIRS else self._ours
 
+    def call(self, form: str, command: str, **args: int) -> list[Any]:
+        """Run a command of `benchmarks.peers_rank` in the world, called in that form; what both members answered."""
+        face = COMMUNICATOR if form == THEIRS else form
+        return self.of(form).call(command, world=WORLD, face=face, **args)
+
     def create(self, form: str, name: str) -> float:
         """Make a world; milliseconds, of the slower member."""
         with _port() as port:
@@ -124,12 +129,7 @@ def _latency(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     repeat = run.pick(100, 300)
 
     def one(form: str) -> dict[str, float]:
-        face = COMMUNICATOR if form == THEIRS else form
-        return dict(
-            sides.of(form).call("round_trips", world=WORLD, face=face, size=size, repeat=repeat, warm_up=20)[
-                0
-            ]
-        )
+        return dict(sides.call(form, "round_trips", size=size, repeat=repeat, warm_up=20)[0])
 
     values = interleaved(FORMS, run.options.rounds or run.pick(10, 30), one)
     name = f"latency/{size_name(size)}"
@@ -147,9 +147,8 @@ def _throughput(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     messages = run.pick(8, 32)
 
     def one(form: str) -> float:
-        face = COMMUNICATOR if form == THEIRS else form
         # The receiver has them when all are there.
-        return float(sides.of(form).call("stream", world=WORLD, face=face, size=size, messages=messages)[1])
+        return float(sides.call(form, "stream", size=size, messages=messages)[1])
 
     values = interleaved(FORMS, run.options.rounds or run.pick(10, 30), one)
     name = f"throughput/{size_name(size)}"

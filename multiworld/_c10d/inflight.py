@@ -52,7 +52,6 @@ TIMEOUT_GRACE = 1.0
 QUIET = 0.5
 """Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may end."""
 
-
 OPEN_PAUSE = 0.05
 """Seconds between two looks at whether a thread has come to close its NCCL group."""
 

@@ -57,7 +57,6 @@ _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 """By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each operation."""
 
-
 _ALONE = contextlib.nullcontext()
 
 
