@@ -21,6 +21,12 @@ import torch
 import torch.distributed as dist
 
 
+def say(line: str) -> None:
+    """Print a line in one write: print() makes two where PYTHONUNBUFFERED is set, and the processes' lines mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def run(args: argparse.Namespace, init_method: str) -> int:
     """Rank 0 receives from each of the others in turn."""
     if args.nccl_async_error_handle_cleanup:
@@ -32,21 +38,21 @@ def run(args: argparse.Namespace, init_method: str) -> int:
         args.backend, init_method=init_method, rank=args.rank, world_size=args.worldsize,
         timeout=dt.timedelta(seconds=60),
     )  # fmt: skip
-    print(f"rank {args.rank} of {args.worldsize}, pid {os.getpid()}", flush=True)
+    say(f"rank {args.rank} of {args.worldsize}, pid {os.getpid()}")
     tensor = torch.zeros(1, device=device)
     try:
         for number in range(args.count):
             if args.rank == 0:
                 for source in range(1, args.worldsize):
                     dist.recv(tensor, source)
-                    print(f"rank 0 received {tensor.item():g} from rank {source}", flush=True)
+                    say(f"rank 0 received {tensor.item():g} from rank {source}")
             else:
                 dist.send(tensor.fill_(number), 0)
                 time.sleep(args.pause)
         dist.barrier()
     except RuntimeError as error:
         # Nobody can say which of its members a group lost, or go on without it: the program is over.
-        print(f"rank {args.rank} stops: {str(error).splitlines()[0]}", flush=True)
+        say(f"rank {args.rank} stops: {str(error).splitlines()[0]}")
         return 1
     dist.destroy_process_group()
     return 0
@@ -65,7 +71,7 @@ def run_all(args: argparse.Namespace) -> int:
             for process in processes:
                 process.kill()
                 process.wait()
-    print(f"exit codes: {codes}", flush=True)
+    say(f"exit codes: {codes}")
     return max(map(abs, codes))
 
 

@@ -24,6 +24,12 @@ from stage import PATIENCE, ROOM, WIDTH, Stage, finish
 import multiworld as mw
 
 
+def say(line: str) -> None:
+    """Print a line in one write: print() makes two where PYTHONUNBUFFERED is set, and the workers' lines mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 class Front(Stage):
     """Sends numbered requests, takes answers, counts."""
 
@@ -66,10 +72,7 @@ class Front(Stage):
             away = [
                 world.name for world in (*self.inputs, *self.outputs) if world.state is not mw.State.ACTIVE
             ]
-            print(
-                f"{len(self.done) - before} requests/s" + (f", away: {', '.join(away)}" if away else ""),
-                flush=True,
-            )
+            say(f"{len(self.done) - before} requests/s" + (f", away: {', '.join(away)}" if away else ""))
             before = len(self.done)
 
     async def run(self) -> None:
@@ -87,10 +90,9 @@ class Front(Stage):
         talking.cancel()
         await asyncio.wait(receivers, timeout=PATIENCE)
         lost = self.number - len(self.done)
-        print(
+        say(
             f"{self.number} requests, {len(self.done)} answered, {self.wrong} wrong, "
-            f"{lost} were inside workers that died",
-            flush=True,
+            f"{lost} were inside workers that died"
         )
 
     async def answered(self) -> None:
@@ -112,7 +114,7 @@ async def main() -> int:
     args = parser.parse_args()
     role, place = os.environ["ROLE_NAME"], os.environ["ROLE_RANK"]
     worlds = await mw.join_all_async()
-    print(f"{role}:{place} is there, pid {os.getpid()}, in {', '.join(worlds)}", flush=True)
+    say(f"{role}:{place} is there, pid {os.getpid()}, in {', '.join(worlds)}")
     part = Front(worlds, args.seconds, args.rate) if role == "front" else Stage(worlds)
     await part.run()
     for world in worlds.values():

@@ -38,9 +38,8 @@ class Program:
 
     def __init__(self, mark: str, script: str, *arguments: object) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environ = {**os.environ, "PYTHONPATH": path, MARK: mark}
-        # Unbuffered, a line and its end are written one after the other: several processes mix theirs.
-        environ.pop("PYTHONUNBUFFERED", None)
+        # Unbuffered, print() writes a line and its end one after the other: examples must not mix theirs.
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", MARK: mark}
         self.process = subprocess.Popen(
             [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

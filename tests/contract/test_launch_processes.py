@@ -288,7 +288,9 @@ def test_what_cannot_be_sent_is_said():
 
 
 def told(cfg, line=""):
-    print(f"rank {cfg.rank} pid {os.getpid()} {line}", flush=True)  # noqa: T201
+    # print() writes a line and its end one after the other where PYTHONUNBUFFERED is set: those of two processes mix.
+    sys.stdout.write(f"rank {cfg.rank} pid {os.getpid()} {line}\n")
+    sys.stdout.flush()
 
 
 def wait_in_python(cfg):
