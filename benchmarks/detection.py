@@ -75,7 +75,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """Faults of victims that are forked for that; the worlds that they are not in stay as they are."""
     counts = run.options.counts or run.pick([1, 100], [1, 30, 100])
     kills = run.options.kills or run.pick(30, 210)
-    stops = _given(run.options.stops, run.pick(3, 33))
+    stops = _given(run.options.stops, run.pick(3, 105))
     whole = _given(run.options.whole, run.pick(4, 20))
     run.progress("starting processes")
     with Ranks("benchmarks.detection_rank:make", count=3) as ranks:
@@ -213,7 +213,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, help="for each number of worlds (30; 210 with --full)")
     parser.add_argument("--at-once", type=int, help="kills that break as many worlds as there are (1; 5)")
     parser.add_argument("--whole", type=int, help="kills of processes that were started, not forked (4; 20)")
-    parser.add_argument("--stops", type=int, help="for each number of worlds (3; 33)")
+    parser.add_argument("--stops", type=int, help="for each number of worlds (3; 105 with --full)")
 
 
 PART = Part(

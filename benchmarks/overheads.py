@@ -153,6 +153,7 @@ def _imports(run: Run) -> Iterator[Figure]:
 def _import(what: str, before: str = "") -> tuple[float, int, bool]:
     """In a fresh interpreter: ms, how many modules that loaded, whether torch is among all that are loaded."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # what is measured is not how long compiling takes
     with tempfile.TemporaryDirectory(prefix="m8d-") as folder:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM.format(before=before, what=what)],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import cli, records
 from benchmarks import notes as texts
+from benchmarks.environments import TORCH
 from benchmarks.goals import answers
 from benchmarks.machine import words
 from benchmarks.pictures import draw_all
@@ -37,8 +38,8 @@ LAYOUTS = {
 HEAD = """# Speed
 
 What multiworld costs beside plain `torch.distributed`, and how long faults take to be known and healed. Ratios are
-ours/stock, measured side by side: both in the same processes, their rounds taking turns, a ratio for each round. What
-is shown is the median of the rounds and, as its spread, the first and third quartile. Absolute values are for
+ours/stock, measured side by side: both in the same processes (beside pymultiworld: in processes of each), their rounds
+taking turns, a ratio for each round. What is shown is the median of the rounds and, as its spread, the first and third quartile. Absolute values are for
 orientation: they are those of one machine. In the tables a ratio stands in brackets behind the absolute value, and
 what misses its goal is bold.
 
@@ -47,12 +48,13 @@ REPEAT = """## Repeat it
 
 ```
 nox -s bench                            # about three minutes; prints a table, writes JSON to out/benchmarks/
-nox -s bench -- --full                  # every size, count and form; half an hour
+nox -s bench -- --full                  # every size, count and form; 40 minutes
 nox -s bench -- --only latency worlds   # some parts
 nox -s bench -- --full --keep --page    # keep the record in benchmarks/results/, and write this page from it
 ```
 
-Each part has options of its own: `python -m benchmarks.latency --help`. A run is compared with the last one of the same
+Each part has options of its own: `.nox/bench/bin/python -m benchmarks.latency --help`, once nox has made that
+environment. The quick form leaves pymultiworld out where its environment is not in the cache. A run is compared with the last one of the same
 form on the same kind of machine, and says which figures have changed by more than their spreads; any two records:
 `python -m benchmarks --compare OLDER NEWER`. `python -m benchmarks.page RECORD...` writes this page from records.
 
@@ -128,7 +130,10 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
             if before is None or after is None
             else f", load {number(before)} before and {number(after)} after"
         )
-        forms = ", ".join(f"{part} ({shown[part].run.form})" for part in parts)
+        forms = ", ".join(
+            f"{part} ({shown[part].run.form}{', torch ' + TORCH if part == 'peers' else ''})"
+            for part in parts
+        )
         lines.append(
             f"- {forms}: {when[:16].replace('T', ' ')} UTC, {of}, on {words(record.machine)}{load}; "
             f"record [{names[when]}](../../benchmarks/results/{names[when]})\n"
@@ -139,17 +144,23 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
 def _goals(figures: Sequence[Figure]) -> str:
     with_goal = [figure for figure in figures if figure.goal is not None]
     met = sum(bool(figure.met) for figure in with_goal)
-    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it.\n\n"
+    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals are about two members. Where the\n"
+    text += "limit lies within a figure's spread, another run may say otherwise, and the verdict says so.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):
         if not found:
             text += f"| {target.what} | {target.limit} | - | not measured | | |\n"
         for place, figure in enumerate(found):
             head = (target.what, target.limit) if place == 0 else ("", "")
-            verdict = "met" if figure.met else "**missed**"
+            verdict = ("met" if figure.met else "**missed**") + (", within spread" if near(figure) else "")
             text += f"| {' | '.join(head)} | {figure.key} | {measure(figure.value, figure.unit)} | "
             text += f"{spread(figure)} | {verdict} |\n"
     return text + "\n"
+
+
+def near(figure: Figure) -> bool:
+    """Whether the limit of its goal lies between its quartiles."""
+    return figure.goal is not None and figure.low < figure.goal.limit < figure.high
 
 
 def _part(name: str, part: Shown, notes: Notes) -> str:
@@ -202,7 +213,7 @@ def _cell(figure: Figure | None) -> str:
 
 def _list(figures: Sequence[Figure]) -> str:
     beside = any(figure.absolute is not None or figure.baseline is not None for figure in figures)
-    text = "| figure | " + ("ours | stock | " if beside else "") + "value | spread | samples | what |\n"
+    text = "| figure | " + ("measured | against | " if beside else "") + "value | spread | samples | what |\n"
     text += "|---|" + ("---|---|" if beside else "") + "---|---|---|---|\n"
     for figure in figures:
         both = (figure.absolute, figure.baseline)

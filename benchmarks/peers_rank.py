@@ -1,6 +1,7 @@
 """A member of a world made by pymultiworld, or by this package's face of the same names: one program for both.
 
 Only pymultiworld's public API is used, and nothing of this package that pymultiworld has not, but for "aio" and "world".
+"plain" is torch's own group, without either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from benchmarks.stock import Stock
 from benchmarks.timing import settle, told, undisturbed
 
 if TYPE_CHECKING:
@@ -26,11 +29,12 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     return Member(rank, count, args["backend"])
 
 
-class Member:
-    """One rank of every world that is made."""
+class Member(Stock):
+    """One rank of every world that is made, and of a plain group where it is wanted."""
 
     def __init__(self, rank: int, count: int, backend: str) -> None:
-        self._rank, self._count, self._backend = rank, count, backend
+        super().__init__(rank, count)
+        self._backend = backend
         self._loop = asyncio.new_event_loop()
         self._manager: Any = self._loop.run_until_complete(self._managed())
         settle()
@@ -38,6 +42,10 @@ class Member:
     def who(self) -> dict[str, str]:
         """Which package and which torch this is."""
         return {"package": str(import_module("multiworld").__file__), "torch": torch.__version__}
+
+    def meet(self, port: int) -> None:
+        """Join torch's default group, over the store that rank 0 serves at that port."""
+        self._join_stock(port)
 
     def create(self, world: str, port: int) -> float:
         """Make a world, its store at that port; milliseconds until it is there."""
@@ -101,6 +109,8 @@ class Member:
     def _face(
         self, world: str, face: str
     ) -> tuple[Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]], tuple[str, ...]]:
+        if face == "plain":
+            return self._plain()
         if face == "communicator":
             communicator = self._manager.communicator
             return communicator.send, communicator.recv, (world,)
@@ -113,5 +123,16 @@ class Member:
 
         async def recv(tensor: torch.Tensor, rank: int) -> None:
             here.recv(tensor, rank)
+
+        return send, recv, ()
+
+    def _plain(self) -> tuple[Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]], tuple[str, ...]]:
+        pg: Any = dist.group.WORLD
+
+        async def send(tensor: torch.Tensor, rank: int) -> None:
+            pg.send([tensor], rank, 0).wait()
+
+        async def recv(tensor: torch.Tensor, rank: int) -> None:
+            pg.recv([tensor], rank, 0).wait()
 
         return send, recv, ()

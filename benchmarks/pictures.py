@@ -280,10 +280,15 @@ def _rebuild(figures: Sequence[Figure]) -> Canvas | None:
     return canvas
 
 
-def _dots(figures: Sequence[Figure], *, ratios_first: bool = True) -> Canvas | None:
+def units_of(figures: Iterable[Figure]) -> list[str]:
+    """Ratios first; the same order for the same figures."""
+    return sorted({figure.unit for figure in figures}, key=lambda unit: (unit != "ratio", unit))
+
+
+def _dots(figures: Sequence[Figure]) -> Canvas | None:
     """A panel for each unit: whatever the part has measured, on logarithmic axes."""
     shown = [figure for figure in figures if figure.low > 0]
-    units = sorted({figure.unit for figure in shown}, key=lambda unit: (unit != "ratio") is ratios_first)
+    units = units_of(shown)
     if not units:
         return None
     most = max(sum(figure.unit == unit for figure in shown) for unit in units)
@@ -295,8 +300,13 @@ def _dots(figures: Sequence[Figure], *, ratios_first: bool = True) -> Canvas | N
         drawing.plain_log(each.xaxis)
         if unit == "ratio":
             each.axvline(1, color=STOCK, lw=1, ls="--")
-        each.set_xlabel("ours / theirs" if unit == "ratio" else drawing.unit_words(unit))
+        each.set_xlabel(_ratio_words(own) if unit == "ratio" else drawing.unit_words(unit))
     return canvas
+
+
+def _ratio_words(figures: Sequence[Figure]) -> str:
+    rates = any(figure.absolute_unit.endswith("/s") for figure in figures)
+    return "ours / theirs" + (" (of throughput more is better, of times less)" if rates else "")
 
 
 def _middle(value: float | Sequence[float]) -> float:

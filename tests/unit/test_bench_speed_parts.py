@@ -115,6 +115,7 @@ def test_figures_of_a_case():
     assert (found["send_recv/4B/2/aio/p99"].value, found["send_recv/4B/2/aio/p99"].met) == (2.5, True)
     assert found["send_recv/4B/2/aio/p99_to_median"].value == 5.0
     assert "send_recv/4B/2/world/p99" not in found
+    assert found["send_recv/4B/2/stock_long"].value == found["send_recv/4B/2/aio"].baseline == 50.0
     assert world.series["gb_per_s"] == pytest.approx([1e-4, 4 / 57e3, 4 / 90e3], rel=1e-3)
 
 
