@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,23 +145,32 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
 def _goals(figures: Sequence[Figure]) -> str:
     with_goal = [figure for figure in figures if figure.goal is not None]
     met = sum(bool(figure.met) for figure in with_goal)
-    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals are about two members. Where the\n"
-    text += "limit lies within a figure's spread, another run may say otherwise, and the verdict says so.\n\n"
+    text = f'## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals are about two members. "within error"\n'
+    text += "says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
+    text += "1.57 times the interquartile range over √samples to either side.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):
         if not found:
             text += f"| {target.what} | {target.limit} | - | not measured | | |\n"
         for place, figure in enumerate(found):
             head = (target.what, target.limit) if place == 0 else ("", "")
-            verdict = ("met" if figure.met else "**missed**") + (", within spread" if near(figure) else "")
+            verdict = ("met" if figure.met else "**missed**") + (", within error" if near(figure) else "")
             text += f"| {' | '.join(head)} | {figure.key} | {measure(figure.value, figure.unit)} | "
             text += f"{spread(figure)} | {verdict} |\n"
     return text + "\n"
 
 
 def near(figure: Figure) -> bool:
-    """Whether the limit of its goal lies between its quartiles."""
-    return figure.goal is not None and figure.low < figure.goal.limit < figure.high
+    """Whether the limit of its goal lies within the error of its median.
+
+    The interval of 95 % that the notches of a box plot show: McGill, Tukey, Larsen, "Variations of Box Plots", The
+    American Statistician 32 (1978).
+    """
+    if figure.goal is None:
+        return False
+    return abs(figure.goal.limit - figure.value) < 1.57 * (figure.high - figure.low) / math.sqrt(
+        figure.samples
+    )
 
 
 def _part(name: str, part: Shown, notes: Notes) -> str:
