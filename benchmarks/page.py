@@ -39,7 +39,7 @@ LAYOUTS = {
 HEAD = """# Speed
 
 What multiworld costs beside plain `torch.distributed`, and how long faults take to be known and healed. Ratios are
-ours/stock, measured side by side: both in the same processes (beside pymultiworld: in processes of each), their rounds
+ours/stock, measured side by side: both in the same processes (pymultiworld and this package: each in its own), their rounds
 taking turns, a ratio for each round. What is shown is the median of the rounds and, as its spread, the first and third quartile. Absolute values are for
 orientation: they are those of one machine. In the tables a ratio stands in brackets behind the absolute value, and
 what misses its goal is bold.
@@ -145,9 +145,9 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
 def _goals(figures: Sequence[Figure]) -> str:
     with_goal = [figure for figure in figures if figure.goal is not None]
     met = sum(bool(figure.met) for figure in with_goal)
-    text = f'## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals are about two members. "within error"\n'
+    text = f'## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals of latency are about two members. "within error"\n'
     text += "says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
-    text += "1.57 times the interquartile range over √samples to either side.\n\n"
+    text += "1.81 times the interquartile range over √samples to either side.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):
         if not found:
@@ -163,12 +163,12 @@ def _goals(figures: Sequence[Figure]) -> str:
 def near(figure: Figure) -> bool:
     """Whether the limit of its goal lies within the error of its median.
 
-    The interval of 95 % that the notches of a box plot show: McGill, Tukey, Larsen, "Variations of Box Plots", The
-    American Statistician 32 (1978).
+    95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations of Box Plots",
+    The American Statistician 32 (1978).
     """
     if figure.goal is None:
         return False
-    return abs(figure.goal.limit - figure.value) < 1.57 * (figure.high - figure.low) / math.sqrt(
+    return abs(figure.goal.limit - figure.value) < 1.81 * (figure.high - figure.low) / math.sqrt(
         figure.samples
     )
 

@@ -26,7 +26,7 @@ THEIRS, PLAIN, BLOCKING, COMMUNICATOR, AIO = "pymultiworld", "plain", "world", "
 OURS = (BLOCKING, COMMUNICATOR, AIO)
 FORMS = (THEIRS, PLAIN, *OURS)
 WORDS = {
-    PLAIN: "the floor: torch's plain ProcessGroup object, blocking, without either package",
+    PLAIN: "the floor: torch's plain ProcessGroup object, blocking, in the same processes as ours",
     BLOCKING: "World.send and recv, blocking, which pymultiworld has not",
     COMMUNICATOR: "the same program on WorldManager and WorldCommunicator",
     AIO: "World.aio in the same worlds",
