@@ -177,6 +177,7 @@ def selected(me):
         with pytest.raises(ValueError, match="twice"):
             dist.init_process_group("gloo", init_method=me.store, rank=me.rank, world_size=2)
         mesh_one = dist.init_device_mesh("cpu", (2,))
+        two.barrier()  # the first to leave ends it for the other, who may not have its mesh yet
         dist.destroy_process_group()
     with two:
         assert dist.init_device_mesh("cpu", (2,)) != mesh_one
