@@ -97,6 +97,16 @@ class Figure:
         """Whether its goal is met; None without one."""
         return None if self.goal is None else self.goal.met(self.value)
 
+    @property
+    def unsure(self) -> bool:
+        """Whether its goal's limit lies within the error of its median: another run may say otherwise.
+
+        95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations of Box
+        Plots", The American Statistician 32 (1978).
+        """
+        error = 1.81 * (self.high - self.low) / math.sqrt(self.samples)
+        return self.goal is not None and abs(self.goal.limit - self.value) < error
+
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The q-quantile (0 to 1), linear between neighbours: what numpy and R (type 7) give by default.

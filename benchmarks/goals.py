@@ -18,7 +18,7 @@ class Target:
 
     Attributes:
         what: in words.
-        limit: in words.
+        limit: in words; "" where each of its figures has one of its own.
         keys: patterns of the figures that answer to it.
     """
 
@@ -55,7 +55,7 @@ TARGETS = (
     Target("a crash is detected, median", "≤ 3 ms, at 100 worlds too", ("detection/crash/*/p50",)),
     Target("a crash is detected, 99th percentile", "≤ 20 ms, at 100 worlds too", ("detection/crash/*/p99",)),
     Target("a 4-member world is whole again, its replacement waiting", "≤ 100 ms", ("rebuild/*",)),
-    Target("toolchain", "≤ 1, 1, 2 s; 240 s, 2.5 GB, 60 s, 1.01", ("toolchain/*",)),
+    Target("toolchain", "", ("toolchain/*",)),
 )  # fmt: skip
 
 

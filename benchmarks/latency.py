@@ -199,16 +199,17 @@ def figures_of(
         quantiles=_quantiles(stock, tails.get("stock", chunks["stock"])),
         series={**told, "form": "stock", "gb_per_s": _throughput(case, stock)},
     )  # fmt: skip
-    if tails:
+    long = {form: [tail["p50"] for tail in found] for form, found in tails.items()}
+    if long:
         yield summary(
-            "latency", f"{case.name}/stock_long", [tail["p50"] for tail in tails["stock"]], "us",
+            "latency", f"{case.name}/stock_long", long["stock"], "us",
             note="stock in long rounds, as what is awaited is measured",
         )  # fmt: skip
     for form in case.forms[1:]:
         ours, base = rounds[form], stock
         if form in tails:
             # What is awaited learns from one operation for the next ones, as it does in a program.
-            ours, base = ([tail["p50"] for tail in tails[each]] for each in (form, "stock"))
+            ours, base = long[form], long["stock"]
         series = {
             **told, "form": form, "gb_per_s": _throughput(case, ours), "microseconds": _quantiles(ours, tails.get(form, chunks[form]))
         }  # fmt: skip
@@ -217,14 +218,14 @@ def figures_of(
             goal=goal_of(case.op, case.size, case.members, form), note=WORDS[form], absolute_unit="us", series=series,
         )  # fmt: skip
         if form in tails:
-            late, middle = [tail["p99"] for tail in tails[form]], [tail["p50"] for tail in tails["stock"]]
+            late = [tail["p99"] for tail in tails[form]]
             goal = Goal(at_most=3.0) if (case.op, case.size, case.members, form) == _TAIL else None
             yield ratio(
                 "latency", f"{case.name}/{form}/p99", late, [tail["p99"] for tail in tails["stock"]],
                 goal=goal, note="99th percentile against stock's", absolute_unit="us", series={**told, "form": form},
             )  # fmt: skip
             yield ratio(
-                "latency", f"{case.name}/{form}/p99_to_median", late, middle,
+                "latency", f"{case.name}/{form}/p99_to_median", late, base,
                 note="99th percentile against stock's median", absolute_unit="us", series={**told, "form": form},
             )  # fmt: skip
 

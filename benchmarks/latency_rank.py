@@ -13,7 +13,7 @@ import torch.distributed as dist
 import multiworld as mw
 from benchmarks.latency_ops import PLAIN, Operation
 from benchmarks.rounds import order
-from benchmarks.stock import Stock
+from benchmarks.stock import Stock, plain_calls
 from benchmarks.timing import gathered, settle, told, undisturbed
 from multiworld._c10d import router
 from multiworld.communicator import WorldCommunicator
@@ -137,11 +137,7 @@ class Member(Stock):
             case "stock":
                 return self._to_and_fro(dist.send, dist.recv, repeat)
             case "pg":
-                return self._to_and_fro(
-                    lambda tensor, peer: pg.send([tensor], peer, 0).wait(),
-                    lambda tensor, peer: pg.recv([tensor], peer, 0).wait(),
-                    repeat,
-                )
+                return self._to_and_fro(*plain_calls(pg), repeat)
             case "world":
                 return self._to_and_fro(world.send, world.recv, repeat)
             case "with_round":

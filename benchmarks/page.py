@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import cli, records
 from benchmarks import notes as texts
-from benchmarks.environments import TORCH
 from benchmarks.goals import answers
 from benchmarks.machine import words
 from benchmarks.pictures import draw_all
-from benchmarks.table import measure, number, spread
+from benchmarks.table import measure, number, spread, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchmarks.figures import Figure
+    from benchmarks.goals import Target
     from benchmarks.notes import Notes
     from benchmarks.pictures import Picture
     from benchmarks.records import PartRun, Record
@@ -76,6 +75,7 @@ class Shown:
         run: how it went.
         figures: its figures.
         pictures: (file, title) of each.
+        torch: what the part measures, where that is not the torch of the record's machine.
     """
 
     title: str
@@ -84,6 +84,7 @@ class Shown:
     run: PartRun
     figures: tuple[Figure, ...]
     pictures: tuple[tuple[str, str], ...] = ()
+    torch: str = ""
 
 
 def chosen_of(found: Iterable[Record]) -> dict[str, Record]:
@@ -132,7 +133,7 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
             else f", load {number(before)} before and {number(after)} after"
         )
         forms = ", ".join(
-            f"{part} ({shown[part].run.form}{', torch ' + TORCH if part == 'peers' else ''})"
+            f"{part} ({', torch '.join(filter(None, [shown[part].run.form, shown[part].torch]))})"
             for part in parts
         )
         lines.append(
@@ -145,32 +146,25 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
 def _goals(figures: Sequence[Figure]) -> str:
     with_goal = [figure for figure in figures if figure.goal is not None]
     met = sum(bool(figure.met) for figure in with_goal)
-    text = f'## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it. Goals of latency are about two members. "within error"\n'
-    text += "says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
+    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it.\n"
+    text += "Goals of latency are about two members. *Within error* says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
     text += "1.81 times the interquartile range over √samples to either side.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):
         if not found:
             text += f"| {target.what} | {target.limit} | - | not measured | | |\n"
         for place, figure in enumerate(found):
-            head = (target.what, target.limit) if place == 0 else ("", "")
-            verdict = ("met" if figure.met else "**missed**") + (", within error" if near(figure) else "")
-            text += f"| {' | '.join(head)} | {figure.key} | {measure(figure.value, figure.unit)} | "
-            text += f"{spread(figure)} | {verdict} |\n"
+            what, limit = (target.what, target.limit) if place == 0 else ("", "")
+            word = verdict(figure) if figure.met else f"**{verdict(figure)}**"
+            word += ", within error" if figure.unsure else ""
+            text += f"| {what} | {limit or _own_limit(target, figure)} | {figure.key} | "
+            text += f"{measure(figure.value, figure.unit)} | {spread(figure)} | {word} |\n"
     return text + "\n"
 
 
-def near(figure: Figure) -> bool:
-    """Whether the limit of its goal lies within the error of its median.
-
-    95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations of Box Plots",
-    The American Statistician 32 (1978).
-    """
-    if figure.goal is None:
-        return False
-    return abs(figure.goal.limit - figure.value) < 1.81 * (figure.high - figure.low) / math.sqrt(
-        figure.samples
-    )
+def _own_limit(target: Target, figure: Figure) -> str:
+    """Of a target whose figures have limits of their own."""
+    return "" if target.limit else f"{figure.goal} {'' if figure.unit == 'ratio' else figure.unit}".strip()
 
 
 def _part(name: str, part: Shown, notes: Notes) -> str:
@@ -275,7 +269,9 @@ def text_of(found: Mapping[str, Record], drawn: Iterable[Picture], notes: Notes)
     for name in sorted(chosen, key=cli.PARTS.index):
         part, record = cli.load(name), chosen[name]
         own = tuple((f"{each.name}.svg", each.title) for each in drawn if each.part == name)
-        shown[name] = Shown(part.title, part.description, record, record.parts[name], record.of(name), own)
+        shown[name] = Shown(
+            part.title, part.description, record, record.parts[name], record.of(name), own, part.torch
+        )
     return render(shown, {record.when: name for name, record in found.items()}, notes)
 
 

@@ -55,6 +55,7 @@ class Part:
         description: what is measured and how, in a few sentences.
         measure: yields figures as they are there. May raise `Unavailable`.
         add_options: adds the part's own options to a parser; names of common ones are in `benchmarks.cli`.
+        torch: the version that is measured, where that is not the one that the benchmarks run on.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Part:
     description: str
     measure: Callable[[Run], Iterable[Figure]]
     add_options: Callable[[argparse.ArgumentParser], Any] | None = None
+    torch: str = ""
 
     def defaults(self) -> argparse.Namespace:
         """Its own options, nothing given."""

@@ -204,6 +204,7 @@ PART = Part(
     ),
     measure=measure,
     add_options=add_options,
+    torch=TORCH,
 )
 
 if __name__ == "__main__":

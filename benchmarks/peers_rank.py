@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.stock import Stock
+from benchmarks.stock import Stock, plain_calls
 from benchmarks.timing import settle, told, undisturbed
 
 if TYPE_CHECKING:
@@ -109,30 +109,21 @@ class Member(Stock):
     def _face(
         self, world: str, face: str
     ) -> tuple[Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]], tuple[str, ...]]:
-        if face == "plain":
-            return self._plain()
         if face == "communicator":
             communicator = self._manager.communicator
             return communicator.send, communicator.recv, (world,)
-        here = import_module("multiworld").worlds()[world]
-        if face == "aio":
-            return here.aio.send, here.aio.recv, ()
+        if face == "plain":
+            blocking_send, blocking_recv = plain_calls(dist.group.WORLD)
+        else:
+            here = import_module("multiworld").worlds()[world]
+            if face == "aio":
+                return here.aio.send, here.aio.recv, ()
+            blocking_send, blocking_recv = here.send, here.recv
 
         async def send(tensor: torch.Tensor, rank: int) -> None:
-            here.send(tensor, rank)
+            blocking_send(tensor, rank)
 
         async def recv(tensor: torch.Tensor, rank: int) -> None:
-            here.recv(tensor, rank)
-
-        return send, recv, ()
-
-    def _plain(self) -> tuple[Callable[..., Awaitable[Any]], Callable[..., Awaitable[Any]], tuple[str, ...]]:
-        pg: Any = dist.group.WORLD
-
-        async def send(tensor: torch.Tensor, rank: int) -> None:
-            pg.send([tensor], rank, 0).wait()
-
-        async def recv(tensor: torch.Tensor, rank: int) -> None:
-            pg.recv([tensor], rank, 0).wait()
+            blocking_recv(tensor, rank)
 
         return send, recv, ()
