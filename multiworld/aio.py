@@ -37,9 +37,9 @@ class AioWork:
     def __init__(self, aio: Aio, gen: Generation, work: Any) -> None:
         self._aio = aio
         self._gen = gen
-        self.work = work
-        wrapped = work if isinstance(work, WorldWork) else WorldWork(work, gen)
-        self._once = Parked(None, wrapped.wait, gen.timeout + 5.0)
+        # It lets go of torch's work when the world breaks; who keeps this one need not keep gloo's device.
+        self.work = work if isinstance(work, WorldWork) else WorldWork(work, gen)
+        self._once = Parked(None, self.work.wait, gen.timeout + 5.0)
         self._begun = False
 
     async def wait(self) -> None:
@@ -71,8 +71,10 @@ class Aio:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
         gen = self._world._gen  # noqa: SLF001  (its own)
         if gen.direct is None or not gen.direct.sends(tensor):
-            work = await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
-            await self._finish(gen, work)
+            # No name for the work here: an error that is kept would keep it, and with it gloo's device.
+            await self._finish(
+                gen, await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
+            )
             return
         try:
             work, written = gen.direct.post_send(tensor, _peer(gen, dst), tag)
@@ -339,21 +341,30 @@ class Aio:
 
     async def _op(self, name: str, *args: Any, **kwargs: Any) -> None:
         gen = self._world._gen  # noqa: SLF001  (its own)
-        work = await self._post(gen, lambda: self._world._op(name, True, *args, **kwargs))  # noqa: SLF001  (its own)
-        if work is not None:
-            await self._finish(gen, work)
+        # As in `send`.
+        await self._finish(
+            gen,
+            await self._post(gen, lambda: self._world._op(name, True, *args, **kwargs)),  # noqa: SLF001  (its own)
+        )
 
     async def _finish(self, gen: Generation, work: Any) -> None:
+        if work is None:
+            return
+        ready = self._ready(gen, work)
+        del work
+        try:
+            await self._until(gen, ready)
+        finally:
+            del ready  # as in recv
+
+    def _ready(self, gen: Generation, work: Any) -> asyncio.Future[Any]:
         from multiworld._c10d import completion  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         inner = work._work if isinstance(work, WorldWork) else work  # noqa: SLF001  (its own)
         ready = completion.future_of(inner, asyncio.get_running_loop())
         if ready is None:
-            wrapped = work if isinstance(work, WorldWork) else WorldWork(work, gen)
-            ready = self._on_waiter(wrapped.wait)
-            del wrapped
-        del work, inner  # as in recv
-        await self._until(gen, ready)
+            ready = self._on_waiter((work if isinstance(work, WorldWork) else WorldWork(work, gen)).wait)
+        return ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
         gen.watch(ready)

@@ -315,4 +315,7 @@ def _op_of(op: Any) -> dict[str, Any]:
 
 def _reraise(gen: Generation, exc: Exception) -> NoReturn:
     """Raise what `gen` makes of `exc`."""
-    raise_instead(exc, gen.explain(exc))
+    try:
+        raise_instead(exc, gen.explain(exc))
+    finally:
+        del exc  # else this frame and the exception hold each other, and torch's frames the work

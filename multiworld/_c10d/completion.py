@@ -66,16 +66,20 @@ class Pool:
         nobody's error. Call it in the loop's thread.
         """
         future: asyncio.Future[Any] = loop.create_future()
+        owed = future
 
         def job() -> None:
+            nonlocal fn, owed
             result, error = None, None
             try:
                 result = fn()
             except BaseException as exc:  # noqa: BLE001  (it is the future's)
                 error = exc
-            _hand_over(loop, future, result, error)
-            # This frame is in the error's traceback: else they hold each other, and the work.
-            del result, error
+            _hand_over(loop, owed, result, error)
+            # The error knows this frame, as any that was called from here does. If the frame knew the error, or the
+            # future that has it, they would hold each other, and all that is in the caller's frames: works, tensors,
+            # groups.
+            del fn, owed, result, error
 
         self.run(job)
         return future
@@ -236,13 +240,17 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
         return None
     future: asyncio.Future[Any] = loop.create_future()
 
+    owed = future
+
     def done(finished: Any) -> None:
+        nonlocal owed
         result, error = None, None
         try:
             result = finished.value()
         except BaseException as exc:  # noqa: BLE001  (it is the future's)
             error = exc
-        _hand_over(loop, future, result, error)
+        _hand_over(loop, owed, result, error)
+        del owed, finished, result, error  # as in `Pool.wait`
 
     torch_future.add_done_callback(done)
     return future

@@ -86,9 +86,12 @@ class _Owner:
     def raise_(self, error: Exception) -> NoReturn:
         """Raise `error` as what it means for the world."""
         translate = self.state.translate
-        if translate is None or not self.traffic.ready:
-            raise error  # whoever joins explains it
-        raise_instead(error, translate(self.state, error))
+        try:
+            if translate is None or not self.traffic.ready:
+                raise error  # whoever joins explains it
+            raise_instead(error, translate(self.state, error))
+        finally:
+            del error  # else this frame and the exception hold each other
 
 
 def install(patches: Patches) -> None:

@@ -342,7 +342,7 @@ class _Attempt:
                 if failure.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}:
                     raise self._cannot(failure.strerror or str(failure)) from failure
                 if error is None or failure.errno == errno.EADDRINUSE:
-                    error = failure
+                    error = failure.with_traceback(None)  # which holds this frame, and its caller's
                 continue
             client = TcpClient.connect(
                 family, target, deadline=max(deadline, time.monotonic() + _ANSWER)

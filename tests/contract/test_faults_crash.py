@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import statistics
 import tempfile
@@ -89,7 +90,20 @@ def awaited(w, op, arguments):
             if hasattr(work, "wait"):
                 await work.wait()
 
-    asyncio.run(run())
+    async def caught():
+        # Out of asyncio.run() an exception comes in a circle with its task, and with `arguments`, until the garbage is
+        # collected: not what is looked at here.
+        try:
+            await run()
+        except Exception as exc:  # noqa: BLE001  (raised below)
+            return exc
+
+    error = asyncio.run(caught())
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
 
 
 def routed(w, op, arguments):
@@ -127,6 +141,7 @@ def grown(before, after):
 
 
 def survivor(me, size):
+    gc.disable()  # what a broken generation held goes with it, and not when the garbage is collected some day
     w = mw.join("w1", me.rank, size, store=me.store, timeout=60, hang_timeout=30)
     began = None
     while True:
