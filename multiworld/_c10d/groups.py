@@ -148,6 +148,8 @@ def _default_group(
     traffic = _traffic(spec, state) if blocking else None
 
     def make() -> Any:
+        if traffic is not None:
+            nccl.wake()
         made = c10d._new_process_group_helper(
             spec.size,
             spec.rank,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect", "error_of",
-    "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one", "release", "validate",
+    "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one", "release", "validate", "wake",
 ]  # fmt: skip
 
 SINGLE = {
@@ -233,6 +233,15 @@ def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
 def release(backends: list[Any]) -> None:
     """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer."""
     backends.clear()
+
+
+def wake() -> None:
+    """Have torch's CUDA set up, where the world's device is a GPU; the first of a process takes some 100 ms.
+
+    A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's allocator, as
+    the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an internal assert).
+    """
+    torch.cuda.init()
 
 
 def connect(group: Any, traffic: Traffic) -> None:

@@ -1,5 +1,9 @@
 #include "nccl_group.h"
 
+#include <nccl.h>
+
+#include <atomic>
+#include <csignal>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -54,9 +58,38 @@ bool run_in_thread(const Job& job, std::function<void()> work, std::vector<std::
   }
 }
 
+// Up to 2.26 NCCL keeps the jobs of a non-blocking call in the calling thread's own memory (src/group.cc,
+// ncclGroupJobMain) while another thread works on them: a caller that ends before they do takes that memory along.
+// On an H100 2.21.5 died of it by SIGSEGV. From 2.27 on they have memory of their own.
+constexpr bool jobs_are_the_threads = NCCL_VERSION_CODE < 22700;
+
+class Begun {
+ public:
+  void job(std::shared_ptr<std::atomic<bool>> over) { jobs_.push_back(std::move(over)); }
+  ~Begun() {
+    for (auto& over : jobs_)
+      if (!over->load()) {
+        complain(nullptr, "a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
+        raise(SIGSEGV);
+      }
+  }
+
+ private:
+  std::vector<std::shared_ptr<std::atomic<bool>>> jobs_;
+};
+
 int run_in_background(const Job& job) {
+  static thread_local Begun begun;
   job.communicator->stay_busy(faults::nonblocking_ms(job.communicator->id));
-  return run_in_thread(job, [job] { run_now(job); }, nullptr) ? in_progress : system_error;
+  auto over = std::make_shared<std::atomic<bool>>(false);
+  if (jobs_are_the_threads) begun.job(over);
+  auto work = [job, over] {
+    run_now(job);
+    over->store(true);
+  };
+  if (run_in_thread(job, work, nullptr)) return in_progress;
+  over->store(true);
+  return system_error;
 }
 
 // The inits of a group need each other: all at the same time.
