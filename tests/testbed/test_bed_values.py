@@ -51,6 +51,7 @@ def test_every_collective(launch, build, backend, init, size):
     once_per_class(build, backend)
     told, clean, codes = run(launch, "collectives", size, backend, init)
     assert [each["failed"] for each in told] == [{}] * size
+    assert [each["defects"] for each in told] == [{}] * size
     assert {len(each["done"]) for each in told} == {len({*told[0]["done"]})}
     assert len(told[0]["done"]) > 350
     for each in told:

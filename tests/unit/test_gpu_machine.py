@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bed.errors import BedError
 from gpukit import FACTS, answering, interpreter
-from hardware.machine import Machine, NoGpu, look, told
+from hardware.machine import Machine, NoGpu, _loaded, look, told
 
 PYTHON = Path("/there/python")
 DRIVER = ("570.1", "")
@@ -20,6 +20,19 @@ def test_a_machine_in_words():
     assert found == Machine(("A", "B", "A"), "570.1", "9.8.7+cu999", "99.9", "2.34.56")
     assert found.gpu == "2 x A, B"
     assert told({**FACTS, "nccl": 0}, python=PYTHON, driver=DRIVER).nccl == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x)\nGCC version:\n",
+         "580.159.04"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n", "535.54.03"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_drivers_version_and_not_the_machines(text, version):
+    assert _loaded(text) == version
 
 
 @pytest.mark.parametrize(

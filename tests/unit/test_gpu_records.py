@@ -10,13 +10,14 @@ from gpukit import ALIVE_ROW, column, run
 from hardware.fidelity import Alike, as_on_the_bed, bed_rows
 from hardware.records import Check, Records, read, write
 from hardware.report import page
+from hardware.verify import without_folders
 from matrix.results import Column, Results
 from matrixkit import PATCHED, STOCK, row, seen, step
 
 DIED = row(seen(step("caller", "cut short"), end="SIGABRT", ended_ms=700), mode="unset")
 BLOCKED = row(seen(step("caller", "blocked")))
 FAILED = row(failure="rank 0 never started")
-RIGHT = Check("every collective", "right", done=12, refused=3)
+RIGHT = Check("every collective", "right", done=12, refused=3, defects=("a: x #1", "b: x #1"))
 LOST = Check("worlds: killed", "['all_reduce' | 1]", done=2, ms=(40, 60, 50))
 FACTS = {"torch": "2.6.0", "cuda": "12.4", "nccl": "2.21.5", "topics": ""}
 
@@ -120,7 +121,7 @@ def test_a_page_of_runs():
     head = "| stock-2.6.0 nccl | one-gpu | Toy GPU | 1.2.3 | 2.6.0+toy | 9.9 | 2.34.56 | - | 1 of 2 | 2 cells, 3 runs | 1 of 2 | 2001-02-03 |"
     assert head in text
     assert text.count("*unblocked* is") == 1
-    assert "| every collective | right | 12, 3 refused | - |" in text
+    assert "| every collective | right | 12, 3 refused, 2 wrong by x #1 | - |" in text
     assert "| worlds: killed | ['all_reduce' / 1] | 2 | 50 / 60 |" in text
     (alive,) = [line for line in text.splitlines() if "| aeh2 | 0.4-0.8 s: unblocked" in line]
     assert alive.endswith("| 600 / 800 | yes |")
@@ -148,3 +149,10 @@ def test_a_column_in_which_nothing_could_be_learned():
     assert "| unknown |" in text
     assert "did not run: rank 0 never started | - | - |" in text
     assert column(driver="").key != column().key
+
+
+def test_a_file_is_named_without_its_folder():
+    told = 'rank 0 ended. / File "/a/b c/d.py", line 3 in f / File "<frozen runpy>", line 1 / in /pytorch/x.cpp:93'
+    assert without_folders(told) == (
+        'rank 0 ended. / File "d.py", line 3 in f / File "<frozen runpy>", line 1 / in /pytorch/x.cpp:93'
+    )

@@ -170,9 +170,8 @@ def _dotted(number: int) -> str:
 
 def _driver() -> tuple[str, str]:
     """Return the driver's version; if there is none, "" and why."""
-    version = re.search(r"Kernel Module\D*([\d.]+)", _read(Path("/proc/driver/nvidia/version")))
-    if version:
-        return version[1], ""
+    if version := _loaded(_read(Path("/proc/driver/nvidia/version"))):
+        return version, ""
     program = shutil.which("nvidia-smi")
     if program is None:
         return "", "nvidia-smi is not installed"
@@ -185,6 +184,12 @@ def _driver() -> tuple[str, str]:
     if done.returncode or not said:
         return "", f"nvidia-smi: {said or f'ended with {done.returncode}'}"
     return said.split()[0], ""
+
+
+def _loaded(text: str) -> str:
+    """Return the version that the kernel module tells of itself: "... Kernel Module for x86_64  580.159.04  ..."."""
+    version = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
+    return version[1] if version else ""
 
 
 def _read(path: Path) -> str:

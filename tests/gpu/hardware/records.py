@@ -31,6 +31,7 @@ class Check:
         done: how many things were compared, or went through.
         refused: how many torch has no NCCL type for.
         ms: from a loss to the exception, of each.
+        defects: what torch is known to do wrong, which is not counted as done: "name: issue".
     """
 
     name: str
@@ -38,6 +39,7 @@ class Check:
     done: int = 0
     refused: int = 0
     ms: tuple[int, ...] = ()
+    defects: tuple[str, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -138,7 +140,10 @@ def read(path: Path, *, today: str) -> Records:
 def _run(data: dict[str, Any]) -> Run:
     head = dict(data["column"])
     column = Column(**{**head, "target": Target(**head["target"]), "topics": tuple(head["topics"])})
-    checks = tuple(Check(**{**each, "ms": tuple(each["ms"])}) for each in data["checks"])
+    checks = tuple(
+        Check(**{**each, "ms": tuple(each["ms"]), "defects": tuple(each.get("defects", ()))})
+        for each in data["checks"]
+    )
     return Run(column, tuple(map(Row.from_json, data["rows"])), checks, tuple(data["lacking"]))
 
 

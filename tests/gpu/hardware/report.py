@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from matrix.catalogue import GROUPS
@@ -195,7 +196,10 @@ def _outcome(rows: Sequence[Row]) -> str:
 
 
 def _looked(check: Check) -> str:
-    return f"{check.done}" + (f", {check.refused} refused" if check.refused else "")
+    known = Counter(each.rpartition(": ")[2] for each in check.defects)
+    told = [f"{check.done}"]
+    told += [f"{check.refused} refused"] if check.refused else []
+    return ", ".join(told + [f"{count} wrong by {issue}" for issue, count in known.items()])
 
 
 def _unblocked(row: Row) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from hardware.placed import Placed
 
-__all__ = ["checks"]
+__all__ = ["checks", "without_folders"]
 
 _LONG = 400.0
 """Seconds for all collectives with all types, where ranks share a GPU by turns."""
@@ -66,8 +67,13 @@ def _checked(name: str, run: Callable[[], tuple[list[Any], dict[str, Any]]]) -> 
         wrong, more = run()
     except AssertionError as exc:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        wrong, more = [" / ".join(lines) or "failed"], {}
+        wrong, more = [without_folders(" / ".join(lines)) or "failed"], {}
     return Check(name, "; ".join(map(str, wrong))[:_SHOWN] if wrong else RIGHT, **more)
+
+
+def without_folders(text: str) -> str:
+    """Return a traceback's lines with files by name: where they lie on some machine says nothing on the page."""
+    return re.sub(r'"/(?:[^/"]+/)*([^/"]+)"', r'"\1"', text)
 
 
 def _values(placed: Placed, backend: str, program: str, size: int) -> tuple[list[Any], dict[str, Any]]:
@@ -79,7 +85,12 @@ def _values(placed: Placed, backend: str, program: str, size: int) -> tuple[list
         f"{name}: {text.strip().splitlines()[-1]}" for each in told for name, text in each["failed"].items()
     }
     refused = len(told[0]["refused"])
-    return sorted(failed) + wrong, {"done": len(told[0]["done"]) - refused, "refused": refused}
+    defects = {name: defect for each in told for name, defect in each["defects"].items()}
+    return sorted(failed) + wrong, {
+        "done": len(told[0]["done"]) - refused - len(defects),
+        "refused": refused,
+        "defects": tuple(f"{name}: {defects[name]}" for name in sorted(defects)),
+    }
 
 
 def _world(placed: Placed, backend: str, size: int) -> tuple[list[Any], dict[str, Any]]:

@@ -24,6 +24,8 @@ FLOAT8 = tuple(
     if hasattr(torch, name)
 )
 UNKNOWN_DTYPE = ("Unconvertible NCCL type", "PreMulSum Data type must be")
+PREMUL_OF_BFLOAT16 = "bfloat16 premul"
+"""torch gives NCCL the factor as a float32, of which NCCL reads the lower half: 0 for a power of two. Seen in 2.11."""
 N = 7  # elements: not a multiple of anything
 _SHOWN = 700  # characters of a failure
 _DEEPEST = 8  # NCCL groups inside each other
@@ -52,6 +54,7 @@ class Checks:
         self.done: list[str] = []
         self.failed: dict[str, str] = {}
         self.refused: dict[str, int] = {}
+        self.defects: dict[str, str] = {}
         self._name = ""
 
     def run(self, name: str, check: Callable[..., None], *args: Any) -> None:
@@ -70,15 +73,29 @@ class Checks:
                 self.failed[name] = traceback.format_exc()[-_SHOWN:]
         self.done.append(name)
 
-    def equal(self, got: torch.Tensor, expected: torch.Tensor) -> None:
-        """Compare exactly, on the CPU. A difference is kept, not raised: the other ranks go on, so this one must."""
+    def equal(self, got: torch.Tensor, expected: torch.Tensor, *, within: torch.Tensor | None = None) -> None:
+        """Compare on the CPU. A difference is kept, not raised: the other ranks go on, so this one must.
+
+        Args:
+            got: on any device.
+            expected: on the CPU, of the same shape and dtype.
+            within: how far off each may be (float64); None: they are exactly equal.
+        """
         got = got.cpu()
         if (got.dtype, got.shape) != (expected.dtype, expected.shape):
             self.failed[self._name] = f"{got} instead of {expected}"
             return
         one_byte = got.dtype.itemsize == 1  # eight bits of float cannot be compared as such
         bits = (got.view(torch.uint8), expected.view(torch.uint8)) if one_byte else (got, expected)
-        if not torch.equal(*bits):
+        if within is not None:
+            right = bool(((got.to(torch.float64) - expected.to(torch.float64)).abs() <= within).all())
+        else:
+            right = torch.equal(*bits)
+        if right:
+            return
+        if PREMUL_OF_BFLOAT16 in self._name and not got.any():
+            self.defects[self._name] = "pytorch #190745"
+        else:
             shown = [each.to(torch.float64).flatten()[:16].tolist() for each in (got, expected)]
             self.failed[self._name] = "{} instead of {}".format(*shown)
 
@@ -127,7 +144,9 @@ class Checks:
 
     def tell(self) -> None:
         """Tell the test what was done and what was wrong."""
-        self.me.event("checked", done=self.done, failed=self.failed, refused=self.refused)
+        self.me.event(
+            "checked", done=self.done, failed=self.failed, refused=self.refused, defects=self.defects
+        )
 
 
 def close_groups() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -64,6 +65,7 @@ class Party:
     rank: int
     size: int
     device: torch.device
+    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     @property
     def peer(self) -> int:
@@ -86,7 +88,9 @@ class Party:
     def healthy(self) -> str:
         """Sum over the members and look at the sum: "right", or what it was instead."""
         tensor = self.filled(self.rank + 1)
-        self.group.allreduce([tensor]).wait()
+        with self.lock:  # two threads in one communicator at a time is more than NCCL allows
+            work = self.group.allreduce([tensor])
+        work.wait()
         value = tensor.cpu()[0].item()
         return "right" if value == self.size * (self.size + 1) / 2 else f"wrong: {value:g}"
 
