@@ -241,7 +241,7 @@ def wake() -> None:
     A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's allocator, as
     the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an internal assert).
     """
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 def connect(group: Any, traffic: Traffic) -> None:
