@@ -31,7 +31,8 @@ _HEAD = """\
 
 What [the test bed](nccl-defects.md) says of NCCL's failures is said by a double. This page is for those who want to know
 whether hardware agrees: the same programs, the same faults (a peer killed or stopped while an operation is pending), the
-same questions, on real GPUs. `nox -s gpu` runs them and writes it. The same as data: [hardware.json](hardware.json).
+same questions, on real GPUs. `nox -s gpu` runs them and writes it. What it means, in short: [the shim](shim.md#seen-on-a-gpu).
+The same as data: [hardware.json](hardware.json).
 """
 
 _NOTHING = """\
