@@ -60,6 +60,14 @@ class TestNonBlocking:
             (waited,) = ranks.wait("wait", ranks=[0])
             assert names_remote_error(waited.fields["text"])
 
+    @pytest.mark.patched
+    def test_a_group_is_destroyed_while_an_operation_is_pending(self, run):
+        """Up to 2.26 NCCL goes on in memory of the thread that finalizes: the test bed ends who lets it end."""
+        with run("destroyed_busy", env={"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}) as ranks:
+            ended = ranks.wait("destroy")
+            assert [event.fields["ok"] for event in ended] == [True, True], ended
+            assert [event.fields["result"] for event in ranks.wait("value")] == [2.0, 2.0]
+
 
 @pytest.mark.parametrize("how", ["nccl", "argument", "user"])
 class TestSameGroup:

@@ -425,6 +425,18 @@ def late_error(me: Rank) -> None:
     os._exit(0)
 
 
+def destroyed_busy(me: Rank) -> None:
+    """A group is destroyed while its last operation waits for a peer; its communicator is non-blocking."""
+    world(me, device_id=me.device)
+    warm(me)
+    if me.rank == 1:
+        time.sleep(1.0)  # so long the other one has to wait
+    tensor = ones(me)
+    dist.all_reduce(tensor, async_op=True)
+    me.attempt("destroy", dist.destroy_process_group)
+    me.event("value", result=tensor.cpu()[0].item())
+
+
 def failing_hook(me: Rank) -> None:
     """An on-completion hook that raises."""
     calls = []

@@ -8,6 +8,7 @@
 #include "bed.h"
 #include "nccl_comm.h"
 #include "nccl_faults.h"
+#include "nccl_group.h"
 
 namespace bed::nccl {
 namespace {
@@ -42,7 +43,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     complain(communicator.get(), "ncclCommFinalize: revoked, or finalized already");
     return done(call, communicator, ncclInvalidArgument);
   }
-  if (communicator->blocking) communicator->wait_all_done();
+  if (communicator->blocking) {
+    communicator->wait_all_done();
+  } else {
+    group::must_outlive([known = std::weak_ptr<Communicator>(communicator)] {
+      Shared communicator = known.lock();
+      return !communicator || communicator->ended() || communicator->state() != in_progress;
+    });
+  }
   return done(call, communicator, communicator->state());
 }
 

@@ -65,24 +65,23 @@ constexpr bool jobs_are_the_threads = NCCL_VERSION_CODE < 22700;
 
 class Begun {
  public:
-  void job(std::shared_ptr<std::atomic<bool>> over) { jobs_.push_back(std::move(over)); }
+  void call(std::function<bool()> over) { calls_.push_back(std::move(over)); }
   ~Begun() {
-    for (auto& over : jobs_)
-      if (!over->load()) {
+    for (auto& over : calls_)
+      if (!over()) {
         complain(nullptr, "a thread ended while a non-blocking call of its own was in progress; NCCL uses its memory");
         raise(SIGSEGV);
       }
   }
 
  private:
-  std::vector<std::shared_ptr<std::atomic<bool>>> jobs_;
+  std::vector<std::function<bool()>> calls_;
 };
 
 int run_in_background(const Job& job) {
-  static thread_local Begun begun;
   job.communicator->stay_busy(faults::nonblocking_ms(job.communicator->id));
   auto over = std::make_shared<std::atomic<bool>>(false);
-  if (jobs_are_the_threads) begun.job(over);
+  must_outlive([over] { return over->load(); });
   auto work = [job, over] {
     run_now(job);
     over->store(true);
@@ -144,6 +143,11 @@ void drop(const Group& group, int error) {
 }
 
 }  // namespace
+
+void must_outlive(std::function<bool()> over) {
+  static thread_local Begun begun;
+  if (jobs_are_the_threads) begun.call(std::move(over));
+}
 
 void start() { mine().depth++; }
 

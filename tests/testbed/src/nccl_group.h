@@ -16,6 +16,9 @@ struct Job {
   std::function<int()> work;
 };
 
+// The thread that makes a non-blocking call must not end before it is over: see nccl_group.cpp.
+void must_outlive(std::function<bool()> over);
+
 void start();
 // by_user: by ncclGroupEnd, not by the end of a single call.
 int end(bool by_user);
