@@ -38,7 +38,7 @@ class AioWork:
         self._aio = aio
         self._gen = gen
         # It lets go of torch's work when the world breaks; who keeps this one need not keep gloo's device.
-        self.work = work if isinstance(work, WorldWork) else WorldWork(work, gen)
+        self.work = _of_world(work, gen)
         self._once = Parked(None, self.work.wait, gen.timeout + 5.0)
         self._begun = False
 
@@ -363,7 +363,7 @@ class Aio:
         inner = work._work if isinstance(work, WorldWork) else work  # noqa: SLF001  (its own)
         ready = completion.future_of(inner, asyncio.get_running_loop())
         if ready is None:
-            ready = self._on_waiter((work if isinstance(work, WorldWork) else WorldWork(work, gen)).wait)
+            ready = self._on_waiter(_of_world(work, gen).wait)
         return ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
@@ -403,6 +403,10 @@ class Aio:
         # A future whose awaiter was cancelled may still fail: that is nobody's unhandled error.
         future.add_done_callback(seen)
         return future
+
+
+def _of_world(work: Any, gen: Generation) -> WorldWork:
+    return work if isinstance(work, WorldWork) else WorldWork(work, gen)
 
 
 def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:

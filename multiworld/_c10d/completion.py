@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,22 +67,7 @@ class Pool:
         nobody's error. Call it in the loop's thread.
         """
         future: asyncio.Future[Any] = loop.create_future()
-        owed = future
-
-        def job() -> None:
-            nonlocal fn, owed
-            result, error = None, None
-            try:
-                result = fn()
-            except BaseException as exc:  # noqa: BLE001  (it is the future's)
-                error = exc
-            _hand_over(loop, owed, result, error)
-            # The error knows this frame, as any that was called from here does. If the frame knew the error, or the
-            # future that has it, they would hold each other, and all that is in the caller's frames: works, tensors,
-            # groups.
-            del fn, owed, result, error
-
-        self.run(job)
+        self.run(_outcome_of(fn, loop, future))
         return future
 
     def run(self, job: Job) -> None:
@@ -239,21 +225,28 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
     future: asyncio.Future[Any] = loop.create_future()
+    torch_future.add_done_callback(_outcome_of(methodcaller("value"), loop, future))
+    return future
 
-    owed = future
 
-    def done(finished: Any) -> None:
-        nonlocal owed
+def _outcome_of(
+    fn: Callable[..., Any], loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]
+) -> Callable[..., None]:
+    """What calls `fn`, once, and gives its result or exception to `future`."""
+
+    def job(*given: Any) -> None:
+        nonlocal fn, future
         result, error = None, None
         try:
-            result = finished.value()
+            result = fn(*given)
         except BaseException as exc:  # noqa: BLE001  (it is the future's)
             error = exc
-        _hand_over(loop, owed, result, error)
-        del owed, finished, result, error  # as in `Pool.wait`
+        _hand_over(loop, future, result, error)
+        # The error knows this frame, as any that was called from here does. If the frame knew the error, or the future
+        # that has it, they would hold each other, and all that is in the caller's frames: works, tensors, groups.
+        del fn, future, given, result, error
 
-    torch_future.add_done_callback(done)
-    return future
+    return job
 
 
 def _hand_over(

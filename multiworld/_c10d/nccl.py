@@ -236,7 +236,7 @@ def release(backends: list[Any]) -> None:
 
 
 def wake() -> None:
-    """Have torch's CUDA set up, where the world's device is a GPU; the first of a process takes some 100 ms.
+    """Have torch's CUDA set up.
 
     A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's allocator, as
     the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an internal assert).

@@ -44,6 +44,7 @@ def test_values_and_worlds(python, library, tmp_path, monkeypatch, capsys):
     (only,) = records.runs
     assert len(only.checks) == 9
     assert {check.outcome for check in only.checks} == {"right"}
+    assert {check.defects for check in only.checks} == {()}
     assert all(check.done for check in only.checks)
     assert sum(bool(check.ms) for check in only.checks) == 2  # killed, stopped
 

@@ -73,6 +73,7 @@ def test_groups_beside_the_default_one(launch, build, backend, init):
     unbatched = backend != "nccl-lazy"
     told, clean, codes = run(launch, "groups", size, backend, init, unbatched=unbatched)
     assert [each["failed"] for each in told] == [{}] * size
+    assert [each["defects"] for each in told] == [{}] * size
     assert all(len(each["done"]) > 70 for each in told)
     assert [(each["pending"], each["left"]) for each in clean] == [(0, 0)] * size
     assert codes == {0}

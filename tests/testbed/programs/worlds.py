@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import multiworld as mw
+from programs.patches import threads
 from programs.worldkit import everything, full, held, joined, meet, run, same, until
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def again(me: Rank) -> None:
 
 
 def _settled(me: Rank, comms: int) -> None:
-    """Wait until no more communicators are left: aborts have threads of their own."""
+    """Wait until no more communicators are left: aborts have threads of their own, as the double's streams have."""
     if me.bed is not None:
-        until(lambda: me.bed.count("comms") <= comms)
+        until(lambda: me.bed.count("comms") <= comms and "m8d-stream" not in threads())
 
 
 def ends(me: Rank) -> None:
