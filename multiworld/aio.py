@@ -79,7 +79,7 @@ class Aio:
         try:
             work, written = gen.direct.post_send(tensor, _peer(gen, dst), tag)
             ending = self._ending(work)
-            del work  # as in `_recv`
+            del work  # as in `recv`
             if written:
                 ending.wait()
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
@@ -95,7 +95,9 @@ class Aio:
         if src is None or gen.parked or gen.direct is None or not gen.direct.sends(tensor):
             return await self._recv(gen, tensor, src, tag)
         try:
-            ending = self._ending(gen.direct.recv([tensor], _peer(gen, src), tag), next_order())
+            work = gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag))
+            ending = self._ending(work, next_order())
+            del work  # an error that is kept would keep it, and with it gloo's device
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         gen.expect(ending)

@@ -43,7 +43,7 @@ class Collectives:
         gen = self._gen
         try:
             if gen.direct is not None and gen.direct.sends(tensor):
-                gen.direct.wait(gen.direct.send([tensor], _peer(gen, dst), tag))
+                gen.direct.wait(gen.direct.posted(gen.direct.send([tensor], _peer(gen, dst), tag)))
             else:
                 gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag).wait()
         except Exception as exc:  # noqa: BLE001  (_reraise raises, always)
@@ -63,7 +63,7 @@ class Collectives:
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
             if gen.direct is not None and gen.direct.sends(tensor):
-                gen.direct.wait(gen.direct.recv([tensor], _peer(gen, src), tag))
+                gen.direct.wait(gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag)))
             else:
                 gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()
         except Exception as exc:  # noqa: BLE001  (same)

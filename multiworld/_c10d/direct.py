@@ -39,7 +39,8 @@ class Direct:
         takes: ``(tensor) -> bool``: whether a collective on it goes this way.
         calm: ``() -> bool``: whether a barrier does.
         wait: ``(work) -> bool``: torch's own ``Work.wait``.
-        send, recv: the backend's; ``([tensor], rank, tag) -> work``.
+        send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
+        posted: ``(work) -> work``: lets the end of the world end it.
         allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
         gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input, options.
         barrier: the backend's.
@@ -53,7 +54,7 @@ class Direct:
 
     __slots__ = (
         "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "of_barrier", "of_broadcast",
-        "of_gather", "of_reduce", "of_root", "of_scatter", "recv", "reduce", "scatter_from", "send", "sends", "takes",
+        "of_gather", "of_reduce", "of_root", "of_scatter", "posted", "recv", "reduce", "scatter_from", "send", "sends", "takes",
         "wait",
     )  # fmt: skip
 
@@ -64,6 +65,7 @@ class Direct:
         self.sends = _sends
         self.wait: Callable[[Any], bool] = inflight.plain_wait
         self.send, self.recv = (_plain(backend, name) for name in ("send", "recv"))
+        self.posted: Callable[[Any], Any] = state.gloo.posted
         self.allreduce, self.broadcast, self.reduce = backend.allreduce, backend.broadcast, backend.reduce
         self.allgather = backend.allgather
         self.gather_into = getattr(backend, "all_gather_single", None) or backend._allgather_base
@@ -87,7 +89,7 @@ class Direct:
         mine = written.here()
         since = mine.count()
         try:
-            work = self.send([tensor], dst, tag)
+            work = self.posted(self.send([tensor], dst, tag))
         finally:
             del self  # an error's traceback has this frame, and must not keep the backend
         return work, mine.message(tensor.nbytes, since)

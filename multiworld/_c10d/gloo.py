@@ -19,13 +19,11 @@ import torch.distributed
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld import settings
-from multiworld._c10d import devices, selection, sockets
-from multiworld._c10d.anysource import AnySource
-from multiworld._c10d.state import owner_of
+from multiworld._c10d import devices, selection, sockets, unblocking
 from multiworld._net.torchstore import PollingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from multiworld._c10d.patching import Patches
 
@@ -52,6 +50,7 @@ class GlooGroup:
     Attributes:
         backend: the ProcessGroupGloo; None once it was let go.
         links: the sockets of its pairs.
+        target: what is to be ended after `shut`.
     """
 
     def __init__(
@@ -61,11 +60,13 @@ class GlooGroup:
         own: set[sockets.Address],
         members: set[sockets.Address],
         lease: devices.Lease,
+        workers: tuple[tuple[unblocking.Worker, ...], int] = ((), 0),
     ) -> None:
         self.backend = backend
         self.store = store
         self.lease = lease
         self.links, self._listeners = sockets.find(own, members)
+        self.target = unblocking.Target(self.links, *workers)
 
     def shut(self) -> None:
         """Let every pending and every later operation raise."""
@@ -112,7 +113,7 @@ class GlooWorld:
         self.kept: list[Any] = []
         self._lock = threading.Lock()
         self._groups: list[GlooGroup] = []
-        self._sleepers: set[threading.Event] = set()
+        self._posted = unblocking.Posted()
 
     def verify(self) -> None:
         """Raise where this world's groups were ended.
@@ -151,8 +152,9 @@ class GlooWorld:
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
         try:
             polling.set_timeout(limit)
+            options, before = _options(lease, limit), unblocking.threads()
             backend = _run(
-                lambda: _original(polling, rank, size, _options(lease, limit)),
+                lambda: _original(polling, rank, size, options),
                 check,
                 lambda: _wake(list(polling.written.values()), size),
             )
@@ -161,7 +163,8 @@ class GlooWorld:
             own, members = (
                 _addresses(each) if size > 1 else set() for each in (polling.written, polling.read)
             )
-            group = GlooGroup(backend, polling, own, members - own, lease)
+            workers = unblocking.workers_of(backend, before, options._threads) if size > 1 else ((), 0)
+            group = GlooGroup(backend, polling, own, members - own, lease, workers)
         except BaseException as error:
             lease.give_back()
             # C++ may have made a plain RuntimeError of it on the way.
@@ -175,7 +178,7 @@ class GlooWorld:
         if (fresh := getattr(_made, "groups", None)) is not None:
             fresh.append(group)
         if self.aborted:
-            group.shut()
+            self.abort()
         return backend
 
     def groups(self) -> tuple[GlooGroup, ...]:
@@ -184,27 +187,19 @@ class GlooWorld:
             return tuple(self._groups)
 
     def abort(self) -> None:
-        """Let every pending and every later operation of all groups raise. Any thread, idempotent, microseconds."""
+        """Let every pending and every later operation of all groups raise. Any thread, again and again, microseconds."""
         self.aborted = True
-        for group in self.groups():
+        groups = self.groups()
+        for group in groups:
             group.shut()
-        with self._lock:
-            sleepers = tuple(self._sleepers)
-        for sleeper in sleepers:
-            sleeper.set()
+        unblocking.unblock([group.target for group in groups], self._posted)
 
-    @contextlib.contextmanager
-    def waking(self, sleeper: threading.Event) -> Iterator[None]:
-        """Set `sleeper` at an abort that comes before the end of the block, or came before it."""
-        with self._lock:
-            self._sleepers.add(sleeper)
-        if self.aborted:
-            sleeper.set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._sleepers.discard(sleeper)
+    def posted(self, work: Any) -> Any:
+        """A send or a receive of one of these groups was posted in this thread; returns it."""
+        self._posted.add(work)
+        if self.aborted:  # perhaps too late to be told with the others
+            self.abort()
+        return work
 
     def take(self, groups: tuple[GlooGroup, ...] | None = None) -> tuple[GlooGroup, ...]:
         """Take groups out of the books, all of them if not told which; the caller drops them."""
@@ -299,25 +294,7 @@ def install(patches: Patches) -> None:
     if _original is None:
         return
     patches.set(c10d, "ProcessGroupGloo", _Gloo)
-    receive = vars(c10d.ProcessGroup)["recv_anysource"]
-    patches.set(c10d.ProcessGroup, "recv_anysource", _receiving(receive))
     patches.set(c10d, "_new_process_group_helper", _watching(c10d._new_process_group_helper))
-
-
-def _receiving(original: Any) -> Any:
-    """Make a receive from any source, which no socket's end reaches, end with its world."""
-    function = getattr(original, "__func__", original)
-
-    def recv_anysource(self: Any, tensors: Any, tag: int) -> Any:
-        work = function(self, tensors, tag)
-        owner = owner_of(self)
-        world = None if owner is None else of(owner)
-        # The operation ran, so there is a backend for the device; other backends' operations end with their abort.
-        if world is None or any(each.device.type != "cpu" for each in tensors):
-            return work
-        return AnySource(work, world, self)
-
-    return recv_anysource
 
 
 def _watching(original: Any) -> Any:

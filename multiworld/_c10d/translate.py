@@ -71,7 +71,7 @@ def install(patches: Patches) -> None:
     patches.set(_c.Work, "wait", _guarded(vars(_c.Work)["wait"]))
     for name in _METHODS:
         if name in vars(_c.ProcessGroup):
-            patches.set(_c.ProcessGroup, name, _guarded(vars(_c.ProcessGroup)[name]))
+            patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
@@ -136,6 +136,24 @@ def _guarded(original: Any) -> Any:
                 raise_instead(error, translated(error, _group_among(args, kwargs)))
             finally:
                 del args, kwargs  # who keeps the exception need not keep the work
+
+    return _dressed(call, original)
+
+
+def _posting(original: Any) -> Any:
+    """`original`, a method of ProcessGroup that posts a send or a receive: guarded, and known to its world."""
+    function = getattr(original, "__func__", original)
+
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            work = function(group, *args, **kwargs) if kwargs else function(group, *args)
+        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            try:
+                raise_instead(error, translated(error, group))
+            finally:
+                del group, args, kwargs  # who keeps the exception need not keep the group
+        owner = owner_of(group)
+        return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)
 
