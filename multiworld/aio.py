@@ -18,7 +18,8 @@ from multiworld._core.raising import raise_instead
 from multiworld.collectives import _flat, _op_of, _peer
 from multiworld.errors import MultiworldError
 from multiworld.generation import Generation, posting
-from multiworld.work import Parked, WorldWork, next_order, seen
+from multiworld.receives import Parked, TakenOver, next_order
+from multiworld.work import WorldWork, seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,7 @@ class Aio:
                 tensor, None, gen.timeout + 5.0, order=ending.order, source=src, explain=gen.explain
             )
             ending.tell(parked.settle)
-            gen.park(src, tag, parked)
+            gen.parked.park(src, tag, parked)
             raise
         except Exception as exc:  # noqa: BLE001  (same)
             await self._raise(gen, exc)
@@ -118,23 +119,23 @@ class Aio:
         return src
 
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
-        parked = None
-        if gen.parked:
-            parked = await self._post(gen, lambda: gen.take_parked(src, tag, tensor))
-        if parked is not None:
-            waiting = self._on_waiter(parked.join)
-        else:
-            work = await self._post(gen, lambda: self._world.irecv(tensor, src, tag))
-            parked = Parked(tensor, _receiving(work, src), gen.timeout + 5.0)
-            del work
-            waiting = self._on_waiter(parked.run)
+        work = await self._post(gen, lambda: self._world.irecv(tensor, src, tag))
+        inner = work._work  # noqa: SLF001  (its own)
+        parked = Parked(
+            tensor,
+            _receiving(work, src),
+            gen.timeout + 5.0,
+            taking=inner if isinstance(inner, TakenOver) else None,
+        )
+        del inner
+        del work
+        waiting = self._on_waiter(parked.run)
         gen.watch(waiting)
         try:
             await asyncio.shield(waiting)
-            parked.copy_to(tensor)
             source: int = parked.source
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            gen.park(src, tag, parked)
+            gen.parked.park(src, tag, parked)
             raise
         finally:
             # The future holds an error, its traceback this frame: without this the frame would hold the future.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from multiworld._core.raising import raise_instead
 from multiworld.errors import WrongDeviceError
 from multiworld.events import State
-from multiworld.work import TakenOver, WorldWork
+from multiworld.work import WorldWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,16 +53,11 @@ class Collectives:
         """Receive into `tensor` from rank `src` (None: from whoever sends first); returns the sender's rank."""
         gen = self._gen
         try:
-            parked = gen.take_parked(src, tag, tensor) if gen.parked else None
-            if parked is not None:
-                parked.join()
-                parked.copy_to(tensor)
-                return parked.source
             if src is None:
                 work = gen.pg.recv_anysource([_flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
-            if gen.direct is not None and gen.direct.sends(tensor):
+            if gen.direct is not None and not gen.parked and gen.direct.sends(tensor):
                 gen.direct.wait(gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag)))
             else:
                 gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()
@@ -82,9 +77,6 @@ class Collectives:
         """Start a receive; `tensor` holds the message once the returned work's ``wait`` has returned."""
         gen = self._gen
         try:
-            parked = gen.take_parked(src, tag, tensor) if gen.parked else None
-            if parked is not None:
-                return WorldWork(TakenOver(parked, tensor), gen, once=True)
             if src is None:
                 return WorldWork(gen.pg.recv_anysource([_flat(gen, tensor)], tag), gen, once=tensor.is_cpu)
             return WorldWork(gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag), gen, once=tensor.is_cpu)

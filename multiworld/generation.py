@@ -7,7 +7,6 @@ code happens outside of it.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dis
 import threading
@@ -18,6 +17,7 @@ from multiworld._core import lifecycle
 from multiworld._core.lifecycle import Action
 from multiworld.errors import BrokenWorldException, MultiworldError, WorldClosedError
 from multiworld.events import Breakage, Cause, State
+from multiworld.receives import ParkedReceives
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from multiworld._net.rendezvous import Rendezvous
     from multiworld._net.store import StoreHandle
     from multiworld.watchdog import Attachment
-    from multiworld.work import Parked
 
 __all__ = ["LEFT_GRACE", "Generation", "posting"]
 
@@ -72,6 +71,12 @@ def posting() -> Iterator[None]:
 def _fail(future: asyncio.Future[Any] | Ending, error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def _on_pool(job: Callable[[], None]) -> None:
+    from multiworld._c10d.completion import pool  # noqa: PLC0415  (a receive was posted, so torch is loaded)
+
+    pool.run(job)
 
 
 def _nothing() -> None:
@@ -117,7 +122,7 @@ class Generation:
         self.timeout = 0.0
         self.device_types: frozenset[str] = frozenset()
         self.keys: Callable[[], list[str]] = list
-        self.parked: dict[tuple[int | None, int], list[Parked]] = {}
+        self.parked = ParkedReceives(_on_pool)
         self._on_end = on_end
         self._lock = threading.Lock()
         self._life = State.JOINING
@@ -277,13 +282,7 @@ class Generation:
             store.close()
         return freed
 
-    # -- receives nobody waits for any more ---------------------------------------------------------------------
-
-    def park(self, src: int | None, tag: int, parked: Parked) -> None:
-        """Keep a receive whose caller stopped waiting, in the order in which they were posted."""
-        with self._lock:
-            waiting = self.parked.setdefault((src, tag), [])
-            bisect.insort(waiting, parked, key=lambda each: each.order)
+    # -- awaited operations -------------------------------------------------------------------------------------
 
     def watch(self, future: asyncio.Future[Any]) -> None:
         """Fail `future`, of the running loop, some time after this generation broke, if nothing else has.
@@ -316,22 +315,6 @@ class Generation:
         for future in tuple(self._watched):
             with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
                 future.get_loop().call_soon_threadsafe(_fail, future, self.error())
-
-    def take_parked(self, src: int | None, tag: int, tensor: Any) -> Parked | None:
-        """The oldest receive of `src` and `tag` that nobody waits for, if any.
-
-        Raises:
-            ValueError: its message does not fit into `tensor`; it is kept.
-        """
-        with self._lock:
-            waiting = self.parked.get((src, tag))
-            if not waiting:
-                return None
-            waiting[0].check_fits(tensor)
-            taken = waiting.pop(0)
-            if not waiting:
-                del self.parked[src, tag]
-            return taken
 
     # -- errors -------------------------------------------------------------------------------------------------
 

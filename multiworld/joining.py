@@ -228,7 +228,7 @@ def _build(
             gen.attachment = attachment
             state = WorldState(name=plan.name, generation=roster.generation)
             undo.callback(state.forget)
-            state.translate = gen.translate
+            state.translate, state.parked = gen.translate, gen.parked
             gen.c10d = state
             polling = PollingStore(store, prefix=rendezvous.prefix, check_cancelled=check)
             group = groups.build(

@@ -188,6 +188,7 @@ class WorldState(c10d._World):
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.GlooWorld`, of a world that has been built.
+        parked: the receives of its default group that nothing waits for any more, a `multiworld.receives.ParkedReceives`.
         traffic: a `multiworld._c10d.inflight.Traffic` where the world has NCCL.
 
     Raises:
@@ -204,6 +205,7 @@ class WorldState(c10d._World):
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: Any = None
+        self.parked: Any = None
         self.traffic: Any = None
         self.enter = entering(self)
         self.ready: Any = None

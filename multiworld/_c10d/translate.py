@@ -143,19 +143,37 @@ def _guarded(original: Any) -> Any:
 def _posting(original: Any) -> Any:
     """`original`, a method of ProcessGroup that posts a send or a receive: guarded, and known to its world."""
     function = getattr(original, "__func__", original)
+    source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = owner_of(group)
         try:
+            if owner is not None and owner.parked and source_at != -1 and group is owner.group and not kwargs:
+                work = _after_parked(owner, function, group, args, source_at)
+                if work is not None:
+                    return work
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
             try:
                 raise_instead(error, translated(error, group))
             finally:
                 del group, args, kwargs  # who keeps the exception need not keep the group
-        owner = owner_of(group)
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)
+
+
+def _after_parked(
+    owner: WorldState, function: Any, group: Any, args: tuple[Any, ...], source_at: int | None
+) -> Any:
+    """Post a receive that comes after parked ones; None where none of them concerns it."""
+    ((tensor,), *_, tag) = args
+
+    def post(own: Any) -> Any:
+        work = function(group, [own], *args[1:])
+        return work if owner.gloo is None else owner.gloo.posted(work)
+
+    return owner.parked.claim(None if source_at is None else args[source_at], tag, tensor, post)
 
 
 def _dressed(wrapper: Any, original: Any) -> Any:

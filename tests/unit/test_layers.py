@@ -29,6 +29,7 @@ LAYERS = (
         "generation",
         "collectives",
         "objects",
+        "receives",
         "selecting",
         "work",
         "registry",

@@ -1,0 +1,133 @@
+"""After a cancelled awaited receive the next receive gets its message, whichever way it is posted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import multiworld as mw
+
+
+def cancelled(w, src, *, count=1):
+    """Post awaited receives from `src`, and stop waiting for them."""
+
+    async def run():
+        tasks = [asyncio.ensure_future(w.aio.recv(torch.zeros(1), src)) for _ in range(count)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(each) for each in asyncio.run(run())] == [asyncio.CancelledError] * count
+
+
+def by_method(w, t, src):
+    return w.recv(t, src)
+
+
+def by_work(w, t, src):
+    work = w.irecv(t, src)
+    work.wait()
+    return src if src is not None else work._source_rank()
+
+
+def awaited(w, t, src):
+    return asyncio.run(w.aio.recv(t, src))
+
+
+def bare(w, t, src):
+    with w:
+        return dist.recv(t, src)
+
+
+def bare_work(w, t, src):
+    with w:
+        work = dist.irecv(t, src)
+    work.wait()
+    return src if src is not None else work.source_rank()
+
+
+def batched(w, t, src):
+    with w:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, t, src)]):
+            work.wait()
+    return src
+
+
+WAYS = {each.__name__: each for each in (by_method, by_work, awaited, bare, bare_work, batched)}
+
+
+def receiver(me, size, way, first, then, twice):
+    w = mw.join("w", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
+    cancelled(w, first, count=2)
+    if twice:  # a receive that took a message over, and is cancelled, keeps its place
+        cancelled(w, then)
+    me.emit("posted")
+    w.barrier()
+    got = []
+    for _ in range(4):
+        t = torch.zeros(1)
+        source = WAYS[way](w, t, then)
+        got.append((t.item(), source))
+    me.emit("got", got=got)
+    w.barrier()
+    w.close()
+
+
+def sender(me, size):
+    w = mw.join("w", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
+    w.barrier()
+    if me.rank == 1:
+        for value in range(4):
+            w.send(torch.tensor([float(value)]), 0)
+    w.barrier()
+    w.close()
+
+
+CASES = [(way, False) for way in WAYS] + [("by_method", True)]
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 1), (1, None), (None, 1), (None, None)])
+@pytest.mark.parametrize(("way", "twice"), CASES)
+def test_messages_keep_their_order(cast, way, first, then, twice):
+    if way == "batched" and then is None:
+        pytest.skip("a P2POp names its peer")
+    members = [
+        cast.start(receiver, 0, size=3, way=way, first=first, then=then, twice=twice),
+        cast.start(sender, 1, size=3),
+        cast.start(sender, 2, size=3),
+    ]
+    assert members[0].expect("got").got == [(float(value), 1) for value in range(4)]
+    assert [each.finish() for each in members] == [0, 0, 0]
+
+
+def between(me, size):
+    """A parked receive from one member holds up no message of another."""
+    w = mw.join("w", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
+    if me.rank == 0:
+        cancelled(w, 1)
+        w.barrier()
+        t = torch.zeros(1)
+        seen = [(w.recv(t), t.item())]
+        w.barrier()
+        seen += [(w.recv(t), t.item()), (w.recv(t, 1), t.item())]
+        me.emit("seen", seen=seen)
+    else:
+        w.barrier()
+        if me.rank == 2:
+            w.send(torch.full((1,), 20.0), 0)
+        w.barrier()
+        if me.rank == 1:
+            w.send(torch.full((1,), 10.0), 0)
+            w.send(torch.full((1,), 11.0), 0)
+    w.barrier()
+    w.close()
+
+
+def test_any_source_takes_what_comes_first(cast):
+    members = cast.all(between, 3)
+    assert members[0].expect("seen").seen == [(2, 20.0), (1, 10.0), (1, 11.0)]
+    assert [each.finish() for each in members] == [0, 0, 0]
