@@ -12,8 +12,11 @@ from __future__ import annotations
 import logging
 import random
 import statistics
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -246,3 +249,14 @@ def test_kills_without_end(cast, soak_seconds):
     ):
         late += run(cast, loop, nbytes, size, 1, until=began + share * soak_seconds, bound=PROMISED)
     log.info("%d survivors, at most %.1f ms from verdict to exception", len(late), 1e3 * max(late))
+
+
+@pytest.mark.timeout(300)
+def test_gloo_itself_forgets_what_is_half_sent():
+    """What docs/upstream says of torch; once torch is sound, `multiworld._c10d.unblocking` can go for that version."""
+    reproducer = Path(__file__).parents[2] / "docs" / "upstream" / "repro_gloo_half_sent.py"
+    done = subprocess.run(
+        [sys.executable, str(reproducer)], check=False, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "DEFECT" in done.stdout
