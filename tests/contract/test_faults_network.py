@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from netkit import Network
+from runningkit import MEGABYTE, runner
 from worldkit import HANG, SOON, enter_netns, outcome
 
 import multiworld as mw
@@ -209,3 +210,29 @@ def test_a_member_that_is_cut_off_is_unreachable_for_all_others(cast, network):
     for member in members:
         member.say("close")
     assert [member.finish() for member in members] == [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("loop", "nbytes"), [("all_reduce", 4 * MEGABYTE), ("send_recv", 256 * MEGABYTE), ("routed_send_recv", 4)]
+)
+def test_what_runs_ends_when_the_network_is_cut(cast, network, loop, nbytes):
+    """A payload may be half on its way: none of it waits for its timeout."""
+    arguments = {
+        "size": 2,
+        "store": f"tcp://{network.address(1)}:29500",
+        "loop": loop,
+        "nbytes": nbytes,
+        "hang": HANG,
+    }
+    members = [cast.start(runner, rank, netns=network.hosts[rank], **arguments) for rank in range(2)]
+    for each in members:
+        each.expect("running")
+    time.sleep(0.2)
+    network.pull(2)
+    for each in members:
+        seen = each.expect("raised")
+        assert seen.cause == "unreachable"
+        assert seen.untouched
+        assert seen.late < 2.0 + 2 * seen.stalled, seen
+        each.say(False)
+    assert [each.finish() for each in members] == [0, 0]
