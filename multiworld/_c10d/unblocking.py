@@ -47,8 +47,8 @@ _CONDITIONS = range(72, 192, 4)
 """Bytes from the beginning of a gloo buffer to where waiting threads sleep: behind the table, pointer, size, context and
 mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x86-64: 80 to 176, arm64: 88 to 184)."""
 
-_SETTLING = 0.02
-"""Seconds for the threads of a group that was just made to come to rest."""
+_SETTLING = 1.0
+"""Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time for them."""
 
 _MANY = 512
 """Works after which those that are gone are taken out of the books."""

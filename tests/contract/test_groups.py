@@ -209,6 +209,7 @@ def from_anyone(member):
         work = dist.irecv(tensor)
         work.wait()
         second = work.source_rank()
+        del work  # it would keep gloo's listener, as every work does
     else:
         for value in (5.0, 6.0):
             dist.send(torch.tensor([value]), 0)
