@@ -18,6 +18,7 @@ from multiworld._core.lifecycle import Action
 from multiworld.errors import BrokenWorldException, MultiworldError, WorldClosedError
 from multiworld.events import Breakage, Cause, State
 from multiworld.receives import ParkedReceives
+from multiworld.releasing import releaser
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,6 +42,18 @@ What the leaver sent before it left is in the kernel's buffers by then; cutting 
 
 CUT_GRACE = 0.5
 """Seconds after a breakage in which awaited operations end by themselves; what then still waits is ended."""
+
+RELEASE_DELAY = 1.0
+"""Seconds after a breakage until what the generation holds is freed: its pending operations have raised by then.
+
+Longer than `LEFT_GRACE` and `CUT_GRACE` one after the other. A join that comes before frees it at once.
+"""
+
+RELEASE_BUDGET = 2.0
+"""Seconds that freeing it may take; a destructor that hangs goes on in a thread of its own after that."""
+
+STORE_LOOK = 1.0
+"""Seconds between two looks at whether others use the store that this process served for it."""
 
 REPORT_GRACE = 2.0
 """Seconds an operation that failed waits at most for the watchdog to say why; its own grace is far shorter."""
@@ -136,6 +149,7 @@ class Generation:
         self._ended = threading.Event()
         self._released = threading.Event()
         self._freed = True
+        self._lingers = False  # whether a store that this process serves outlives the rest
         self._leftover: Group | None = None
 
     @property
@@ -189,6 +203,7 @@ class Generation:
         if self._watched:
             self._cut_later()
         self._on_end(self)
+        releaser.add(RELEASE_DELAY, self._release)
 
     def _act(self, actions: tuple[Action, ...]) -> None:
         if self.c10d is not None:
@@ -219,7 +234,27 @@ class Generation:
             Whether all is free; False when the deadline came first (a daemon thread goes on).
         """
         self._retired = False
-        return self._close(deadline)
+        freed = self._close(deadline)
+        # A breakage may have freed all else already.
+        self._let_store_go()
+        return freed
+
+    def _release(self) -> float | None:
+        """Free what it holds, some time after its breakage; for `releaser`.
+
+        The store that this process serves stays for as long as others use it: see `StoreHandle.spare`.
+        """
+        if self._forked:
+            return None
+        self._lingers = True
+        self.retire(time.monotonic() + RELEASE_BUDGET)
+        store = self.store
+        if store is None:
+            return None
+        if not store.spare():
+            return STORE_LOOK
+        self._let_store_go()
+        return None
 
     def _close(self, deadline: float) -> bool:
         with self._lock:
@@ -253,11 +288,18 @@ class Generation:
 
     def keep_store(self) -> Callable[[], None]:
         """Let the store outlive this generation, if this process serves it; returns what closes it."""
-        store = self.store
-        if store is None or not store.serves:
-            return _nothing
-        self.store, self._kept_store = None, store
+        with self._lock:
+            store = self.store
+            if store is None or not store.serves:
+                return _nothing
+            self.store, self._kept_store = None, store
         return store.close
+
+    def _let_store_go(self) -> None:
+        with self._lock:
+            store, self.store = self.store, None
+        if store is not None:
+            store.close()
 
     def _free(self, deadline: float) -> bool:
         freed = True
@@ -277,9 +319,10 @@ class Generation:
             # The store may be the very thing that died; nobody depends on this mark.
             with contextlib.suppress(Exception):
                 rendezvous.over(self.keys())
-        store, self.store = self.store, None
-        if store is not None:
-            store.close()
+        self.keys = list  # what it was knew the store
+        store = self.store
+        if store is not None and not (self._lingers and store.serves):
+            self._let_store_go()
         return freed
 
     # -- awaited operations -------------------------------------------------------------------------------------

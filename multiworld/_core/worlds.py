@@ -90,11 +90,15 @@ class Worlds:
         ]
 
     def endpoints(self, process: str) -> list[Endpoint]:
-        """Return where `process` listens, as the worlds know it."""
+        """Return where `process` listens, as the worlds that wait for it know it; as all do, where none waits.
+
+        A process that left its worlds and joins another listens somewhere else by then.
+        """
+        shared = [self._worlds[world] for world in self.shared(process)]
         known = {
             member.endpoint: None
-            for world in self.shared(process)
-            for member in self._worlds[world].roster.members
+            for world in [each for each in shared if not each.ready] or shared
+            for member in world.roster.members
             if member.process == process
         }
         return list(known)

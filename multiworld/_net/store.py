@@ -23,6 +23,7 @@ import torch
 import torch.distributed
 
 from multiworld._net.address import STORE_RULE, StoreAddress
+from multiworld._net.callers import others
 from multiworld._net.tcpclient import NotAStoreError, TcpClient
 from multiworld._net.torchstore import PollingStore, TcpStore
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
@@ -75,6 +76,19 @@ class StoreHandle:
     def serves(self) -> bool:
         """Whether this process serves the store."""
         return self._shared.server is not None
+
+    def spare(self) -> bool:
+        """Whether this hold can be given back without ending what others use.
+
+        A server is used as long as another process is connected to it: its worlds meet there, or it waits for a join.
+        Where the system does not say who is connected, somebody may be.
+        """
+        if not self.serves or self._shared.client is None:
+            return True
+        with _registry.lock:
+            if self._shared.holds > 1:  # another world of this process keeps it
+                return True
+        return others(self._shared.client.remote[1]) is False
 
     def fresh(self) -> Store:
         """Return a torch-made client with a connection of its own, for who blocks in C++ (NCCL).
@@ -364,6 +378,7 @@ def serve_at(family: int, target: tuple[str, int]) -> Any:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _keep_alive(sock)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(target)
@@ -383,6 +398,14 @@ def serve_at(family: int, target: tuple[str, int]) -> Any:
         master_listen_fd=fd,
         use_libuv=_libuv_takes_a_socket(),
     )
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Let connections to hosts that are gone end, a minute later: accepted sockets inherit this (Linux)."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _older_than(*version: int) -> bool:

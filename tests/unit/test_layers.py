@@ -33,6 +33,7 @@ LAYERS = (
         "selecting",
         "work",
         "registry",
+        "releasing",
         "joining",
         "joinplan",
         "notices",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from multiworld._core import peers as peers_module
 from multiworld._core.actions import Drop, Send, Why
 from multiworld._core.detector import Ending
 from multiworld._core.dialing import Dialing
+from multiworld._core.roster import Endpoint
 from multiworld._core.wire import (
     Attach,
     Attached,
@@ -53,6 +55,25 @@ def test_a_world_is_ready_when_everyone_proved_it_to_everyone():
     net.pass_time(1.0)
     assert [net[number].ready for number in (1, 2, 3)] == [[("w/1", 0)], [("w/1", 1)], [("w/1", 2)]]
     assert net[1].peers.missing(("w/1", 0)) == {}
+
+
+def test_who_left_many_worlds_is_dialed_where_it_listens_now():
+    net = joined(name="old0")
+    for number in range(1, 20):
+        net.join(rosters(f"old{number}", (1, 2)))
+    for number in range(20):
+        net[2].remove((f"old{number}/1", 1))
+    net.run()
+    assert len(net[1].broken) == 20  # and none of them was closed here
+    net.nodes[7] = net.nodes.pop(2)  # its next listener has another port
+    net[7].number = 7
+    group = rosters("new", (1, 2))
+    moved = replace(group[0].members[1], endpoint=Endpoint("127.0.0.1", 7))
+    group = [replace(each, members=(each.members[0], moved)) for each in group]
+    net[1].add(group[0])
+    net[7].add(group[1])
+    net.pass_time(0.1)
+    assert ("new/1", 0) in net[1].ready
 
 
 def test_a_pair_has_one_connection_whatever_the_number_of_worlds():

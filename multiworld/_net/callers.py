@@ -1,0 +1,74 @@
+"""Whether other processes are connected to a server of this process, as the kernel's table of connections tells.
+
+A TCPStore server does not say who is connected to it, and it must not end while another process's worlds meet there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+__all__ = ["callers", "others"]
+
+_ESTABLISHED = "01"
+_TABLES = ("tcp", "tcp6")
+_MAPPED = ("0000000000000000FFFF0000", "00000000000000000000FFFF")
+"""How an IPv4 address in IPv6's form begins: words of the machine's byte order."""
+
+
+def callers(table: str, port: int, own: Container[int]) -> int:
+    """Count the connections from elsewhere to a server of this process.
+
+    Args:
+        table: text of ``/proc/net/tcp`` and ``tcp6``, one after the other (proc_pid_net(5)).
+        port: that the server listens at.
+        own: inodes of this process's sockets.
+    """
+    accepted: list[tuple[str, str]] = []
+    ours: set[tuple[str, str]] = set()
+    for line in table.splitlines():
+        row = line.split()
+        if len(row) < 10 or row[3] != _ESTABLISHED or int(row[9]) not in own:
+            continue
+        local, remote = _plain(row[1]), _plain(row[2])
+        if int(local.rpartition(":")[2], 16) == port:
+            accepted.append((local, remote))
+        else:
+            ours.add((remote, local))  # as its other end's row shows it
+    return sum(each not in ours for each in accepted)
+
+
+def others(port: int) -> bool | None:
+    """Whether another process is connected to the server that this one has at `port`; None where nothing says so."""
+    try:
+        own = _sockets()
+        paths = [Path("/proc/thread-self/net", name) for name in _TABLES]
+        # Without IPv6 there is one of them.
+        tables = [each.read_text(encoding="ascii") for each in paths if each.exists()]
+        return callers("".join(tables), port, own) > 0 if tables else None
+    except (OSError, ValueError):
+        return None
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address in IPv6's form as IPv4: torch's clients reach an IPv4 server from an IPv6 socket."""
+    for prefix in _MAPPED:
+        address = address.removeprefix(prefix)
+    return address
+
+
+def _sockets() -> set[int]:
+    """Return the inodes of this process's sockets."""
+    own = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only; this list can be long)
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115  (as above)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            own.add(int(target[8:-1]))
+    return own

@@ -1,0 +1,228 @@
+"""A broken world frees what it holds by itself, and stays broken: a close is not needed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from worldkit import PATIENCE, free_port, left_over
+
+import multiworld as mw
+
+WORLDS = 200
+FEW = 10  # after which everything that worlds share is there
+
+
+def until(what, timeout=PATIENCE):
+    deadline = time.monotonic() + timeout
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def resident():
+    """MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def alone_again(before):
+    """Wait until this process holds no more than `before`; returns what it holds."""
+    until(lambda: all(left_over()[each] <= before[each] for each in ("fds", "tasks")), 20)
+    return left_over()
+
+
+def at_rest(port):
+    """What this process holds once it has been in a world, which it has left."""
+    world = mw.join("first", 0, 1, store=f"tcp://127.0.0.1:{port}")
+    world.barrier()
+    assert world.close()
+    tensor = torch.zeros(1 << 22) + 1  # torch's own threads
+    assert tensor[0] == 1
+    until(lambda: left_over()["threads"] == ["MainThread"], 5)
+    return left_over()
+
+
+def outlives(me, ports):
+    nothing = at_rest(free_port())
+    held = []
+    for i, port in enumerate(ports):
+        if i == FEW:
+            alone_again(nothing)
+            held.append(resident())
+        world = mw.join(f"w{i}", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+        with pytest.raises(mw.BrokenWorldException):
+            world.recv(torch.zeros(1000), 1 - me.rank)
+    end = alone_again(nothing)
+    held.append(resident())
+    states = {world.state for world in mw.worlds().values()}
+    breakages = [world.breakage.cause for world in mw.worlds().values()]
+    me.emit("flat", before=nothing, after=end, resident=held, states=states, breakages=len(breakages))
+
+
+def leaves(me, ports):
+    for i, port in enumerate(ports):
+        world = mw.join(f"w{i}", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+        world.close()
+    me.hear()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_hundred_dead_worlds_leave_nothing(cast, rank):
+    ports = [free_port() for _ in range(WORLDS)]
+    survivor = cast.start(outlives, rank, ports=ports)
+    other = cast.start(leaves, 1 - rank, ports=ports)
+    flat = survivor.expect("flat", timeout=6 * PATIENCE)
+    assert flat.states == {mw.State.BROKEN}
+    assert flat.breakages == WORLDS
+    assert flat.after["fds"] <= flat.before["fds"], flat.data
+    assert flat.after["tasks"] <= flat.before["tasks"], flat.data
+    assert flat.resident[1] - flat.resident[0] < 40, flat.data
+    other.say("end")
+    assert [each.finish() for each in (survivor, other)] == [0, 0]
+
+
+def mourns(me, port):
+    nothing = at_rest(free_port())
+    world = mw.join("w", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+    told = []
+
+    def waits(call):
+        try:
+            call()
+        except mw.BrokenWorldException as broken:
+            told.append(broken.cause)
+
+    tensors = [torch.zeros(4), torch.zeros(1 << 22), torch.zeros(4)]
+
+    def bare():
+        with world:
+            torch.distributed.irecv(tensors[0], 1 - me.rank, tag=7).wait()
+
+    threads = [
+        threading.Thread(target=waits, args=(call,))
+        for call in (bare, lambda: world.all_reduce(tensors[1]), lambda: world.recv(tensors[2], 1 - me.rank))
+    ]
+    for thread in threads:
+        thread.start()
+    me.emit("waits")
+    for thread in threads:
+        thread.join(PATIENCE)
+    threads.clear()
+    me.emit("told", causes=told)
+    me.emit("free", before=nothing, after=alone_again(nothing))
+    # It is the same world still: it says why it broke, refuses, and comes back.
+    with pytest.raises(mw.BrokenWorldException, match="pid"):
+        world.barrier()
+    me.emit("says", state=world.state, cause=world.breakage.cause, named=mw.worlds()["w"] is world)
+    me.hear()
+    world.rejoin(timeout=60)
+    world.barrier()
+    me.emit("back", generation=world.generation)
+    me.hear()
+    assert world.close()
+
+
+def dies(me, port, generation=1):
+    world = mw.join("w", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+    me.emit("joined")
+    if generation > 1:
+        world.barrier()
+    me.hear()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_after_a_crash_with_operations_under_way_it_is_free_and_rejoins(cast, rank):
+    port = free_port()
+    survivor = cast.start(mourns, rank, port=port)
+    other = cast.start(dies, 1 - rank, port=port)
+    survivor.expect("waits")
+    other.expect("joined")
+    time.sleep(0.3)
+    other.kill()
+    assert survivor.expect("told").causes == ["crashed"] * 3
+    free = survivor.expect("free")
+    assert (free.after["fds"], free.after["tasks"]) == (free.before["fds"], free.before["tasks"]), free.data
+    says = survivor.expect("says")
+    assert (says.state, says.cause, says.named) == ("broken", "crashed", True)
+    again = cast.start(dies, 1 - rank, port=port, generation=2)
+    survivor.say("rejoin")
+    assert survivor.expect("back").generation == 2
+    again.say("end")
+    survivor.say("end")
+    assert [each.finish() for each in (survivor, again)] == [0, 0]
+
+
+def serves(me, port):
+    """Rank 0 of a world that breaks; others meet at its store too."""
+    nothing = at_rest(free_port())
+    world = mw.join("w", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+    me.emit("joined")
+    until(lambda: world.state is mw.State.BROKEN)
+    me.hear()
+    me.emit("free", before=nothing, after=alone_again(nothing))
+
+
+def meets(me, port):
+    world = mw.join("theirs", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+    world.barrier()
+    me.emit("joined")
+    me.hear()
+    with world:  # a new group meets at the store
+        torch.distributed.barrier(group=torch.distributed.new_group([0, 1]))
+    me.emit("grouped")
+    me.hear()
+    assert world.close()
+
+
+def test_the_store_stays_while_others_are_connected_to_it(cast):
+    port = free_port()
+    server = cast.start(serves, 0, port=port)
+    other = cast.start(dies, 1, port=port)
+    other.expect("joined")
+    strangers = [cast.start(meets, rank, port=port) for rank in (0, 1)]
+    for each in strangers:
+        each.expect("joined")
+    other.kill()
+    server.say("broke")
+    time.sleep(3)  # longer than it takes to free a world, and to look for others
+    for each in strangers:
+        each.say("group")
+    for each in strangers:
+        each.expect("grouped")
+        each.say("close")
+    free = server.expect("free")
+    assert (free.after["fds"], free.after["tasks"]) == (free.before["fds"], free.before["tasks"]), free.data
+    assert [each.finish() for each in (*strangers, server)] == [0] * 3
+
+
+def keeps_a_model(me, port):
+    from torch.nn.parallel import DistributedDataParallel
+
+    world = mw.join("w", me.rank, 2, store=f"tcp://127.0.0.1:{port}", timeout=60)
+    with world:
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    me.emit("joined")
+    until(lambda: world.state is mw.State.BROKEN)
+    time.sleep(2.5)
+    with world, pytest.raises(mw.BrokenWorldException):
+        model(torch.ones(4)).sum().backward()
+    me.emit("broken")
+    nothing = left_over()
+    del model
+    until(lambda: left_over()["fds"] < nothing["fds"], 10)
+    assert world.close()
+    me.emit("free", before=nothing["fds"], after=left_over()["fds"])
+
+
+def test_user_code_that_keeps_a_model_keeps_what_it_holds_and_no_more(cast):
+    port = free_port()
+    members = [cast.start(keeps_a_model, rank, port=port) for rank in (0, 1)]
+    for each in members:
+        each.expect("joined")
+    members[1].kill()
+    members[0].expect("broken")
+    members[0].expect("free")
+    assert members[0].finish() == 0
