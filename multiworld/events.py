@@ -39,7 +39,7 @@ class Cause(str, enum.Enum):
         HUNG: its host answers, the process gave no sign of life for ``hang_timeout``.
         UNREACHABLE: its host acknowledges nothing.
         LEFT: it closed the world in good order.
-        FAILED: an operation failed with a transport error before any other sign.
+        FAILED: an operation failed with a transport error before any other sign, or an exception ended its program.
     """
 
     CRASHED = "crashed"

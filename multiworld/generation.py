@@ -133,6 +133,7 @@ class Generation:
         self.store: StoreHandle | None = None
         self._kept_store: StoreHandle | None = None
         self.timeout = 0.0
+        self.failure = ""  # what ends this program, where that is no good order
         self.device_types: frozenset[str] = frozenset()
         self.keys: Callable[[], list[str]] = list
         self.parked = ParkedReceives(_on_pool)
@@ -275,7 +276,7 @@ class Generation:
             if was is State.BROKEN:
                 self.attachment.detach()
             else:
-                self.attachment.leave()
+                self.attachment.leave(self.failure)
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()

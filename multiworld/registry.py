@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
+from multiworld.exiting import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +142,9 @@ class Registry:
         with self._lock:
             self._ending = self._ending or ending
             open_worlds = list(self._worlds.values())
+        if ending and (why := failure()) is not None:
+            for world in open_worlds:
+                world._gen.failure = why  # noqa: SLF001  (the registry owns the process's worlds)
         closers = [
             threading.Thread(target=world.close, args=(timeout,), daemon=True, name=f"m8d-close-{world.name}")
             for world in open_worlds

@@ -182,13 +182,13 @@ class Watchdog:
         if not self._in_thread():
             attachment.ended.wait(max(0.0, deadline - self._clock()))
 
-    def detach(self, attachment: Attachment) -> None:
+    def detach(self, attachment: Attachment, failure: str = "") -> None:
         """Take a world out: see `Attachment.leave`."""
         attachment.detached = True
         with self._lock:
             known = self._attachments.get(world_id(attachment.roster)) is attachment
         if known:
-            self._call(lambda now: self._remove(attachment, now))
+            self._call(lambda now: self._remove(attachment, now, failure))
             self._join_if_idle()
 
     def stop(self, deadline: float) -> bool:
@@ -411,7 +411,7 @@ class Watchdog:
                 "what was to be done about %s failed", attachment.roster.key
             )
 
-    def _remove(self, attachment: Attachment, now: float) -> None:
+    def _remove(self, attachment: Attachment, now: float, failure: str = "") -> None:
         roster = attachment.roster
         world = world_id(roster)
         with self._lock:
@@ -421,7 +421,7 @@ class Watchdog:
             if self._sockets is not None:
                 self._sockets.unlisten(roster.members[roster.rank].endpoint)
         # Of a broken world the members heard already.
-        self._peers.remove(world, goodbye=attachment.breakage is None, now=now)
+        self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
         attachment.over()
 
     def _give_up(self, detail: str) -> None:

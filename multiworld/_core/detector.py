@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from multiworld._core.roster import Member, Roster
 
-__all__ = ["GRACE", "Detector", "Ending", "Probe", "Verdict", "WorldId", "world_id"]
+__all__ = ["GRACE", "Detector", "Ending", "Probe", "Verdict", "WorldId", "names", "world_id"]
 
 WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
@@ -93,6 +93,7 @@ class _Claim:
     cause: Cause
     ranks: tuple[int, ...]
     detail: str
+    itself: bool = False  # the member's own word
 
 
 @dataclass
@@ -200,8 +201,14 @@ class Detector:
         """A member said goodbye to a world."""
         state = self._worlds.get(world)
         if state is not None:
-            detail = f"{_names([state.roster.members[rank]])}: it closed the world in good order"
+            detail = f"{names([state.roster.members[rank]])}: it closed the world in good order"
             self._claim(state, _Claim(Cause.LEFT, (rank,), detail))
+
+    def fell(self, world: WorldId, rank: int, detail: str) -> None:
+        """A member said that it is ending by a fault of its own, and which."""
+        state = self._worlds.get(world)
+        if state is not None and 0 <= rank < state.roster.size:
+            self._claim(state, _Claim(Cause.FAILED, (rank,), detail, itself=True))
 
     def told(self, world: WorldId, cause: Cause, ranks: Iterable[int], detail: str) -> None:
         """A member reported that the world is broken. Ranks that the world does not have are left out."""
@@ -267,7 +274,7 @@ class Detector:
         for world in tuple(self._urgent):
             claims = self._worlds[world].claims
             # Among what came together, "an operation failed" is the poorest explanation.
-            best = next((each for each in claims if each.cause is not Cause.FAILED), claims[0])
+            best = next((each for each in claims if each.itself or each.cause is not Cause.FAILED), claims[0])
             self._break(world, best.cause, best.ranks, best.detail, now, verdicts)
         for process in self.suspects(now):
             self._settle_silent(process, now, probes, verdicts)
@@ -281,8 +288,13 @@ class Detector:
         hit = {world for process in ended if process in self._peers for world in self._peers[process].worlds}
         for world in sorted(hit):
             state = self._worlds[world]
-            # Who said goodbye before its process ended has left.
-            left = {rank for claim in state.claims if claim.cause is Cause.LEFT for rank in claim.ranks}
+            # A member that said goodbye before its process ended has left, or said why it did not.
+            left = {
+                rank
+                for claim in state.claims
+                if claim.cause is Cause.LEFT or claim.itself
+                for rank in claim.ranks
+            }
             members = [
                 each for each in state.roster.members if each.process in ended and each.rank not in left
             ]
@@ -293,7 +305,7 @@ class Detector:
             chosen = crashed or [each for each in members if ended[each.process] is ended[members[0].process]]
             ending = ended[chosen[0].process]
             self._break(
-                world, _CAUSE_OF[ending], _ranks(chosen), f"{_names(chosen)}: {ending.value}", now, verdicts
+                world, _CAUSE_OF[ending], _ranks(chosen), f"{names(chosen)}: {ending.value}", now, verdicts
             )
 
     def _settle_silent(
@@ -308,11 +320,11 @@ class Detector:
             mute = [each for each in silent if not _answers(probes.get(each.process), limit)]
             if mute:
                 cause, chosen = Cause.UNREACHABLE, mute
-                detail = f"{_names(mute)}: its host acknowledged nothing for {limit:g} s"
+                detail = f"{names(mute)}: its host acknowledged nothing for {limit:g} s"
             else:
                 cause, chosen = Cause.HUNG, silent
                 detail = (
-                    f"{_names(silent)}: its host answers, the process gave no sign of life for {limit:g} s"
+                    f"{names(silent)}: its host answers, the process gave no sign of life for {limit:g} s"
                 )
             self._break(world, cause, _ranks(chosen), detail, now, verdicts)
 
@@ -350,6 +362,7 @@ def _ranks(members: list[Member]) -> tuple[int, ...]:
     return tuple(sorted(member.rank for member in members))
 
 
-def _names(members: list[Member]) -> str:
+def names(members: list[Member]) -> str:
+    """Return who they are, for messages."""
     named = ", ".join(f"{member.rank} (pid {member.pid} on {member.hostname})" for member in members)
     return f"rank {named}" if len(members) == 1 else f"ranks {named}"

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Refusal, Send, Why
-from multiworld._core.detector import Detector, Ending, Probe, WorldId, world_id
+from multiworld._core.detector import Detector, Ending, Probe, WorldId, names, world_id
 from multiworld._core.dialing import Dialing
 from multiworld._core.links import Link, Place
 from multiworld._core.past import Past
@@ -99,8 +99,8 @@ class Peers:
                 self._consider(link, place, link.waiting.pop(place), now)
         self._check(roster.key, now)
 
-    def remove(self, world: WorldId, *, goodbye: bool, now: float) -> None:
-        """Detach a world; with `goodbye` the members are told that this one left."""
+    def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
+        """Detach a world; with `goodbye` the members are told that this one left, or that `failure` ended it."""
         state = self._worlds.pop(world)
         if state is None:
             return
@@ -108,13 +108,21 @@ class Peers:
         self._detector.remove(world)
         self._past.bury(roster)
         others = self._worlds.of(roster.key)
+        word: Frame = Goodbye(*world)
+        if failure:
+            # As members of all versions understand it.
+            detail = f"{names([roster.members[roster.rank]])}: {failure}"
+            word = Broken(roster.key, Cause.FAILED, (roster.rank,), detail)
         if goodbye:
             for other in others:
-                self._detector.left(other, roster.rank)
+                if isinstance(word, Broken):
+                    self._detector.fell(other, roster.rank, word.detail)
+                else:
+                    self._detector.left(other, roster.rank)
         for process in self._worlds.processes(roster):
             for link in [each for each in self._links.values() if each.peer == process]:
                 if goodbye and world in link.offered:
-                    self._send(link, Goodbye(*world))
+                    self._send(link, word)
                 link.offered.discard(world)
                 link.accepted.discard(world)
                 if not others:
@@ -283,9 +291,7 @@ class Peers:
             link.accepted.add((frame.key, frame.rank))
             self._check(frame.key, now)
         elif isinstance(frame, Broken):
-            if any(key == frame.key for key, _ in link.proven):
-                for world in self._worlds.of(frame.key):
-                    self._detector.told(world, frame.cause, frame.ranks, frame.detail)
+            self._told(link, frame)
         else:
             link.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
             link.beat_at = min(link.beat_at, now + link.interval)
@@ -380,6 +386,20 @@ class Peers:
             link.proven.discard(place)
             for world in self._worlds.of(place[0]):
                 self._detector.left(world, place[1])
+
+    def _told(self, link: Link, frame: Broken) -> None:
+        """The other end holds a world to be broken."""
+        if not any(key == frame.key for key, _ in link.proven):
+            return
+        own = [(frame.key, rank) for rank in frame.ranks]
+        itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in link.proven
+        if itself:
+            link.proven.discard(own[0])  # it says no goodbye
+        for world in self._worlds.of(frame.key):
+            if itself:
+                self._detector.fell(world, frame.ranks[0], frame.detail)
+            else:
+                self._detector.told(world, frame.cause, frame.ranks, frame.detail)
 
     def _parted(self, link: Link, now: float) -> None:
         """The other end closes the connection in good order."""

@@ -23,8 +23,8 @@ class Owner(Protocol):
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
         """Have a failed operation judged, and wait for that."""
 
-    def detach(self, attachment: Attachment) -> None:
-        """Take the attachment out, with a goodbye where the world is not broken."""
+    def detach(self, attachment: Attachment, failure: str = "") -> None:
+        """Take the attachment out, with a goodbye where the world is not broken, or with what ended this member."""
 
 
 class Attachment:
@@ -72,14 +72,16 @@ class Attachment:
             self._owner.report(self, detail, ranks, deadline=deadline)
         return self.breakage
 
-    def leave(self) -> None:
+    def leave(self, failure: str = "") -> None:
         """Say goodbye to all members and detach; waits about a second at most, normally a millisecond.
+
+        With `failure`, what ends this member in a few words, the members are told that instead of a goodbye.
 
         When it has returned, ``on_verdict`` is not called any more. Calling it again does nothing. With the
         watchdog's last world and endpoint its thread ends and its sockets are closed. A world that is broken is
         detached without a goodbye: the members heard of the verdict.
         """
-        self._owner.detach(self)
+        self._owner.detach(self, failure)
 
     def detach(self) -> None:
         """Do as `leave`: for a broken world, whose members are told nothing more.

@@ -34,6 +34,7 @@ LAYERS = (
         "work",
         "registry",
         "releasing",
+        "exiting",
         "joining",
         "joinplan",
         "notices",

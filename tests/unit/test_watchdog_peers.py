@@ -156,6 +156,43 @@ def test_a_close_without_goodbyes_counts_as_leaving():
     assert verdict(net, 1).cause is Cause.LEFT
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_was_ended_by_a_fault_of_its_own_failed_whatever_comes_with_it(at_once):
+    net = joined((1, 2, 3))
+    net[2].peers.remove(("w/1", 1), goodbye=True, now=net.now, failure="its program ended with ValueError")
+    net[2].act()  # its connections are closed in good order, right behind
+    net.together = lambda: at_once
+    net.run()
+    for number in (1, 3):
+        found = net[number].broken["w/1", number - 1]
+        assert (found.cause, found.ranks) == (Cause.FAILED, (1,))
+        assert found.detail == "rank 1 (pid 1002 on host2): its program ended with ValueError"
+
+
+def test_the_other_ranks_of_the_process_that_failed_hear_it_too():
+    net = Net(1, 2)
+    group = rosters("w", (1, 1, 2))
+    net[1].add(group[0])
+    net[1].add(group[1])
+    net[2].add(group[2])
+    net.pass_time(1.0)
+    net[1].peers.remove(("w/1", 0), goodbye=True, now=net.now, failure="its program ended with ValueError")
+    net.pass_time(0.1)
+    for number, rank in ((1, 1), (2, 2)):
+        assert (net[number].broken["w/1", rank].cause, net[number].broken["w/1", rank].ranks) == (
+            Cause.FAILED,
+            (0,),
+        )
+
+
+def test_a_member_that_speaks_of_another_that_failed_still_leaves_itself():
+    net = joined((1, 2, 3))
+    link = net[1].peers._trusted[process(2)]
+    net[1].peers.received(link.channel, [Broken("w/1", Cause.FAILED, (2,), "x"), Goodbye("w/1", 1)], net.now)
+    net[1].settle()
+    assert (verdict(net, 1).cause, verdict(net, 1).ranks) == (Cause.LEFT, (1,))
+
+
 def test_a_crash_of_one_explains_the_closed_connections_of_others():
     """C crashed, A let its operations go, B's operation with A failed: B says crashed, and C."""
     net = joined((1, 2, 3))

@@ -1,0 +1,54 @@
+"""Whether an exception ends this program: asked when it is ending, of what the interpreter remembers.
+
+Nothing is hooked, so a program's own `sys.excepthook` is left alone. What `sys.exit` was called with is not
+remembered: a program that ends that way leaves its worlds in good order, whatever its status. Only
+`multiprocessing` remembers the exit status of a child.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["failure"]
+
+_LONGEST = 200  # characters of a type's name
+
+
+def failure() -> str | None:
+    """Say what ends this program; None where it ends in the ordinary way.
+
+    To be called by the main thread, from a function that runs at the interpreter's exit.
+    """
+    status = _child_status(sys._getframe())  # noqa: SLF001  (the documented way to the caller's frame)
+    if status is not None:
+        return f"its program ended with exit status {status}" if status else None
+    # Set by the interpreter for an exception that was not caught; by 3.12 there is `last_exc` too.
+    kind, traceback = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
+    if kind is None or hasattr(sys, "ps1") or sys.flags.interactive:
+        return None  # of a prompt it is the last one that was shown
+    if traceback is not None and traceback.tb_frame.f_back is not None:
+        return None  # shown by a console inside of the program, which went on
+    return f"its program ended with {_name(kind)}"
+
+
+def _name(kind: type) -> str:
+    module = getattr(kind, "__module__", "builtins")
+    own = getattr(kind, "__qualname__", "an exception")
+    return (own if module in {"builtins", "__main__"} else f"{module}.{own}")[:_LONGEST]
+
+
+def _child_status(frame: FrameType | None) -> int | None:
+    """Return the exit status of a child of `multiprocessing` that is ending; None where this is none."""
+    while frame is not None:
+        if (
+            frame.f_code.co_name == "_bootstrap"
+            and frame.f_globals.get("__name__") == "multiprocessing.process"
+        ):
+            status = frame.f_locals.get("exitcode")
+            return status if isinstance(status, int) else None
+        frame = frame.f_back
+    return None
