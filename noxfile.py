@@ -51,7 +51,7 @@ def unit(session: nox.Session) -> None:
 CORE_TESTS = [
     f"tests/unit/test_{name}.py"
     for name in (
-        "detector", "lifecycle", "membership", "membership_simulated", "nccl_policy", "raising", "tethers",
+        "busy", "detector", "lifecycle", "membership", "membership_simulated", "nccl_policy", "raising", "tethers",
         "watchdog_peers", "wire",
     )
 ]  # fmt: skip

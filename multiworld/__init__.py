@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Breakage,
         Cause,
         Event,
+        MemberBusy,
         State,
         WorldActive,
         WorldBroken,
@@ -63,8 +64,8 @@ _LAZY = {
     ),
     **dict.fromkeys(
         (
-            "Breakage", "Cause", "Event", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
-            "WorldJoining", "subscribe",
+            "Breakage", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
+            "WorldJoinFailed", "WorldJoining", "subscribe",
         ),
         "multiworld.events",
     ),
@@ -75,8 +76,8 @@ _LAZY = {
 
 __all__ = [
     "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError", "InvalidJoinError",
-    "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
-    "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
+    "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
+    "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
     "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
     "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
     "__version__", "join", "join_all", "join_all_async", "join_async", "subscribe", "worlds",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Breakage", "Bus", "Cause", "Event", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
+    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
     "WorldJoining", "bus", "subscribe",
 ]  # fmt: skip
 
@@ -114,6 +114,19 @@ class WorldBroken(Event):
 @dataclass(frozen=True)
 class WorldClosed(Event):
     """This process closed the world; its resources are free."""
+
+
+@dataclass(frozen=True)
+class MemberBusy(Event):
+    """Members give no sign of life for ``hang_timeout``, and run: they hold the GIL, most likely.
+
+    Attributes:
+        ranks: of the members.
+        busy: whether they are; False says that they answer again.
+    """
+
+    ranks: tuple[int, ...]
+    busy: bool
 
 
 class Bus:

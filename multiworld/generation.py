@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld._core import lifecycle
 from multiworld._core.lifecycle import Action
 from multiworld.errors import BrokenWorldException, MultiworldError, WorldClosedError
-from multiworld.events import Breakage, Cause, State
+from multiworld.events import Breakage, Cause, MemberBusy, State, bus
 from multiworld.receives import ParkedReceives
 from multiworld.releasing import releaser
 
@@ -133,6 +133,7 @@ class Generation:
         self.store: StoreHandle | None = None
         self._kept_store: StoreHandle | None = None
         self.timeout = 0.0
+        self.busy: tuple[int, ...] = ()
         self.failure = ""  # what ends this program, where that is no good order
         self.device_types: frozenset[str] = frozenset()
         self.keys: Callable[[], list[str]] = list
@@ -185,6 +186,13 @@ class Generation:
             early, self._early = self._early, None
         if early is not None:
             self.verdict(early)
+
+    def answers(self, ranks: tuple[int, ...], busy: bool) -> None:
+        """The watchdog's word that members run, but do not answer (`busy`), or answer again."""
+        with self._lock:
+            others = tuple(rank for rank in self.busy if rank not in ranks)
+            self.busy = tuple(sorted({*others, *ranks})) if busy else others
+        bus.publish(MemberBusy(self.world, self.number, self.rank, time.monotonic(), ranks, busy))
 
     # -- its end ------------------------------------------------------------------------------------------------
 

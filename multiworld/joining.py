@@ -223,7 +223,9 @@ def _build(
                 rendezvous.check()
                 gen.check_early()
 
-            attachment = watchdog.attach(roster, gen.verdict, deadline=deadline, cancelled=_raised(check))
+            attachment = watchdog.attach(
+                roster, gen.verdict, deadline=deadline, cancelled=_raised(check), on_busy=gen.answers
+            )
             undo.callback(attachment.detach)
             gen.attachment = attachment
             state = WorldState(name=plan.name, generation=roster.generation)

@@ -3,6 +3,7 @@
 | variable | meaning | default |
 |---|---|---|
 | ``M8D_HANG_TIMEOUT`` | seconds without a sign of life after which a member is hung (at least 0.3) | 5 |
+| ``M8D_BUSY_TIMEOUT`` | seconds for which a silent member that runs counts as busy, then as hung; 0: it is not looked | 60 |
 | ``M8D_JOIN_TIMEOUT`` | seconds a join and each operation may take | 30 |
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
@@ -36,6 +37,8 @@ class Settings:
 
     Attributes:
         hang_timeout: seconds of silence that make a member hung.
+        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent member is
+            held to be busy.
         join_timeout: seconds for a join, and for each operation of the world.
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
@@ -45,6 +48,7 @@ class Settings:
     """
 
     hang_timeout: float = 5.0
+    busy_timeout: float = 60.0
     join_timeout: float = 30.0
     close_timeout: float = 5.0
     shim: str = "auto"
@@ -69,6 +73,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         )
     return Settings(
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
+        busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
         tethers=_flag(env, "M8D_TETHERS", default=Settings.tethers),

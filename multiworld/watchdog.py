@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import secrets
 import threading
@@ -23,11 +24,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld import settings
-from multiworld._core.actions import Action, Broke, Dial, Drop, Keep, Loose, Ready, Send
+from multiworld._core.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
 from multiworld._core.detector import WorldId, world_id
 from multiworld._core.peers import Peers
 from multiworld._core.wire import MAX_KEY, Beat, Close, encode
 from multiworld._net.attachment import Attachment
+from multiworld._net.evidence import Answered, Helper
 from multiworld._net.liveness import Accepted, Closed, Connected, Received, SocketEvent, Sockets
 from multiworld._net.vault import Vault
 from multiworld.errors import (
@@ -48,6 +50,9 @@ __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits at most for the watchdog's thread."""
 _LONGEST_WAIT = 5.0  # seconds; with nothing due
+_HELPER_AFTER = (
+    0.2  # seconds from a world that is ready to the start of the helper: a join shall not wait for it
+)
 _POLL = 0.02  # seconds between two looks at `cancelled`
 
 
@@ -86,6 +91,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._sockets: Sockets | None = None
         self._vault: Vault | None = None
+        self._helper: Helper | None = None
+        self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
         self._commands: deque[Callable[[float], None]] = deque()
         self._done: deque[threading.Event] = deque()  # set when what was decided has been carried out
@@ -127,6 +134,7 @@ class Watchdog:
         *,
         deadline: float,
         cancelled: Callable[[], bool] | None = None,
+        on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
     ) -> Attachment:
         """Connect to every member of a world, and watch them from then on.
 
@@ -139,6 +147,8 @@ class Watchdog:
                 returns. It must be quick. It is not called for a world that breaks while it is being attached.
             deadline: ``time.monotonic()`` seconds.
             cancelled: looked at every 20 ms; True ends the attempt.
+            on_busy: called likewise with the ranks of members that run, but do not answer, and True; with False when
+                they answer again.
 
         Raises:
             JoinTimeoutError: members are missing at the deadline; names them.
@@ -147,7 +157,7 @@ class Watchdog:
             InvalidJoinError: `roster` is not one for this watchdog, or attached already.
         """
         self._check(roster)
-        attachment = Attachment(self, roster, on_verdict)
+        attachment = Attachment(self, roster, on_verdict, on_busy)
         world = world_id(roster)
         with self._lock:
             if world in self._attachments:
@@ -164,6 +174,8 @@ class Watchdog:
                     next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
                 )
             self._attachments[world] = attachment
+            if self._helper is not None:
+                self._helper.vouch(roster.token)
         self._post(lambda now: self._peers.add(roster, now))
         try:
             error = self._await(attachment, deadline, cancelled)
@@ -232,18 +244,22 @@ class Watchdog:
         """Start the thread if it does not run (the lock is held)."""
         if self._sockets is None:
             _hook(self)
-            sockets = self._sockets = Sockets(self._channel, self._clock)
+            busy = settings.load().busy_timeout
+            self._helper_at = math.inf
+            self._peers.bear(busy)
+            helper = self._helper = Helper() if busy else None
+            sockets = self._sockets = Sockets(self._channel, self._clock, helper)
             vault: Vault | None = None
             try:
                 # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
                 if settings.load().tethers:
                     vault = self._vault = Vault.start(encode(Close()))
                 self._thread = threading.Thread(
-                    target=self._run, args=(sockets, vault), name="m8d-watchdog", daemon=True
+                    target=self._run, args=(sockets, vault, helper), name="m8d-watchdog", daemon=True
                 )
                 self._thread.start()
             except BaseException:  # no thread to be had, or Ctrl-C
-                self._thread = self._sockets = self._vault = None
+                self._thread = self._sockets = self._vault = self._helper = None
                 sockets.shut_down()
                 if vault is not None:
                     vault.close(_LEAVE)
@@ -316,10 +332,10 @@ class Watchdog:
 
     # -- the watchdog's thread
 
-    def _run(self, sockets: Sockets, vault: Vault | None) -> None:
+    def _run(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
         try:
             self._peers.tethers.own_wanted = vault is not None and vault.opened()
-            self._loop(sockets, vault)
+            self._loop(sockets, vault, helper)
         except Exception as error:
             logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
@@ -328,14 +344,16 @@ class Watchdog:
                 if self._sockets is sockets:
                     self._sockets = None
             sockets.shut_down()
+            if helper is not None:
+                helper.close()
             if vault is not None:
                 vault.close(_LEAVE)
 
-    def _loop(self, sockets: Sockets, vault: Vault | None) -> None:
+    def _loop(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
         peers = self._peers
         before = self._clock()
         while not self._over(sockets):
-            timeout = min(max(0.0, peers.wake() - before), _LONGEST_WAIT)
+            timeout = min(max(0.0, min(peers.wake(), self._helper_at) - before), _LONGEST_WAIT)
             events = sockets.wait(timeout)
             now = self._clock()
             if now - before > timeout:
@@ -348,6 +366,9 @@ class Watchdog:
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
             self._carry_out(sockets, vault, peers.take())
+            if helper is not None and self._helper_at <= now:
+                self._helper_at = math.inf
+                helper.start()
             while self._done:
                 self._done.popleft().set()
 
@@ -368,6 +389,8 @@ class Watchdog:
             self._peers.accepted(event.channel, now)
         elif isinstance(event, Connected):
             self._peers.connected(event.channel, now)
+        elif isinstance(event, Answered):
+            self._peers.answered(event.process, event.evidence, now)
 
     def _carry_out(self, sockets: Sockets, vault: Vault | None, actions: list[Action]) -> None:
         broken: list[Broke] = []
@@ -381,6 +404,8 @@ class Watchdog:
                 sockets.close(action.channel, orderly=action.orderly)
             elif isinstance(action, Keep):
                 _keep(sockets, vault, action.channel)
+            elif isinstance(action, Ask):
+                sockets.asker.ask(action.process, action.endpoint, action.token)
             elif isinstance(action, Loose):
                 loose.append(action.channel)
             elif isinstance(action, Broke):
@@ -389,6 +414,9 @@ class Watchdog:
                 continue
             elif isinstance(action, Ready):
                 attachment.attached()
+                self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
+            elif isinstance(action, Busy):
+                attachment.busy(action.ranks, busy=action.busy)
             else:
                 attachment.refused(action)
         # Callbacks last: the other members hear of it before this process is busy with its own worlds.
@@ -418,6 +446,8 @@ class Watchdog:
             if self._attachments.get(world) is not attachment:
                 return
             del self._attachments[world]
+            if self._helper is not None:
+                self._helper.forget(roster.token)
             if self._sockets is not None:
                 self._sockets.unlisten(roster.members[roster.rank].endpoint)
         # Of a broken world the members heard already.
@@ -444,6 +474,8 @@ class Watchdog:
         """Close the child's copies of the parent's descriptors; it is another process, with another id."""
         if self._sockets is not None:
             self._sockets.abandon()
+        if self._helper is not None:
+            self._helper.abandon()
         if self._vault is not None:
             self._vault.abandon()
         attachments = list(self._attachments.values())

@@ -98,6 +98,11 @@ class World(Selecting, ObjectCollectives):
         return self._gen.breakage
 
     @property
+    def busy(self) -> tuple[int, ...]:
+        """Ranks of the members that run, but give no sign of life for longer than ``hang_timeout``, ascending."""
+        return self._gen.busy if self._gen.state is State.ACTIVE else ()
+
+    @property
     def members(self) -> tuple[Member, ...]:
         """Everyone in this generation, by rank: process, pid, hostname."""
         return self._gen.roster.members if self._gen.roster is not None else ()

@@ -12,7 +12,20 @@ if TYPE_CHECKING:
     from multiworld._core.wire import Frame
     from multiworld.events import Breakage
 
-__all__ = ["Action", "Broke", "Dial", "Drop", "Keep", "Loose", "Ready", "Refusal", "Send", "Why"]
+__all__ = [
+    "Action",
+    "Ask",
+    "Broke",
+    "Busy",
+    "Dial",
+    "Drop",
+    "Keep",
+    "Loose",
+    "Ready",
+    "Refusal",
+    "Send",
+    "Why",
+]
 
 
 class Why(enum.Enum):
@@ -87,4 +100,22 @@ class Loose:
     channel: int
 
 
-Action = Dial | Send | Drop | Keep | Loose | Ready | Refusal | Broke
+@dataclass(frozen=True)
+class Ask:
+    """Ask at `endpoint`, whose host knows of it, what `process` does; `token` opens the answer."""
+
+    process: str
+    endpoint: Endpoint
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Busy:
+    """The members `ranks` of `world` run and do not answer (`busy`), or they answer again."""
+
+    world: WorldId
+    ranks: tuple[int, ...]
+    busy: bool
+
+
+Action = Ask | Busy | Dial | Send | Drop | Keep | Loose | Ready | Refusal | Broke

@@ -16,14 +16,17 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from multiworld._core.busy import Busy
+from multiworld._core.evidence import Standing
 from multiworld.events import Breakage, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from multiworld._core.evidence import Evidence
     from multiworld._core.roster import Member, Roster
 
-__all__ = ["GRACE", "Detector", "Ending", "Probe", "Verdict", "WorldId", "names", "world_id"]
+__all__ = ["GRACE", "Detector", "Ending", "Notice", "Probe", "Verdict", "WorldId", "names", "world_id"]
 
 WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
@@ -86,6 +89,21 @@ class Verdict:
     tell: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Notice:
+    """A member runs, but does not answer; or it answers again.
+
+    Attributes:
+        world: which.
+        ranks: of the members.
+        busy: which of the two.
+    """
+
+    world: WorldId
+    ranks: tuple[int, ...]
+    busy: bool
+
+
 @dataclass
 class _Claim:
     """Something that may become a verdict in this batch."""
@@ -111,13 +129,22 @@ class _Peer:
     heard: float | None = None  # None: not connected
     since: float = 0.0  # silence is counted from here: `heard`, or later after a stall of our own
     granted: float = 0.0  # seconds for such stalls since `heard`
+    spared: dict[WorldId, None] = field(default_factory=dict)  # worlds that hold it to be busy
+    look: float = -math.inf  # not to be judged before: it is known to run
 
 
 class Detector:
-    """Decides who is gone. `own` is this process's id: its own members are never suspected."""
+    """Decides who is gone. `own` is this process's id: its own members are never suspected.
 
-    def __init__(self, own: str) -> None:
+    Args:
+        own: see above.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+    """
+
+    def __init__(self, own: str, busy: float = 0.0) -> None:
         self._own = own
+        self._busy = Busy(busy)
+        self._notices: list[Notice] = []
         self._worlds: dict[WorldId, _World] = {}
         self._peers: dict[str, _Peer] = {}
         self._ended: dict[str, Ending] = {}
@@ -138,6 +165,7 @@ class Detector:
                 continue
             peer = self._peers.setdefault(member.process, _Peer())
             peer.worlds[world] = (*peer.worlds.get(world, ()), member.rank)
+            peer.look = -math.inf
             if roster.hang_timeout < peer.shortest:
                 peer.shortest = roster.hang_timeout
                 peer.since = max(peer.since, now)
@@ -152,6 +180,7 @@ class Detector:
         for process in {member.process for member in state.roster.members} - {self._own}:
             peer = self._peers[process]
             del peer.worlds[world]
+            peer.spared.pop(world, None)
             if not peer.worlds:
                 # What is connected stays known: another world may come for it.
                 peer.shortest = math.inf
@@ -176,6 +205,7 @@ class Detector:
         peer = self._peers.setdefault(process, _Peer())
         peer.heard = peer.since = now
         peer.granted = 0.0
+        self._busy.forget(process)
 
     def heard(self, process: str, now: float) -> None:
         """`process` said something."""
@@ -183,10 +213,15 @@ class Detector:
         if peer is not None and peer.heard is not None:
             peer.heard = peer.since = now
             peer.granted = 0.0
+            self._busy.forget(process)
+            for world in peer.spared:
+                self._notices.append(Notice(world, peer.worlds[world], busy=False))
+            peer.spared.clear()
 
     def disconnected(self, process: str) -> None:
         """The connection was closed in good order."""
         peer = self._peers.get(process)
+        self._busy.forget(process)
         if peer is not None:
             peer.heard = None
             if not peer.worlds:
@@ -224,6 +259,33 @@ class Detector:
             until = now + min(GRACE, state.roster.hang_timeout / 2)
             self._graces[world] = until, _Claim(Cause.FAILED, tuple(sorted(set(ranks))), detail)
 
+    def questions(self, now: float) -> tuple[str, ...]:
+        """Return the processes that were silent for so long that their hosts are to be asked about them now."""
+        due = tuple(
+            process
+            for process, peer in self._peers.items()
+            if peer.heard is not None and now >= self._ask_at(process, peer)
+        )
+        for process in due:
+            self._busy.ask(process, now)
+        return due
+
+    def answered(self, process: str, evidence: Evidence, now: float) -> None:
+        """The host of `process` answered a question."""
+        self._busy.answered(process, evidence.standing, now)
+        peer = self._peers.get(process)
+        if peer is not None:
+            peer.look = -math.inf
+
+    def bear(self, busy: float) -> None:
+        """Set for how many seconds a silent process that runs counts as busy; 0: all silence counts."""
+        self._busy.bound = busy
+
+    def notices(self) -> list[Notice]:
+        """Return who was found to be busy, or not any more, since this was asked last."""
+        notices, self._notices = self._notices, []
+        return notices
+
     def stalled(self, seconds: float, now: float) -> None:
         """This process itself did not run for `seconds`, until now: give the peers the chance to be heard.
 
@@ -248,7 +310,11 @@ class Detector:
         """When `settle` has to be called again if nothing happens before; infinite for never."""
         if self._ended or self._urgent:
             return -math.inf
-        silent = (peer.since + peer.shortest for peer in self._peers.values() if peer.heard is not None)
+        silent = (
+            min(self._due(peer), self._ask_at(process, peer))
+            for process, peer in self._peers.items()
+            if peer.heard is not None
+        )
         return min(
             min(silent, default=math.inf), min((each[0] for each in self._graces.values()), default=math.inf)
         )
@@ -258,7 +324,7 @@ class Detector:
         return tuple(
             process
             for process, peer in self._peers.items()
-            if peer.heard is not None and now >= peer.since + peer.shortest
+            if peer.heard is not None and now >= self._due(peer)
         )
 
     def settle(self, now: float, probes: Mapping[str, Probe]) -> list[Verdict]:
@@ -315,6 +381,10 @@ class Detector:
             roster = self._worlds[world].roster
             limit = roster.hang_timeout
             silent = [each for each in roster.members if now >= self._since(each.process) + limit]
+            runs = [each for each in silent if now < self._until(each.process, limit)]
+            for each in runs:
+                self._spare(world, each)
+            silent = [each for each in silent if each not in runs]
             if not silent:
                 continue
             mute = [each for each in silent if not _answers(probes.get(each.process), limit)]
@@ -323,10 +393,36 @@ class Detector:
                 detail = f"{names(mute)}: its host acknowledged nothing for {limit:g} s"
             else:
                 cause, chosen = Cause.HUNG, silent
+                quiet = max(now - self._since(each.process) for each in silent)
                 detail = (
-                    f"{names(silent)}: its host answers, the process gave no sign of life for {limit:g} s"
+                    f"{names(silent)}: its host answers, the process gave no sign of life for "
+                    f"{limit if quiet < 2 * limit else quiet:.3g} s{self._seen(silent[0].process)}"
                 )
             self._break(world, cause, _ranks(chosen), detail, now, verdicts)
+        peer = self._peers.get(process)
+        if peer is not None and peer.worlds:
+            limits = [self._worlds[world].roster.hang_timeout for world in peer.worlds]
+            peer.look = min(self._until(process, each) for each in limits)
+
+    def _spare(self, world: WorldId, member: Member) -> None:
+        peer = self._peers[member.process]
+        if world not in peer.spared:
+            peer.spared[world] = None
+            self._notices.append(Notice(world, peer.worlds[world], busy=True))
+
+    def _seen(self, process: str) -> str:
+        standing = self._busy.standing(process)
+        return "" if standing is Standing.UNKNOWN else f"; {standing.value}"
+
+    def _due(self, peer: _Peer) -> float:
+        return max(peer.since + peer.shortest, peer.look)
+
+    def _ask_at(self, process: str, peer: _Peer) -> float:
+        return self._busy.wake(process, peer.since, peer.shortest) if peer.worlds else math.inf
+
+    def _until(self, process: str, limit: float) -> float:
+        since = self._since(process)
+        return since if since == math.inf else self._busy.until(process, since, limit)
 
     def _since(self, process: str) -> float:
         peer = self._peers.get(process)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld._core.actions import Action, Broke, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.actions import Action, Ask, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
 from multiworld._core.detector import Detector, Ending, Probe, WorldId, names, world_id
 from multiworld._core.dialing import Dialing
 from multiworld._core.links import Link, Place
@@ -37,6 +37,7 @@ from multiworld.events import Breakage, Cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from multiworld._core.evidence import Evidence
     from multiworld._core.roster import Roster
 
 __all__ = ["MAX_STRANGERS", "Peers"]
@@ -58,10 +59,17 @@ class Peers:
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
         tethers: whether this process dials tethers; can be changed (`tethers.own_wanted`).
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
     """
 
     def __init__(
-        self, own: str, *, nonce: Callable[[], bytes], channel: Callable[[], int], tethers: bool = False
+        self,
+        own: str,
+        *,
+        nonce: Callable[[], bytes],
+        channel: Callable[[], int],
+        tethers: bool = False,
+        busy: float = 0.0,
     ) -> None:
         self.own = own
         self._nonce = nonce
@@ -72,7 +80,7 @@ class Peers:
         self._trusted: dict[str, Link] = {}
         self._untrusted: dict[int, Link] = {}  # oldest first
         self._dialing = Dialing(own)
-        self._detector = Detector(own)
+        self._detector = Detector(own, busy)
         self._actions: list[Action] = []
         self.tethers = Tethers(
             own, nonce=nonce, channel=channel, act=self._actions.append, pledge=self._worlds.pledge
@@ -204,6 +212,10 @@ class Peers:
         """This process did not run for `seconds`, until now."""
         self._detector.stalled(seconds, now)
 
+    def answered(self, process: str, evidence: Evidence, now: float) -> None:
+        """A host was asked what `process` does, and answered."""
+        self._detector.answered(process, evidence, now)
+
     def suspects(self, now: float) -> list[tuple[str, int]]:
         """Return processes that were silent for too long, with the connection that is to be probed."""
         return [
@@ -223,6 +235,14 @@ class Peers:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
                 self._actions.append(Broke(verdict.world, verdict.breakage))
             # What was told to other ranks of this very process is settled in the next round.
+        self._actions += [Busy(each.world, each.ranks, each.busy) for each in self._detector.notices()]
+        for process in self._detector.questions(now):
+            shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
+            if shared:
+                roster = shared[-1].roster
+                self._actions.append(
+                    Ask(process, roster.members[shared[-1].ranks(process)[0]].endpoint, roster.token)
+                )
         for link in tuple(self._untrusted.values()):
             if link.since + link.patience <= now:
                 self._expire(link, now)
@@ -258,6 +278,10 @@ class Peers:
         actions = self._actions.copy()
         self._actions.clear()
         return actions
+
+    def bear(self, busy: float) -> None:
+        """Set for how many seconds a silent process that runs counts as busy."""
+        self._detector.bear(busy)
 
     @property
     def links(self) -> int:

@@ -42,8 +42,15 @@ class Attachment:
         ended: set when the world broke or was detached.
     """
 
-    def __init__(self, owner: Owner, roster: Roster, on_verdict: Callable[[Breakage], None]) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        roster: Roster,
+        on_verdict: Callable[[Breakage], None],
+        on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
+    ) -> None:
         self._owner = owner
+        self._on_busy = on_busy
         self._on_verdict = on_verdict
         self.roster = roster
         self.breakage: Breakage | None = None
@@ -143,6 +150,11 @@ class Attachment:
             self._fail(
                 JoinAbandonedError(self.roster.world, f"{key} broke while it was joined: {breakage.detail}")
             )
+
+    def busy(self, ranks: tuple[int, ...], *, busy: bool) -> None:
+        """Hand on that members run and do not answer, or answer again. Called by the watchdog's thread."""
+        if self._on_busy is not None and self.ready and not self.ended.is_set():
+            self._on_busy(ranks, busy)
 
     def over(self) -> None:
         """It is detached. Called by the watchdog's thread; in a forked child, by the child."""

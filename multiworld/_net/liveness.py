@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from multiworld._core.detector import Ending, Probe
 from multiworld._core.roster import Endpoint
 from multiworld._core.wire import Frame, Parser, encode
+from multiworld._net.evidence import Answered, Asker, Helper
 from multiworld._net.tcpinfo import probe
 from multiworld.errors import MultiworldError
 
@@ -75,7 +76,7 @@ class Closed:
     plain: bool = field(default=False, compare=False)
 
 
-SocketEvent = Accepted | Connected | Received | Closed
+SocketEvent = Accepted | Connected | Received | Closed | Answered
 
 
 class _Channel:
@@ -105,12 +106,23 @@ class Sockets:
     Args:
         channel: gives a fresh number for a connection.
         clock: seconds.
+        helper: answers for this process where it listens; None for nothing there.
+
+    Attributes:
+        asker: asks those of others.
     """
 
-    def __init__(self, channel: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        channel: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+        helper: Helper | None = None,
+    ) -> None:
         self._channel = channel
         self._clock = clock
         self._selector = selectors.DefaultSelector()
+        self._helper = helper
+        self.asker = Asker(self._selector)
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
@@ -140,6 +152,8 @@ class Sockets:
             if listener is None:
                 listener = self._listeners[host] = _Listener(_bind(host))
                 self._selector.register(listener.socket, selectors.EVENT_READ, listener)
+                if self._helper is not None:
+                    self._helper.listen(Endpoint(host, listener.socket.getsockname()[1]))
             else:
                 listener.holds += 1
             return Endpoint(host, listener.socket.getsockname()[1])
@@ -161,15 +175,18 @@ class Sockets:
                 return
             listener.holds -= 1
             if listener.holds == 0:
-                self._close_listener(self._listeners.pop(endpoint.host))
+                self._close_listener(endpoint.host)
 
     def unlisten_all(self) -> None:
         """Close every listener, whoever holds it."""
         with self._lock:
-            while self._listeners:
-                self._close_listener(self._listeners.popitem()[1])
+            for host in tuple(self._listeners):
+                self._close_listener(host)
 
-    def _close_listener(self, listener: _Listener) -> None:
+    def _close_listener(self, host: str) -> None:
+        listener = self._listeners.pop(host)
+        if self._helper is not None:
+            self._helper.unlisten(Endpoint(host, listener.socket.getsockname()[1]))
         with contextlib.suppress(KeyError):  # accepting is paused: it is not registered
             self._selector.unregister(listener.socket)
         listener.socket.close()
@@ -262,6 +279,8 @@ class Sockets:
                 self._serve(key.data, mask, events)
             elif isinstance(key.data, _Listener):
                 self._accept(key.data, events)
+            elif key.data is self.asker:
+                events += self.asker.read()
             else:
                 _drain(self._bell)
         self._tidy(self._clock())
@@ -276,6 +295,7 @@ class Sockets:
         for entry in self._channels.values():
             entry.socket.close()
         self._channels.clear()
+        self.asker.close()
         self._selector.close()
         self._bell.close()
         self._rope.close()
@@ -289,6 +309,7 @@ class Sockets:
             listener.socket.close()
         for entry in tuple(self._channels.values()):
             entry.socket.close()
+        self.asker.close()
         self._selector.close()
         self._bell.close()
         self._rope.close()

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from multiworld import settings
 from multiworld._net.control import ControlClient
 from multiworld.errors import MultiworldError, StoreUnreachableError
-from multiworld.events import WorldActive, WorldBroken, WorldClosed, WorldJoinFailed, WorldJoining, bus
+from multiworld.events import (
+    MemberBusy,
+    WorldActive,
+    WorldBroken,
+    WorldClosed,
+    WorldJoinFailed,
+    WorldJoining,
+    bus,
+)
 from multiworld.joinplan import make_plan
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ __all__ = ["Assigned", "Link"]
 _STATES: dict[type[Event], str] = {
     WorldJoining: "joining",
     WorldActive: "active",
+    MemberBusy: "active",
     WorldBroken: "broken",
     WorldClosed: "closed",
     WorldJoinFailed: "failed",
@@ -182,6 +191,9 @@ class Link:
             if world in self._closed:
                 return  # it was given up for that, which was told
             detail, cause = str(event.error), self._causes.get(world, "")
+        elif isinstance(event, MemberBusy):
+            who = f"rank{'' if len(event.ranks) == 1 else 's'} {', '.join(map(str, event.ranks))}"
+            detail = f"{who} busy: runs, but does not answer" if event.busy else ""
         elif isinstance(event, WorldClosed):
             self._closed.add(world)
         elif isinstance(event, WorldJoining):

@@ -265,7 +265,9 @@ class RunState:
         before = world.get(happening.rank)
         known = before.generation if before is not None else 0
         world[happening.rank] = _Report(happening.state, happening.generation or known)
-        if happening.state == "active":
+        if happening.state == "active" and happening.detail:
+            self._notes[happening.world] = happening.detail  # a member that is busy
+        elif happening.state == "active":
             self._notes.pop(happening.world, None)
         if len(self._worlds) > _MOST_WORLDS:
             self._forget_worlds()

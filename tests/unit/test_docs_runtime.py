@@ -48,6 +48,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     defaults = settings.load({})
     said = {bare(name): default for name, _, default in there}
     assert float(said.pop("M8D_HANG_TIMEOUT")) == defaults.hang_timeout
+    assert float(said.pop("M8D_BUSY_TIMEOUT")) == defaults.busy_timeout
     assert float(said.pop("M8D_JOIN_TIMEOUT")) == defaults.join_timeout
     assert float(said.pop("M8D_CLOSE_TIMEOUT")) == defaults.close_timeout
     assert said.pop("M8D_SHIM") == defaults.shim
@@ -94,7 +95,9 @@ def test_the_table_of_events_is_that_of_the_module() -> None:
     found = rows(text("events.md"))
     (header,) = [row[2] for row in found if row[0] == "event"]
     assert header == f"fields beside `{', '.join(common)}`"
-    shown = {bare(row[0]): re.findall(r"\w+", row[2]) for row in found if row[0].startswith("`World")}
+    shown = {
+        bare(row[0]): re.findall(r"\w+", row[2]) for row in found if row[0].startswith(("`World", "`Member"))
+    }
     assert shown == {name: [f for f in fields if f not in common] for name, fields in kinds.items()}
 
 

@@ -15,7 +15,7 @@ def test_the_public_names_of_multiworld_are_these():
     assert sorted(multiworld.__all__) == [
         "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError",
         "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
-        "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError",
+        "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError",
         "ShimError", "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError", "__version__", "join",

@@ -1,0 +1,217 @@
+"""A member whose threads all wait for the GIL is busy as long as one of them runs, and hung where none does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from worldkit import HANG, PATIENCE, SOON, left_over
+
+import multiworld as mw
+
+
+def compute(seconds):
+    """Hold the GIL in C: `sum` over a range never gives it back."""
+    count = 10**6
+    while True:
+        start = time.monotonic()
+        sum(range(count))
+        if time.monotonic() - start > 0.2:
+            break
+        count *= 2
+    each = (time.monotonic() - start) / count
+    start = time.monotonic()
+    sum(range(int(seconds / each)))
+    return time.monotonic() - start
+
+
+def pickles(seconds):
+    """Hold the GIL in C: a pickle of many objects is one call."""
+    start = time.monotonic()
+    objects = [{"a": i} for i in range(1_000_000)]
+    while time.monotonic() - start < seconds:
+        pickle.dumps(objects * 3)
+    return time.monotonic() - start
+
+
+def sleeps(seconds):
+    """Hold the GIL and do nothing, as in a deadlock: PyDLL does not give it back during a call."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def holds(me, hang, how, seconds):
+    world = mw.join("w", me.rank, 2, store=me.store, timeout=120, hang_timeout=hang)
+    world.barrier()
+    time.sleep(1.0)  # until its helper runs
+    me.emit("holds")
+    took = how(seconds)
+    me.emit("held", seconds=took)
+    world.barrier()
+    me.hear()
+    assert world.close()
+
+
+def watches(me, hang):
+    heard = []
+    mw.subscribe(lambda event: heard.append(event) if isinstance(event, mw.MemberBusy) else None)
+    world = mw.join("w", me.rank, 2, store=me.store, timeout=120, hang_timeout=hang)
+    world.barrier()
+    seen = set()
+    done = threading.Event()
+
+    def look():
+        while not done.wait(0.01):
+            seen.add(world.busy)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        world.barrier()
+    except mw.BrokenWorldException as broken:
+        me.emit("broken", cause=broken.cause, ranks=broken.ranks, detail=broken.detail, busy=len(heard))
+    else:
+        time.sleep(0.2)
+        done.set()
+        told = [(event.ranks, event.busy) for event in heard]
+        me.emit("whole", told=told, seen=sorted(seen), busy=world.busy, state=world.state)
+    me.hear()
+    world.close()
+
+
+@pytest.mark.parametrize("how", [compute, pickles])
+def test_who_computes_with_the_gil_is_busy_and_answers_again(how, cast):
+    holder = cast.start(holds, 0, hang=1.5, how=how, seconds=5.0)
+    other = cast.start(watches, 1, hang=1.5)
+    held = holder.expect("held").seconds
+    assert held > 3.0
+    whole = other.expect("whole")
+    assert whole.state == mw.State.ACTIVE
+    if how is compute:  # the other one gives it back now and then
+        assert whole.told == [((0,), True), ((0,), False)]
+        assert whole.seen == [(), (0,)]
+    assert whole.busy == ()
+    for each in (holder, other):
+        each.say("end")
+        assert each.finish() == 0
+
+
+def test_who_holds_the_gil_and_uses_no_core_is_hung(cast):
+    holder = cast.start(holds, 0, hang=HANG, how=sleeps, seconds=4 * HANG)
+    other = cast.start(watches, 1, hang=HANG)
+    start = holder.expect("holds").at
+    broken = other.expect("broken")
+    assert (broken.cause, broken.ranks, broken.busy) == ("hung", (0,), 0)
+    assert broken.detail.endswith("; none of its threads runs")
+    assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG + 1.0
+    other.say("end")
+    assert other.finish() == 0
+
+
+def test_who_is_stopped_is_hung_and_that_is_said(cast):
+    holder = cast.start(holds, 0, hang=HANG, how=time.sleep, seconds=PATIENCE)
+    other = cast.start(watches, 1, hang=HANG)
+    holder.expect("holds")
+    at = holder.stop()
+    broken = other.expect("broken")
+    assert (broken.cause, broken.ranks) == ("hung", (0,))
+    assert broken.detail.endswith("; it is stopped")
+    assert 0.8 * HANG <= broken.at - at <= 1.2 * HANG + 0.5
+    other.say("end")
+    assert other.finish() == 0
+
+
+def test_who_is_stopped_while_it_is_busy_is_hung_then(cast):
+    holder = cast.start(holds, 0, hang=2.0, how=compute, seconds=PATIENCE)
+    other = cast.start(watches, 1, hang=2.0)
+    holder.expect("holds")
+    time.sleep(5.0)
+    at = holder.stop()
+    broken = other.expect("broken")
+    assert (broken.cause, broken.ranks, broken.busy) == ("hung", (0,), 1)
+    assert broken.at - at <= 2.0
+    other.say("end")
+    assert other.finish() == 0
+
+
+@pytest.mark.parametrize(("bound", "least"), [("4", 4.0), ("0", 1.2)])
+def test_who_is_busy_for_longer_than_the_bound_is_hung(bound, least, cast):
+    holder = cast.start(holds, 0, hang=1.5, how=compute, seconds=PATIENCE)
+    other = cast.start(bounded, 1, hang=1.5, bound=bound)
+    at = holder.expect("holds").at
+    broken = other.expect("broken")
+    assert (broken.cause, broken.ranks) == ("hung", (0,))
+    assert (broken.busy > 0) is (bound != "0")
+    assert least <= broken.at - at <= least + SOON / 3
+    other.say("end")
+    assert other.finish() == 0
+
+
+def bounded(me, hang, bound):
+    os.environ["M8D_BUSY_TIMEOUT"] = bound
+    watches(me, hang)
+
+
+def children():
+    return [int(each) for each in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()] + [
+        int(each)
+        for task in Path("/proc/self/task").iterdir()
+        if task.name != str(os.getpid())
+        for each in (task / "children").read_text().split()
+    ]
+
+
+def helped(me):
+    before = left_over()
+    world = mw.join("w", me.rank, 2, store=me.store, timeout=60)
+    deadline = time.monotonic() + PATIENCE
+    while not children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    me.emit("started", pids=children())
+    me.hear()
+    world.close()
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    me.emit("closed", pids=children(), fds=left_over()["fds"] - before["fds"])
+    me.hear()
+
+
+def gone(pid):
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_the_helper_ends_with_its_world_and_with_its_process(cast):
+    members = cast.start(helped, 0), cast.start(helped, 1)
+    pids = [each.expect("started").pids for each in members]
+    assert [len(each) for each in pids] == [1, 1]
+    command = Path(f"/proc/{pids[0][0]}/cmdline").read_bytes()
+    assert command.rstrip(b"\0").endswith(b"evidence_program.py")
+    members[1].kill()
+    deadline = time.monotonic() + PATIENCE
+    while not gone(pids[1][0]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(pids[1][0])
+    members[0].say("close")
+    assert members[0].expect("closed").pids == []
+    members[0].say("end")
+    assert members[0].finish() == 0
+
+
+def test_a_process_that_computes_without_the_gil_beats_all_the_time(cast):
+    holder = cast.start(holds, 0, hang=1.5, how=multiplies, seconds=4.0)
+    other = cast.start(watches, 1, hang=1.5)
+    assert other.expect("whole").told == []
+    for each in (holder, other):
+        each.say("end")
+        assert each.finish() == 0
+
+
+def multiplies(seconds):
+    start, tensor = time.monotonic(), torch.ones(600, 600)
+    while time.monotonic() - start < seconds:
+        tensor = (tensor @ tensor) * 0
+    return seconds
