@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld._core.evidence import Evidence, answer, question
+from multiworld.settings import environment
 
 if TYPE_CHECKING:
     from multiworld._core.roster import Endpoint
@@ -25,7 +26,8 @@ __all__ = ["Answered", "Asker", "Helper"]
 
 _PROGRAM = Path(__file__).with_name("evidence_program.py")
 _LINE = 3  # the descriptor on which it hears of this process
-_ENDING = 0.5  # seconds it has to end when its line is closed; it takes some milliseconds
+_ENDING = 0.2  # seconds for which its end is waited for when its line is closed; it takes some milliseconds
+_LIBRARIES = "LD_LIBRARY_PATH"  # the one variable that the interpreter itself may need
 _MOST = 1024  # questions that wait for an answer; the oldest makes room
 
 
@@ -85,7 +87,7 @@ class Helper:
         with self._lock:
             if self._line is not None:
                 return True
-            if sys.platform != "linux" or not sys.executable or not _PROGRAM.is_file():
+            if sys.platform != "linux" or not _is_python(sys.executable) or not _PROGRAM.is_file():
                 return False
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -190,8 +192,14 @@ class Asker:
         self._sockets.clear()
 
 
+def _is_python(executable: str | None) -> bool:
+    """Whether it is an interpreter: where Python is a part of another program, it is that program."""
+    return bool(executable) and not hasattr(sys, "frozen") and Path(str(executable)).name.startswith("python")
+
+
 def _spawn(line: socket.socket) -> int:
     """Start the program: without the environment, streams, terminal and signal mask of this process."""
+    libraries = environment(_LIBRARIES)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     high = (
         os.dup(line.fileno()) if line.fileno() == _LINE else -1
@@ -200,7 +208,7 @@ def _spawn(line: socket.socket) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", str(_PROGRAM)],
-            {},
+            {_LIBRARIES: libraries} if libraries else {},
             file_actions=[
                 *((os.POSIX_SPAWN_DUP2, nothing, each) for each in range(_LINE)),
                 (os.POSIX_SPAWN_DUP2, line.fileno() if high < 0 else high, _LINE),
