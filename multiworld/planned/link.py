@@ -192,8 +192,10 @@ class Link:
                 return  # it was given up for that, which was told
             detail, cause = str(event.error), self._causes.get(world, "")
         elif isinstance(event, MemberBusy):
-            who = f"rank{'' if len(event.ranks) == 1 else 's'} {', '.join(map(str, event.ranks))}"
-            detail = f"{who} busy: runs, but does not answer" if event.busy else ""
+            if event.busy and len(event.ranks) == 1:
+                detail = f"rank {event.ranks[0]} busy: runs, but does not answer"
+            elif event.busy:
+                detail = f"ranks {', '.join(map(str, event.ranks))} busy: run, but do not answer"
         elif isinstance(event, WorldClosed):
             self._closed.add(world)
         elif isinstance(event, WorldJoining):

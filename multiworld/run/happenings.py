@@ -140,7 +140,7 @@ class WorldChanged(Happening):
         world: its name.
         state: "joining", "active", "broken" or "closed"; "failed" for a join that came to nothing.
         generation: 0 as long as it is not known.
-        detail: of a breakage or a failed join.
+        detail: of a breakage or a failed join; of an active world: which member is busy.
         cause: of a breakage ("left" is no fault), and of the one that a failed join comes after; else empty.
     """
 

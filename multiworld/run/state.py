@@ -124,6 +124,7 @@ class RunState:
         self._workers: dict[int, _Worker] = {}
         self._worlds: dict[str, dict[int, _Report]] = {}
         self._notes: dict[str, str] = {}
+        self._busy: dict[str, str] = {}
         self._peers: dict[str, _Peer] = {}
         self._last: deque[tuple[float, str]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
@@ -163,7 +164,7 @@ class RunState:
                         {"rank": rank, "state": each.state, "generation": each.generation}
                         for rank, each in members
                     ],
-                    "note": self._notes.get(name, ""),
+                    "note": self._notes.get(name) or self._busy.get(name, ""),
                 })  # fmt: skip
             return {
                 "version": VERSION,
@@ -265,8 +266,9 @@ class RunState:
         before = world.get(happening.rank)
         known = before.generation if before is not None else 0
         world[happening.rank] = _Report(happening.state, happening.generation or known)
+        self._busy.pop(happening.world, None)
         if happening.state == "active" and happening.detail:
-            self._notes[happening.world] = happening.detail  # a member that is busy
+            self._busy[happening.world] = happening.detail
         elif happening.state == "active":
             self._notes.pop(happening.world, None)
         if len(self._worlds) > _MOST_WORLDS:
@@ -294,6 +296,7 @@ class RunState:
             if all(each.state in _OVER for each in self._worlds[name].values()):
                 del self._worlds[name]
                 self._notes.pop(name, None)
+                self._busy.pop(name, None)
 
 
 def _state_of(worker: _Worker, now: float) -> str:

@@ -6,12 +6,15 @@ import json
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 
+from multiworld.events import MemberBusy
+from multiworld.planned.link import Link
 from multiworld.run import happenings as h
 from multiworld.run.state import LAST, UP_AFTER, RunState, world_state
 from multiworld.run.words import ending, natural, one_line, span
@@ -267,3 +270,31 @@ def test_the_snapshot_on_the_page_has_the_keys_of_a_real_one():
 
     assert shape(said) == shape(real)
     assert said["version"] == real["version"]
+
+
+def test_a_member_that_is_busy_is_noted_until_it_answers_or_its_world_breaks():
+    busy = h.WorldChanged(AT + 110, 0, "w0", "active", 1, "rank 1 busy: runs, but does not answer")
+    for over in ("active", "broken"):
+        state = run_of(*begun(), busy)
+        assert world(state, "w0")["note"] == busy.detail
+        assert world(state, "w0")["state"] == "active"
+        assert world(state, "w1")["note"] == ""
+        state.apply(h.WorldChanged(AT + 120, 0, "w0", over, 1))
+        assert world(state, "w0")["note"] == ""
+
+
+def test_a_worker_tells_its_launcher_which_member_is_busy():
+    told = []
+    link = Link()
+    link._client = SimpleNamespace(report=told.append)
+    link._tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
+    link._tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
+    link._tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
+    assert {(each["world"], each["state"], each["generation"], each["cause"]) for each in told} == {
+        ("w", "active", 2, "")
+    }
+    assert [each["detail"] for each in told] == [
+        "rank 1 busy: runs, but does not answer",
+        "ranks 1, 3 busy: run, but do not answer",
+        "",
+    ]
