@@ -50,9 +50,7 @@ __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits at most for the watchdog's thread."""
 _LONGEST_WAIT = 5.0  # seconds; with nothing due
-_HELPER_AFTER = (
-    0.2  # seconds from a world that is ready to the start of the helper: a join shall not wait for it
-)
+_HELPER_AFTER = 0.2  # seconds from a world that is ready to the helper's start, which no join shall wait for
 _POLL = 0.02  # seconds between two looks at `cancelled`
 
 
@@ -414,7 +412,8 @@ class Watchdog:
                 continue
             elif isinstance(action, Ready):
                 attachment.attached()
-                self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
+                if any(each.process != self.process for each in attachment.roster.members):
+                    self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
             elif isinstance(action, Busy):
                 attachment.busy(action.ranks, busy=action.busy)
             else:

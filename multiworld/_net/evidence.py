@@ -95,7 +95,7 @@ class Helper:
                 return False
             try:
                 self._pid = _spawn(theirs)
-            except OSError:
+            except (OSError, ValueError, NotImplementedError):  # the last: a C library without setsid there
                 ours.close()
                 return False
             finally:
@@ -163,7 +163,7 @@ class Asker:
             del self._asked[next(iter(self._asked))]
         self._asked[nonce] = process, token
         # No way there, or no descriptor left: nothing is known then.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             family, address = _resolve(endpoint)
             sock = self._sockets.get(family)
             if sock is None:
@@ -247,7 +247,7 @@ def _bind(endpoint: Endpoint) -> socket.socket | None:
     try:
         family, address = _resolve(endpoint)
         twin = socket.socket(family, socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, ValueError):
         return None
     try:
         twin.bind(address)

@@ -180,6 +180,18 @@ def helped(me):
     me.hear()
 
 
+def alone(me):
+    with mw.join("w", 0, 1, store=me.store, timeout=60):
+        time.sleep(0.6)
+        me.emit("alone", pids=children())
+
+
+def test_who_is_alone_has_no_helper(cast):
+    member = cast.start(alone, 0)
+    assert member.expect("alone").pids == []
+    assert member.finish() == 0
+
+
 def gone(pid):
     return not Path(f"/proc/{pid}").exists()
 

@@ -245,9 +245,13 @@ def test_where_it_cannot_be_started_nothing_is_known(helper, monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "no memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_spawn", refuse)
-        assert not helper.start()
+    def unable(*_, **__):
+        raise NotImplementedError
+
+    for fail in (refuse, unable):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_spawn", fail)
+            assert not helper.start()
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", refuse)
         assert not helper.start()
