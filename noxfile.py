@@ -109,6 +109,16 @@ def matrix(session: nox.Session) -> None:
     session.run("python", "-m", "matrix", *session.posargs, env={**ENV, "PYTHONPATH": path})
 
 
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """`m8d`, and `multiworld` without files for private indexes, which requires it: wheels in dist/ (`-- DIR`)."""
+    session.install("hatchling>=1.25")
+    folder = str(Path(*session.posargs[:1] or ["dist"]).resolve())
+    for project in (ROOT, ROOT / "alias"):
+        with session.chdir(project):
+            session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
+
+
 @nox.session(name="build-torch", tags=["ci"])
 def build_torch(session: nox.Session) -> None:
     """Official wheel + sources -> patched wheel in out/ (`-- --help` for the options)."""

@@ -1,7 +1,7 @@
 """multiworld: fault domains for PyTorch.
 
 Importing this package sets up nothing: no torch, no logging, no signals, no environment. Public names are
-loaded when they are first used.
+loaded when they are first used. It warns where another distribution has its files in the same folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from multiworld.planned import join_all, join_all_async
     from multiworld.world import World, worlds
 
-__version__ = "0.1.0.dev0"
+__version__ = "1.0.0"
 
 _LAZY = {
     **dict.fromkeys(
@@ -96,3 +96,23 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _look_beside() -> None:
+    """Warn if Cisco's ``multiworld`` is installed into this folder, too: one directory is listed (some 50 µs)."""
+    import os  # noqa: PLC0415  (loaded long before; not a name of this module)
+
+    package = os.path.dirname(__file__)  # noqa: PTH120  (pathlib is not loaded for this)
+    try:
+        names = os.listdir(os.path.dirname(package))  # noqa: PTH120, PTH208
+    except OSError:  # in a zip file: nothing is installed beside it
+        return
+    if any(name.startswith("multiworld-") for name in names):
+        from pathlib import Path  # noqa: PLC0415  (only where there is something to look at)
+
+        from multiworld.shim.clash import notice  # noqa: PLC0415
+
+        notice(Path(package))
+
+
+_look_beside()

@@ -58,6 +58,7 @@ def lines_of(found: Status) -> list[str]:
     nccl = f", NCCL {torch.nccl}" if torch.nccl else ""
     return [
         f"multiworld {found.multiworld}",
+        *_clash(found),
         f"torch      {torch.version} ({made_for}{nccl}), commit {torch.git[:12] or 'unknown'}",
         f"           {torch.folder}",
         *_patches(found),
@@ -68,6 +69,13 @@ def lines_of(found: Status) -> list[str]:
         "",
         *_nccl(found),
     ]
+
+
+def _clash(found: Status) -> Iterable[str]:
+    if found.clash is not None:
+        yield from _wrapped(
+            f"{found.clash.says}. {found.clash.next_step}.", "           ", first="CLASH      "
+        )
 
 
 def _patches(found: Status) -> Iterable[str]:

@@ -320,6 +320,6 @@ def _rich_console() -> type[Console]:
         raise RunError(
             "--ui needs rich, which is not installed",
             rule="The live view is an extra of multiworld",
-            next_step="Install it with pip install 'multiworld[ui]', or leave --ui away",
+            next_step="Install it with pip install 'm8d[ui]', or leave --ui away",
         ) from error
     return Console

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ["LOADER_ENTRY", "LOADER_FOLDER", "LOADER_VERSION", "LoaderText", "loader_text", "read_loader"]
 
-LOADER_VERSION = 1
+LOADER_VERSION = 2
 """Raised when the text below changes."""
 
 LOADER_FOLDER = "torch/distributed/multiworld"
@@ -42,7 +42,7 @@ except ModuleNotFoundError as _error:
         raise
     raise ImportError(
         "torch.distributed.multiworld is here, but the package multiworld is not. "
-        "Install it into this environment: python -m pip install multiworld.",
+        "Install the distribution m8d, which has it, into this environment: python -m pip install m8d.",
         name="multiworld",
     ) from _error
 

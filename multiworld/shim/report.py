@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiworld import __version__
@@ -15,6 +17,7 @@ from multiworld._c10d.capabilities import (
     marker_of_build,
 )
 from multiworld.errors import InstallError, MarkerError
+from multiworld.shim.clash import Clash, find
 from multiworld.shim.install import Inspection, inspect
 from multiworld.shim.torchsite import find_site
 
@@ -57,6 +60,7 @@ class Status:
         loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from a
             wheel.
         router: whether the router is on in this process.
+        clash: another distribution that installs the import name ``multiworld``; None if there is none.
     """
 
     multiworld: str
@@ -66,11 +70,12 @@ class Status:
     backends: tuple[BackendAbility, ...]
     loader: Inspection | None
     router: bool
+    clash: Clash | None = None
 
     @property
     def sound(self) -> bool:
         """Whether the installation does not contradict itself."""
-        return not self.patched.disagreements
+        return not self.patched.disagreements and self.clash is None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as values that JSON knows."""
@@ -95,6 +100,7 @@ def status() -> Status:
         backends=backend_abilities(),
         loader=_loader(),
         router=_router_is_on(distributed=torch.distributed),
+        clash=find(Path(__file__).parents[1], tuple(sys.path)),
     )
 
 

@@ -114,7 +114,17 @@ def test_json_has_everything_in_plain_values(monkeypatch, capsys):
     assert told["nccl"]["environment"]["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert told["loader"]["state"] == "absent"
     assert told["backends"][0]["reconfigure"] is False
-    assert set(told) == {"multiworld", "torch", "patched", "nccl", "backends", "loader", "router", "sound"}
+    assert set(told) == {
+        "multiworld",
+        "torch",
+        "patched",
+        "nccl",
+        "backends",
+        "clash",
+        "loader",
+        "router",
+        "sound",
+    }
 
 
 def test_a_wrong_setting_is_an_error_with_an_exit_code(monkeypatch, capsys):

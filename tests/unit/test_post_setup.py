@@ -101,7 +101,7 @@ def set_state(site: TorchSite, state: LoaderState) -> None:
     elif state is LoaderState.DANGLING:
         shutil.rmtree(place.parent)
     elif state is LoaderState.OUTDATED:
-        place.write_bytes(loader_text().replace(b"loader 1 ", b"loader 0 ", 1))
+        place.write_bytes(loader_text().replace(b"loader 2 ", b"loader 1 ", 1))
     elif state is LoaderState.CHANGED:
         place.write_bytes(loader_text() + b"print()\n")
     elif state is LoaderState.FOREIGN:

@@ -225,7 +225,7 @@ def test_output_keeps_its_colours_and_nothing_else_that_terminals_obey():
 
 def test_without_rich_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(RunError, match=r"rich, which is not installed.*pip install 'multiworld\[ui\]'"):
+    with pytest.raises(RunError, match=r"rich, which is not installed.*pip install 'm8d\[ui\]'"):
         open_screen(RunState())
 
 

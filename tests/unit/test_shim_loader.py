@@ -47,7 +47,7 @@ def test_another_text_is_told_from_it():
     assert loader.read_loader(b"\xff\xfe") is None
     assert not loader.read_loader(text + b"#\n").intact
     assert not loader.read_loader(text[:-1]).current
-    older = text.replace(b"loader 1 ", b"loader 0 ", 1)
+    older = text.replace(b"loader 2 ", b"loader 1 ", 1)
     assert (loader.read_loader(older).intact, loader.read_loader(older).current) == (True, False)
 
 
@@ -114,7 +114,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path):
     assert done.stderr == ""
     said, state = done.stdout.splitlines()
     assert said.startswith("ImportError multiworld ")
-    assert "pip install multiworld" in said
+    assert "pip install m8d" in said
     assert state == "False 0"
 
 
@@ -129,7 +129,7 @@ def test_a_package_that_fails_for_another_reason_is_not_said_to_be_missing(tmp_p
     )  # fmt: skip
     assert done.returncode == 1
     assert "numpy_is_not_here" in done.stderr
-    assert "pip install multiworld" not in done.stderr
+    assert "pip install m8d" not in done.stderr
 
 
 @pytest.mark.parametrize("word", ["import torch", "os.environ", "subprocess", "open("])

@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError as exc:
     outcome = f"no {exc.name}"
 except ImportError as exc:
-    told = "pip install multiworld" in str(exc)
+    told = "pip install m8d" in str(exc)
     package = folder / "stand-in" / "multiworld"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("thing = object()\n")
