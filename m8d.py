@@ -10,6 +10,10 @@ import importlib.util
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main", "post_setup", "run"]
 
@@ -19,27 +23,27 @@ _FOREIGN = 9
 _AGAIN = "Run python -m pip install --force-reinstall --no-deps m8d; docs/install.md says more"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d``, which is ``python -m multiworld``."""
-    return _command("m8d", "multiworld.cli.main")
+    return _command("m8d", "multiworld.cli.main", argv)
 
 
-def run() -> int:
+def run(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-run``."""
-    return _command("m8d-run", "multiworld.run.main")
+    return _command("m8d-run", "multiworld.run.main", argv)
 
 
-def post_setup() -> int:
+def post_setup(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-post-setup``."""
-    return _command("m8d-post-setup", "multiworld.cli.post_setup")
+    return _command("m8d-post-setup", "multiworld.cli.post_setup", argv)
 
 
-def _command(name: str, module: str) -> int:
+def _command(name: str, module: str, argv: Sequence[str] | None) -> int:
     wrong = _what_is_wrong()
     if wrong:
         sys.stderr.write(f"{name}: {wrong}.\n")
         return _FOREIGN
-    code: int = import_module(module).main()
+    code: int = import_module(module).main(argv)
     return code
 
 

@@ -12,7 +12,7 @@ from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, uninstall
 from multiworld.shim.patchfile import apply_patch, read_patch, receipt_of, revert_patch
-from multiworld.shim.torchsite import find_site
+from multiworld.shim.torchsite import find_site, keep_to_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--torch",
         type=Path,
         metavar="DIR",
-        help="folder of the torch package, or the site-packages that holds it (default: this interpreter's)",
+        help="folder of the torch package, or the site-packages that holds it (default: this interpreter's; in a virtual environment only its own)",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -81,6 +81,8 @@ def execute(args: argparse.Namespace) -> int:
     site = find_site(args.torch)
     if args.check:
         return _check(site, as_json=args.json)
+    if args.torch is None and not args.dry_run:
+        keep_to_own(site)
     if args.patchfile is not None:
         _tell(apply_patch(site, read_patch(args.patchfile, for_torch=args.for_torch), dry_run=args.dry_run))
     elif args.revert:

@@ -12,6 +12,8 @@ import fcntl
 import os
 import re
 import shutil
+import site as interpreter
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +25,7 @@ from multiworld.shim.record import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["ASIDE", "TorchSite", "find_site", "unwritable"]
+__all__ = ["ASIDE", "TorchSite", "find_site", "keep_to_own", "lies_with_parent", "unwritable"]
 
 ASIDE = ".m8d-new"
 """Ending of a file that was written aside and not yet moved to its place."""
@@ -230,6 +232,36 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
             next_step="Install torch with pip; system packages of torch are left as they are",
         )
     return TorchSite(root, found[0])
+
+
+def keep_to_own(site: TorchSite) -> None:
+    """Refuse a torch that this virtual environment only sees (--system-site-packages, the user's folder).
+
+    Raises:
+        InstallError: it belongs to the Python that the environment was made with, and so to others too.
+    """
+    user = interpreter.getusersitepackages()
+    if lies_with_parent(site.root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
+        raise InstallError(
+            f"{site.torch} is not in this virtual environment ({sys.prefix}), which sees the packages of its parent",
+            rule="m8d-post-setup changes a torch of the environment that it runs in: others may use that one",
+            next_step=f"Install torch into this environment; or say that it is meant: --torch {site.root}",
+        )
+
+
+def lies_with_parent(root: Path, prefix: Path, base: Path, user: Path) -> bool:
+    """Tell whether packages in `root` belong to the Python that a virtual environment was made with.
+
+    Args:
+        root: a site-packages.
+        prefix: ``sys.prefix``.
+        base: ``sys.base_prefix``: the same outside of virtual environments.
+        user: the user's site-packages.
+    """
+    root, prefix, base, user = (path.resolve() for path in (root, prefix, base, user))
+    if prefix in (base, root) or prefix in root.parents:
+        return False
+    return any(place == root or place in root.parents for place in (base, user))
 
 
 def unwritable(path: Path, exc: OSError) -> InstallError:

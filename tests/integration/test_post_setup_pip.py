@@ -138,6 +138,38 @@ def test_a_user_install_is_found(base, wheels, tmp_path):
     assert base.post_setup("--check", "--torch", user).returncode == 0
 
 
+def test_a_venv_does_not_write_into_its_parents_torch(base, wheels, tmp_path):
+    """With system-site-packages: the parent's torch is seen, used by others, and changed only where it is named."""
+    user = tmp_path / "home"
+    environ = {"PYTHONUSERBASE": str(user)}
+    venv.create(tmp_path / "v", with_pip=False, symlinks=True, system_site_packages=True)
+    child = tmp_path / "v" / "bin/python"
+    place = Path(
+        subprocess.run(
+            [child, "-c", "import site; print(site.getusersitepackages())"],
+            capture_output=True, text=True, check=True, timeout=60, env={**os.environ, **environ},
+        ).stdout.strip()
+    )  # fmt: skip
+    base.pip("install", "--target", place, wheels / f"torch-{shimkit.VERSION}-py3-none-any.whl")
+    before = shimkit.tree(place)
+
+    def post_setup(*command):
+        return subprocess.run(
+            [child, "-m", "multiworld", "post-setup", *map(str, command)], capture_output=True, text=True,
+            check=False, timeout=60, env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    for command in ([], ["--uninstall"], ["--revert"]):
+        done = post_setup(*command)
+        assert done.returncode == 3, done.stdout
+        assert "is not in this virtual environment" in done.stderr
+        assert f"--torch {place}" in done.stderr
+        assert shimkit.tree(place) == before
+    assert post_setup("--check").returncode == 1
+    assert post_setup("--torch", place).returncode == 0
+    assert (place / LOADER_ENTRY).is_file()
+
+
 def test_the_console_script_is_this_command(base, wheels):
     from m8d_build.targets import tomllib
 

@@ -17,7 +17,7 @@ from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
 from multiworld.shim.install import LoaderState, inspect, install, uninstall
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text
-from multiworld.shim.torchsite import ASIDE, TorchSite, find_site
+from multiworld.shim.torchsite import ASIDE, TorchSite, find_site, lies_with_parent
 
 FAILED = EXIT_CODES[InstallError]
 
@@ -203,6 +203,23 @@ def test_the_default_is_the_torch_that_this_interpreter_would_import(site, monke
     code, _, said = run(capsys)
     assert code == FAILED
     assert "name its folder with --torch" in said
+
+
+@pytest.mark.parametrize(
+    ("root", "prefix", "base", "expected"),
+    [
+        ("/usr/lib/python3/dist-packages", "/home/u/v", "/usr", True),
+        ("/home/u/.local/lib/python3/site-packages", "/home/u/v", "/usr", True),
+        ("/home/u/v/lib/python3/site-packages", "/home/u/v", "/usr", False),
+        ("/usr/v/lib/python3/site-packages", "/usr/v", "/usr", False),
+        ("/usr/lib/python3/dist-packages", "/usr", "/usr", False),
+        ("/home/u/.local/lib/python3/site-packages", "/usr", "/usr", False),
+        ("/srv/target", "/home/u/v", "/usr", False),  # PYTHONPATH: it was told
+    ],
+)
+def test_which_torch_is_the_parents(root, prefix, base, expected):
+    user = Path("/home/u/.local/lib/python3/site-packages")
+    assert lies_with_parent(Path(root), Path(prefix), Path(base), user) is expected
 
 
 def test_a_version_that_cannot_be_read_is_told(site, capsys):
