@@ -141,6 +141,8 @@ class WorkerAgent(LocalElasticAgent):
         self.seating = seating
         group.group_rank = seating.seat
         group.group_world_size = seating.nodes
+        if seating.size is not None:
+            group.spec.local_world_size = seating.size  # torch puts it into the workers' environment
         found = places(seating, group.spec.local_world_size, group.spec.role, self._outfit.plan)
         self._places = {place.rank: place for place in found}
         group.workers = [

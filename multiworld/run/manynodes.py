@@ -28,6 +28,7 @@ from multiworld.run import seats
 from multiworld.run.address import reachable_address
 from multiworld.run.board import Board, SilentError
 from multiworld.run.bonds import Bonds, Sign, tie
+from multiworld.run.errors import RunError
 from multiworld.run.happenings import Happening, NodeJoined, NodeLost, Note, SeatTaken
 from multiworld.run.lane import Lane, Met
 from multiworld.run.meeting import Meeting, newest_table
@@ -119,10 +120,28 @@ class ManyNodes(Nodes):
         self._introduce()
         self._take(self._meet(info))
         assert self._seating is not None  # noqa: S101  (a table with this node in it gives a place)
+        self._see_whether_all_have_room()
         self._thread = threading.Thread(target=self._run, name="m8d-nodes", daemon=True)
         self._thread.start()
         self._lane.start()
         return self._seating
+
+    def _see_whether_all_have_room(self) -> None:
+        table, plan = self._table, self._plan
+        if table is None or plan is None or table.epoch != 1:
+            return
+        ranks = seats.vacant(table)
+        if not ranks:
+            return
+        brought = ", ".join(f"{node.host}: {node.capacity}" for node in table.nodes)
+        value = f"{plan.world_size} workers of {plan.path}, and the nodes have room for {plan.world_size - len(ranks)} ({brought})"
+        if len(table.nodes) >= self._spec.max_nodes:
+            raise RunError(
+                value,
+                rule="The --nproc-per-node of all nodes together is at least the number of workers",
+                next_step="Leave --nproc-per-node out, or change it or --nnodes",
+            )
+        self._note(logging.WARNING, f"{value}: ranks {ranks[0]} to {ranks[-1]} start when another node comes")
 
     def poll(self) -> list[NodeEvent]:
         """See `Nodes.poll`."""
@@ -198,7 +217,7 @@ class ManyNodes(Nodes):
             size=info.world_size,
             card=card,
             after=epoch,
-            total=None if self._plan is None else self._plan.world_size,
+            counts=None if self._plan is None else tuple(role.count for role in self._plan.roles),
             token=secrets.token_hex(16),
         )
         store = info.bootstrap_store_info

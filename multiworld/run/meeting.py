@@ -36,7 +36,7 @@ class Meeting:
         rank, size: of this node and the round.
         card: of this node.
         after: epoch that this node knows; the table has to be a later one.
-        total: see `seats.meet`.
+        counts: see `seats.meet`.
         token: for a run that has no table yet.
     """
 
@@ -45,7 +45,7 @@ class Meeting:
     size: int
     card: Card
     after: int
-    total: int | None
+    counts: tuple[int, ...] | None
     token: str
 
     def table(self, deadline: float, cancelled: Callable[[], bool]) -> tuple[int, Table]:
@@ -108,7 +108,7 @@ class Meeting:
             _log.warning(
                 "%d of %d nodes of the rendezvous did not say who they are", self.size - len(cards), self.size
             )
-        table = seats.meet([cards[rank] for rank in sorted(cards)], total=self.total, token=self.token)
+        table = seats.meet([cards[rank] for rank in sorted(cards)], counts=self.counts, token=self.token)
         self.board.add("table", 0, seats.to_json(table))
 
 

@@ -99,7 +99,7 @@ class NodesSpec:
         endpoint: of the rendezvous ("host:port"); tells which of this host's addresses the others can reach.
         local_addr: this host's address where the user gave one (--local-addr).
         min_nodes, max_nodes: of --nnodes.
-        capacity: workers that this node can have (--nproc-per-node).
+        capacity: workers that this node can have (--nproc-per-node); its seat may have fewer.
         role: this node's --role; not looked at where there is a plan.
         on_loss: "continue" or "stop".
         hang_timeout: seconds without a sign of life after which a node's agent counts as lost.
@@ -130,7 +130,8 @@ class Nodes(Protocol):
         Later rendezvous are called here, in the background, while the workers run.
 
         Raises:
-            RunError: the others did not agree within ``NodesSpec.timeout``.
+            RunError: the others did not agree within ``NodesSpec.timeout``, or all that may come have no room for the
+            workers of the worlds file.
         """
 
     def poll(self) -> list[NodeEvent]:

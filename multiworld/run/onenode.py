@@ -47,6 +47,7 @@ class OneNode:
             base_rank=info.rank * self._capacity,
             world_size=info.world_size * self._capacity,
             nodes=info.world_size,
+            size=self._capacity,
             store="" if self._store is None else self._store.address,
         )
         self._happenings.publish(SeatTaken(time.time(), seating.seat, seating.nodes))

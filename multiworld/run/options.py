@@ -214,7 +214,7 @@ def configure(
         plan: of the worlds file: says how many workers there are, where --nproc-per-node does not.
 
     Raises:
-        ArgumentsError: torchrun would refuse it, or the number of workers does not fit the plan.
+        ArgumentsError: torchrun would refuse it, or the only node has another number of workers than the plan.
     """
     args = options.torch
     try:
@@ -264,20 +264,15 @@ def _meet(args: argparse.Namespace, most: int) -> None:
 
 
 def _share(plan: WorldsPlan, nodes: int) -> int:
-    if nodes < 1 or plan.world_size % nodes:
-        raise ArgumentsError(
-            f"{plan.world_size} workers of {plan.path} on {nodes} nodes",
-            rule="Each node has the same number of workers",
-            next_step="Change --nnodes, or the counts under [roles]",
-        )
-    return plan.world_size // nodes
+    """Workers that a node can have so that `nodes` of them have room for all; the last may have fewer."""
+    return -(-plan.world_size // max(1, nodes))
 
 
 def _fits(plan: WorldsPlan, share: int, most: int) -> None:
-    if plan.world_size % share or plan.world_size // share > most:
+    """Check what one launcher can know: of several nodes each has its own --nproc-per-node (`ManyNodes.settle`)."""
+    if most == 1 and share != plan.world_size:
         raise ArgumentsError(
-            f"--nproc-per-node {share} on at most {most} node{'s' if most > 1 else ''}, "
-            f"for {plan.world_size} workers of {plan.path}",
-            rule="The workers of the worlds file fill some of the nodes, and none in part",
+            f"--nproc-per-node {share} on one node, for {plan.world_size} workers of {plan.path}",
+            rule="One node has all workers of the worlds file",
             next_step="Leave --nproc-per-node out, or change --nnodes",
         )

@@ -6,12 +6,11 @@ lives; a node without one is a spare. All of it stands in one `Table`, which the
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = [
     "Card", "Chair", "Node", "Seating", "Table", "admit", "card_from", "cut_off", "leader", "leave", "meet",
@@ -35,6 +34,7 @@ class Seating:
         base_role_rank: rank of the first worker among those of the same --role; without a worlds file.
         role_world_size: workers of that role; without a worlds file.
         master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest rendezvous.
+        size: workers of this seat; None: as many as the node can have.
     """
 
     seat: int | None
@@ -45,6 +45,7 @@ class Seating:
     base_role_rank: int = 0
     role_world_size: int = 0
     master: tuple[str, int] | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Chair:
     """One seat.
 
     Attributes:
-        capacity: workers that belong to it; never changes.
+        capacity: workers that belong to it, no more than its holder can have; never changes.
         role: see `Node`.
         holder: id of the node that has it; None: free.
         last: who had it before, and gets it back if it comes while the seat is free.
@@ -142,12 +143,12 @@ class Card:
 # -- decisions
 
 
-def meet(cards: Sequence[Card], *, total: int | None, token: str) -> Table:
+def meet(cards: Sequence[Card], *, counts: Sequence[int] | None, token: str) -> Table:
     """Return the table of nodes that met in a rendezvous.
 
     Args:
         cards: of those that came, by group rank.
-        total: number of workers that the worlds file needs; None: a seat for each node that came at first.
+        counts: workers of each role of the worlds file, in its order; None: a seat for each node that came at first.
         token: for a run that has none yet.
     """
     known = max((card.table for card in cards if card.table is not None), key=_epoch, default=None)
@@ -163,7 +164,7 @@ def meet(cards: Sequence[Card], *, total: int | None, token: str) -> Table:
     there = {node.id for node in nodes}
     nodes += [replace(card.node, since=epoch) for card in cards if card.node.id not in there]
     if known is None:
-        chairs = _first_chairs(nodes, total)
+        chairs = _first_chairs(nodes, counts)
     else:
         token = known.token
         chairs = _vacated(known.chairs, there | {id_ for card in cards for id_ in card.done})
@@ -256,6 +257,7 @@ def seating(table: Table, me: str, master: tuple[str, int] | None = None) -> Sea
         base_rank=sum(chair.capacity for chair in before),
         world_size=sum(chair.capacity for chair in table.chairs),
         nodes=len(table.chairs),
+        size=0 if seat is None else table.chairs[seat].capacity,
         store=keeper.store if keeper is not None else "",
         base_role_rank=sum(chair.capacity for chair in before if chair.role == role),
         role_world_size=sum(chair.capacity for chair in table.chairs if chair.role == role),
@@ -267,20 +269,55 @@ def _epoch(table: Table) -> int:
     return table.epoch
 
 
-def _first_chairs(nodes: Sequence[Node], total: int | None) -> list[Chair]:
+def _first_chairs(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Chair]:
     """Seats for the first time: in order, as long as their workers are needed; the rest are free for who comes."""
+    if counts is None:
+        return [Chair(node.capacity, node.role, node.id, node.id) for node in nodes if node.capacity > 0]
     chairs: list[Chair] = []
-    left = sum(node.capacity for node in nodes) if total is None else total
-    for node in nodes:
-        if 0 < node.capacity <= left:
-            chairs.append(Chair(node.capacity, node.role, node.id, node.id))
-            left -= node.capacity
-    usual = Counter(node.capacity for node in nodes if node.capacity > 0).most_common(1)
+    left = sum(counts)
+    able = [node for node in nodes if node.capacity > 0]
+    sizes = _even(able, left)
+    for node in _by_role(able, counts):
+        size = min(sizes.get(node.id, node.capacity), left)
+        if size > 0:
+            chairs.append(Chair(size, node.role, node.id, node.id))
+            left -= size
+    most = max((node.capacity for node in able), default=left)
     while left > 0:
-        size = min(usual[0][0], left) if usual else left
+        size = min(most, left)
         chairs.append(Chair(size, nodes[0].role if nodes else "", None))
         left -= size
     return chairs
+
+
+def _even(nodes: Sequence[Node], total: int) -> dict[str, int]:
+    """Shares of nodes that could all have the same number of workers, where those would not all be full.
+
+    Full nodes and spares come first where that comes out even: a spare is worth more than an idle place.
+    """
+    capacities = {node.capacity for node in nodes}
+    if len(capacities) != 1:
+        return {}
+    (capacity,) = capacities
+    needed = -(-total // capacity)
+    if total % capacity == 0 or needed > len(nodes):
+        return {}
+    least, more = divmod(total, needed)
+    return {node.id: least + (at < more) if at < needed else 0 for at, node in enumerate(nodes)}
+
+
+def _by_role(nodes: Sequence[Node], counts: Sequence[int]) -> Iterator[Node]:
+    """Nodes in the order of their seats: where a role begins, one that can have just its workers comes first.
+
+    So a hub's node of one worker has the hub, wherever it stands among nodes of eight.
+    """
+    left, begins = list(nodes), {sum(counts[:at]): count for at, count in enumerate(counts)}
+    rank = 0
+    while left:
+        node = next((node for node in left if node.capacity == begins.get(rank)), left[0])
+        left.remove(node)
+        rank += node.capacity
+        yield node
 
 
 def _vacated(chairs: Sequence[Chair], there: Collection[str]) -> list[Chair]:
@@ -302,9 +339,11 @@ def _filled(chairs: Sequence[Chair], spares: Sequence[Node]) -> list[Chair]:
             fits = [
                 node
                 for node in left
-                if (node.capacity, node.role) == (chair.capacity, chair.role)
+                if node.capacity >= chair.capacity
+                and node.role == chair.role
                 and (not own or node.id == chair.last)
             ]
+            fits.sort(key=lambda node: node.capacity)  # the larger may be needed elsewhere
             if fits:
                 filled[seat] = replace(chair, holder=fits[0].id, last=fits[0].id)
                 left.remove(fits[0])

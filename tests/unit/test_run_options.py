@@ -232,7 +232,8 @@ def plan(count):
 @pytest.mark.parametrize(
     ("line", "workers", "each"),
     [("s.py", 6, 6), ("--nnodes 2 s.py", 6, 3), ("--nnodes 2:3 s.py", 6, 3), ("--nproc-per-node 6 s.py", 6, 6),
-     ("--nnodes 1:4 --nproc-per-node 2 s.py", 6, 2)],
+     ("--nnodes 1:4 --nproc-per-node 2 s.py", 6, 2), ("--nnodes 2 s.py", 7, 4), ("--nnodes 3 s.py", 7, 3),
+     ("--nnodes 2:3 --nproc-per-node 8 s.py", 9, 8), ("--nnodes 3 --nproc-per-node 1 s.py", 17, 1)],
 )  # fmt: skip
 def test_a_plan_says_how_many_workers(line, workers, each):
     config, _, _ = configure(parse(line.split()), plan(workers))
@@ -241,7 +242,7 @@ def test_a_plan_says_how_many_workers(line, workers, each):
 
 @pytest.mark.parametrize(
     "line",
-    ["--nnodes 4 s.py", "--nproc-per-node 4 s.py", "--nproc-per-node 2 s.py", "--nproc-per-node 1 s.py"],
+    ["--nproc-per-node 4 s.py", "--nproc-per-node 2 s.py", "--nproc-per-node 1 s.py"],
 )
 def test_a_number_of_workers_that_does_not_fit_the_plan(line):
     with pytest.raises(ArgumentsError, match=r"w\.toml"):

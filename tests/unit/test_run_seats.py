@@ -20,7 +20,8 @@ def node(name, capacity=1, role="", since=0):
 
 
 def met(*names, total=None, capacity=1):
-    return seats.meet([Card(node(name, capacity)) for name in names], total=total, token=TOKEN)
+    counts = None if total is None else (total,)
+    return seats.meet([Card(node(name, capacity)) for name in names], counts=counts, token=TOKEN)
 
 
 def holders(table):
@@ -47,6 +48,44 @@ def test_a_worlds_file_says_how_many_seats_there_are():
     assert seats.seating(table, "c").world_size == 4
 
 
+def sizes(table):
+    return {holder: chair.capacity for holder, chair in zip(holders(table), table.chairs, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("total", "nodes", "each", "shares"),
+    [(7, "ab", 4, [4, 3]), (7, "abc", 3, [3, 2, 2]), (9, "ab", 5, [5, 4]), (9, "abc", 8, [5, 4]), (8, "abc", 4, [4, 4]),
+     (1, "ab", 8, [1])],
+)  # fmt: skip
+def test_workers_that_do_not_divide_are_dealt_evenly(total, nodes, each, shares):
+    """The shipped worlds file has 7 workers; the page's example 9, on nodes of 8."""
+    table = met(*nodes, total=total, capacity=each)
+    assert [chair.capacity for chair in table.chairs] == shares
+    assert all(chair.holder for chair in table.chairs)
+    assert [seats.seating(table, name).size for name in nodes] == [*shares, *[0] * (len(nodes) - len(shares))]
+
+
+@pytest.mark.parametrize("order", ["hab", "ahb", "abh"])
+def test_a_hubs_node_of_one_worker_stands_beside_nodes_of_eight(order):
+    """Wherever torch's rendezvous puts it: it has the hub, which is rank 0."""
+    cards = [Card(node(name, 1 if name == "h" else 8)) for name in order]
+    table = seats.meet(cards, counts=(1, 16), token=TOKEN)
+    assert holders(table) == ["h", "a", "b"]
+    assert table.ranks_of(0) == (0,)
+    assert [seats.seating(table, name).size for name in "hab"] == [1, 8, 8]
+    assert seats.vacant(table) == ()
+
+
+def test_a_spare_with_more_room_takes_the_seat_and_the_smallest_that_fits_comes_first():
+    cards = [Card(node(name, room)) for name, room in (("a", 2), ("b", 4), ("c", 8), ("d", 4), ("e", 1))]
+    table = seats.meet(cards, counts=(6,), token=TOKEN)
+    assert sizes(table) == {"a": 2, "b": 4}
+    after = seats.leave(table, {"b"})
+    assert sizes(after) == {"a": 2, "d": 4}
+    after = seats.leave(after, {"a"})
+    assert sizes(after) == {"c": 2, "d": 4}
+
+
 def test_too_few_nodes_leave_seats_free():
     table = met("a", total=5, capacity=2)
     assert holders(table) == ["a", None, None]
@@ -57,22 +96,22 @@ def test_too_few_nodes_leave_seats_free():
 def test_a_spare_that_fits_has_the_lost_nodes_seat():
     table = seats.leave(met("a", "b", "c", total=2), {"b"})
     assert holders(table) == ["a", "c"]
-    assert seats.seating(table, "c") == seats.Seating(1, 1, 2, 2, "tcp://a:1", 1, 2)
+    assert seats.seating(table, "c") == seats.Seating(1, 1, 2, 2, "tcp://a:1", 1, 2, size=1)
     assert table.epoch == 2
 
 
 def test_a_spare_of_another_size_or_role_does_not_fit():
     cards = [Card(node("a", 2)), Card(node("b", 2)), Card(node("c", 1))]
-    assert holders(seats.leave(seats.meet(cards, total=4, token=TOKEN), {"b"})) == ["a", None]
+    assert holders(seats.leave(seats.meet(cards, counts=(4,), token=TOKEN), {"b"})) == ["a", None]
     cards = [Card(node("a", 1, "x")), Card(node("b", 1, "y"))]
-    table = seats.leave(seats.meet(cards, total=None, token=TOKEN), {"a"})
-    table = seats.meet([card(table, "b"), Card(node("c", 1, "y"))], total=None, token="")
+    table = seats.leave(seats.meet(cards, counts=None, token=TOKEN), {"a"})
+    table = seats.meet([card(table, "b"), Card(node("c", 1, "y"))], counts=None, token="")
     assert holders(table) == [None, "b"]
 
 
 def test_ranks_of_roles_without_a_worlds_file():
     cards = [Card(node("a", 2, "x")), Card(node("b", 1, "y")), Card(node("c", 3, "x"))]
-    table = seats.meet(cards, total=None, token=TOKEN)
+    table = seats.meet(cards, counts=None, token=TOKEN)
     places = [seats.seating(table, name, ("m", 1)) for name in "abc"]
     assert [(each.base_rank, each.base_role_rank, each.role_world_size) for each in places] == [
         (0, 0, 5), (2, 0, 1), (3, 2, 5),
@@ -84,7 +123,7 @@ def test_who_comes_back_has_its_own_seat():
     table = met("a", "b", "c")
     table = seats.leave(seats.leave(table, {"b"}), {"c"})
     assert holders(table) == ["a", None, None]
-    table = seats.meet([Card(node("c")), card(table, "a")], total=None, token="")
+    table = seats.meet([Card(node("c")), card(table, "a")], counts=None, token="")
     assert holders(table) == ["a", None, "c"]
     assert table.node("c").since == table.epoch
     assert table.node("a").since == 1
@@ -92,16 +131,16 @@ def test_who_comes_back_has_its_own_seat():
 
 def test_a_node_that_comes_late_and_lives_keeps_its_seat():
     table = met("a", "b", "c", total=2)
-    after = seats.meet([card(table, "a", alive="b"), card(table, "c")], total=2, token="")
+    after = seats.meet([card(table, "a", alive="b"), card(table, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == 1
-    after = seats.meet([card(table, "a"), card(table, "c")], total=2, token="")
+    after = seats.meet([card(table, "a"), card(table, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "c"]
 
 
 def test_who_gave_up_its_seat_is_a_newcomer():
     table = met("a", "b")
-    after = seats.meet([card(table, "a", alive="b"), Card(node("b"))], total=None, token="")
+    after = seats.meet([card(table, "a", alive="b"), Card(node("b"))], counts=None, token="")
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == after.epoch
 
@@ -109,7 +148,7 @@ def test_who_gave_up_its_seat_is_a_newcomer():
 def test_the_newest_table_counts():
     old = met("a", "b", "c", total=2)
     new = seats.leave(old, {"a"})
-    after = seats.meet([Card(old.node("a"), old), card(new, "b"), card(new, "c")], total=2, token="")
+    after = seats.meet([Card(old.node("a"), old), card(new, "b"), card(new, "c")], counts=(2,), token="")
     assert holders(after) == ["c", "b"]
     assert seats.seating(after, "a").seat is None
 
@@ -120,7 +159,7 @@ def test_the_store_stays_where_it_is_as_long_as_its_node_lives():
     table = seats.leave(table, {"a"})
     assert table.keeper == "b"
     assert (
-        seats.meet([card(table, "b"), card(table, "c"), Card(node("a"))], total=None, token="").keeper == "b"
+        seats.meet([card(table, "b"), card(table, "c"), Card(node("a"))], counts=None, token="").keeper == "b"
     )
 
 
@@ -131,7 +170,7 @@ def test_a_seat_whose_workers_have_ended_is_not_given_away():
     assert after.keeper == "b"
     assert seats.over(after, {"a"}, ()) is None
     assert seats.over(after, {"a", "b"}, ()) == ()
-    again = seats.meet([card(after, "b", done="a"), card(after, "c")], total=2, token="")
+    again = seats.meet([card(after, "b", done="a"), card(after, "c")], counts=(2,), token="")
     assert holders(again) == ["a", "b"]
 
 
@@ -245,7 +284,9 @@ steps = st.lists(
 def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total, capacities, steps):
     capacity = dict(zip(NAMES, capacities, strict=True))
     fresh = {name: node(name, capacity[name]) for name in NAMES}
-    table = seats.meet([Card(fresh[name]) for name in sorted(first)], total=total, token=TOKEN)
+    table = seats.meet(
+        [Card(fresh[name]) for name in sorted(first)], counts=None if total is None else (total,), token=TOKEN
+    )
     shape = [(chair.capacity, table.ranks_of(seat)) for seat, chair in enumerate(table.chairs)]
     check(table, total)
     there = set(first)
@@ -271,7 +312,7 @@ def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total,
                 continue
             cards += [Card(fresh[name]) for name in sorted(new | quitting)]
             there |= new
-            table = seats.meet(cards, total=total, token="")
+            table = seats.meet(cards, counts=None if total is None else (total,), token="")
         assert table.epoch == before.epoch + 1
         assert table.token == TOKEN
         assert {each.id for each in table.nodes} == there
@@ -294,7 +335,7 @@ def check(table, total):
     assert total is None or sum(chair.capacity for chair in table.chairs) == total
     free = [chair.capacity for chair in table.chairs if chair.holder is None]
     idle = [each.capacity for each in table.nodes if each.id not in seated]
-    assert not set(free) & set(idle), "a seat is free, and a spare fits"
+    assert not any(size <= room for size in free for room in idle), "a seat is free, and a spare fits"
     for each in table.nodes:
         place = seats.seating(table, each.id)
         assert place.store == f"tcp://{table.keeper}:1"
