@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     from multiworld.run.signals import Wake
     from multiworld.run.warden import Warden
 
-__all__ = ["Outfit", "WorkerAgent"]
+__all__ = ["GROUP_HINT", "Outfit", "WorkerAgent"]
+
+GROUP_HINT = (
+    "If the workers share torch's default group (init_process_group), use --restart group: that group cannot take"
+    " a worker back that was started again alone."
+)
+"""What is said where a worker failed in a run in which no worker has reported a world."""
 
 
 @dataclass
@@ -109,6 +115,8 @@ class WorkerAgent(LocalElasticAgent):
         self._retired: list[threading.Thread] = []
         self._tick = 0.0
         self._done = False
+        self._said_group = False
+        self._worlds = False
         self._failed = ""
         self.seating: Seating | None = None
         self.reason = ""
@@ -116,6 +124,7 @@ class WorkerAgent(LocalElasticAgent):
 
     def _heard(self, happening: Happening) -> None:
         # In the control server's thread.
+        self._worlds = self._worlds or isinstance(happening, WorldChanged)
         if isinstance(happening, WorldChanged) and happening.state == "active":
             cell = self._cells.get(happening.rank)
             if cell is not None:
@@ -263,6 +272,9 @@ class WorkerAgent(LocalElasticAgent):
         self._remaining_restarts = min(self._remaining_restarts, restart.left)
         self._due[rank] = time.monotonic() + restart.delay
         outfit.happenings.publish(WorkerRestarting(now, rank, restart.attempt, restart.delay, restart.left))
+        if not (self._worlds or self._said_group) and self._places[rank].world_size > 1:
+            self._said_group = True
+            self._note(logging.WARNING, GROUP_HINT)
         return None
 
     # the loop

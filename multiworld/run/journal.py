@@ -18,6 +18,7 @@ from collections import deque
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from multiworld.run.digest import Digest
 from multiworld.run.happenings import (
     NodeJoined,
     NodeLost,
@@ -78,9 +79,14 @@ class Journal:
     Args:
         stream: where the lines go; each is flushed.
         form: "text" or "json".
+        verbose: whether everything has a line, and not only what `multiworld.run.digest` picks.
     """
 
-    def __init__(self, stream: TextIO, form: Literal["text", "json"] = "text") -> None:
+    def __init__(
+        self, stream: TextIO, form: Literal["text", "json"] = "text", *, verbose: bool = True
+    ) -> None:
+        self._verbose = verbose
+        self._digest = Digest()
         self._form = as_json if form == "json" else as_text
         self._known: dict[int, dict[str, Any]] = {}
         self._writer = _Writer(stream, self._form)
@@ -89,7 +95,12 @@ class Journal:
 
     def __call__(self, happening: Happening) -> None:
         """Write a line about `happening`."""
-        self._writer.put(self._form(self._fields(happening)) + "\n")
+        fields = self._fields(happening)
+        picked = self._digest.picks(happening)
+        if isinstance(happening, RunEnded):
+            fields |= self._digest.summary(happening.at)
+        if picked or self._verbose:
+            self._writer.put(self._form(fields) + "\n")
 
     def close(self) -> None:
         """Write what waits, for at most 5 seconds; later happenings are left out. Harmless twice."""

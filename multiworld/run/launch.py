@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from multiworld import settings
 from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
-from multiworld.run.agent import Outfit, WorkerAgent
+from multiworld.run.agent import GROUP_HINT, Outfit, WorkerAgent
 from multiworld.run.control import ControlServer
 from multiworld.run.errors import ArgumentsError, PlanError, RunError
 from multiworld.run.folders import choose
@@ -134,7 +134,9 @@ def launch(options: Options, stream: TextIO) -> int:
             _planned(options, config)
             check_stores(plan)
         if screen is None:
-            journal = Journal(stream, "json" if options.log_format == "json" else "text")
+            # A program that reads JSON wants everything, people what they have to know.
+            as_json = options.log_format == "json"
+            journal = Journal(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
             happenings.listen(journal)
             faces.callback(journal.close)
         else:
@@ -184,7 +186,7 @@ def _run_to_end(run: _Run, state: RunState) -> _End:
         with ExitStack() as parts:
             return record(_run_agent)(run, state, parts) or _End(1, "it was not said why")
     except ChildFailedError as failed:
-        return _child_failed(run, failed)
+        return _child_failed(run, failed, worlds=bool(state.snapshot()["worlds"]))
     except SignalException as caught:
         return _End(128 + int(caught.sigval), f"got {caught.sigval.name}")
     except KeyboardInterrupt:
@@ -198,7 +200,7 @@ def _run_to_end(run: _Run, state: RunState) -> _End:
         return _End(1, str(exc), f"m8d-run: {exc}")
 
 
-def _child_failed(run: _Run, failed: ChildFailedError) -> _End:
+def _child_failed(run: _Run, failed: ChildFailedError, *, worlds: bool) -> _End:
     rank, failure = failed.get_first_failure()
     code = int(failure.exitcode)
     most = run.config.max_restarts
@@ -208,6 +210,8 @@ def _child_failed(run: _Run, failed: ChildFailedError) -> _End:
     else:
         times = "once" if most == 1 else f"{most} times"
         more = f"Rank {rank} failed after {whose} had been restarted {times} (--max-restarts {most})."
+    if run.options.restart == "worker" and not worlds:
+        more += f" {GROUP_HINT}"
     return _End(
         code if code > 0 else 128 - code, f"rank {rank} failed", f"{str(failed).strip()}\nm8d-run: {more}"
     )

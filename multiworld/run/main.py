@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from multiworld.cli.console import complain
+from multiworld import __version__
+from multiworld.cli.console import complain, say
 from multiworld.run.errors import RunError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ __all__ = ["main"]
 WRONG = 2
 """Exit code for wrong arguments, as argparse has it."""
 
+NO_TORCH = 1
+"""Exit code where torch is not installed."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-run``; return its exit code."""
@@ -28,9 +32,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         from multiworld.run import status  # noqa: PLC0415  (answers without loading torch)
 
         return status.main(words[1:])
-    from multiworld.run.launch import launch  # noqa: PLC0415  (loads torch)
-    from multiworld.run.options import parse  # noqa: PLC0415
-
+    if words[:1] == ["--version"]:
+        say(f"m8d-run {__version__}")
+        return 0
+    try:
+        from multiworld.run.launch import launch  # noqa: PLC0415  (loads torch)
+        from multiworld.run.options import parse  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise
+        complain(
+            f"m8d-run: {error}: this Python ({sys.executable}) has no torch with torch.distributed, which m8d-run is"
+            " built on. Install torch 2.4 or newer, and see docs/install.md."
+        )
+        return NO_TORCH
     try:
         return launch(parse(words), sys.stderr)
     except RunError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
-from multiworld import settings
+from multiworld import __version__, settings
 from multiworld.run.errors import ArgumentsError
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ Start workers as torchrun does, and start a failed one again alone, in its place
 A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run here.\
 """
 _NPROC_DEFAULT = "1"
+_MAX_RESTARTS = (
+    "How often a worker that failed is started again: each worker so many times, with --restart group all together. "
+    "(default: 0, the first failure ends the run)"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Options:
         worlds: path of the worlds file; None: none.
         ui: whether to show the live view.
         log_format: "text" or "json".
+        verbose: whether the log of text has every event.
         restart_backoff, restart_backoff_max: seconds; see `multiworld.run.restarts`.
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
@@ -53,6 +58,7 @@ class Options:
     worlds: str | None
     ui: bool
     log_format: str
+    verbose: bool
     restart_backoff: float
     restart_backoff_max: float
     on_node_loss: str
@@ -96,6 +102,16 @@ def build_parser() -> argparse.ArgumentParser:
         default="text",
         metavar="{text,json}",
         help="Of the launcher's own log on standard error. (default: text)",
+    )
+    add(
+        "verbose",
+        action=check_env,
+        type=None,
+        help="Log every event: worlds that are joined and become active, workers that end. Without it text has "
+        "starts, failures, restarts, worlds that break and heal, and a summary; JSON always has everything.",
+    )
+    own.add_argument(
+        "--version", action="version", version=f"m8d-run {__version__}", help="Print the version."
     )
     add(
         "restart-backoff",
@@ -142,6 +158,8 @@ def build_parser() -> argparse.ArgumentParser:
         "well, as from torch.distributed.launch without --use-env.",
     )
     for action in parser._actions:  # noqa: SLF001  (argparse offers no way to ask for an option)
+        if action.dest == "max_restarts":
+            action.help = _MAX_RESTARTS
         if action.dest in _TOLD_APART and settings.environment(f"PET_{action.dest.upper()}") is None:
             action.default = None  # parse() puts it back, and knows that it was not given
     return parser
@@ -161,6 +179,7 @@ def parse(argv: Sequence[str]) -> Options:
         worlds=args.worlds,
         ui=args.ui,
         log_format=_one_of("--log-format", args.log_format, "text", "json"),
+        verbose=args.verbose,
         restart_backoff=_seconds("--restart-backoff", args.restart_backoff),
         restart_backoff_max=_seconds("--restart-backoff-max", args.restart_backoff_max),
         on_node_loss=_one_of("--on-node-loss", args.on_node_loss, "continue", "stop"),
@@ -175,7 +194,15 @@ def parse(argv: Sequence[str]) -> Options:
         args.rdzv_backend = "static"
     if args.node_rank is None:
         args.node_rank = 0
-    for name in ("restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max"):
+    for name in (
+        "restart",
+        "worlds",
+        "ui",
+        "log_format",
+        "verbose",
+        "restart_backoff",
+        "restart_backoff_max",
+    ):
         delattr(args, name)
     for name in ("on_node_loss", "node_hang_timeout", "grace"):
         delattr(args, name)

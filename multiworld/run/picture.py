@@ -101,6 +101,10 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
     if worlds:
         second.append(Piece(f"{count(len(worlds), 'world')}: {_in_short(worlds, 3)}", _worst(worlds)))
     lines.append(_joined(second))
+    for state in ("broken", "failed"):
+        names = [one_line(each["name"]) for each in worlds if each["state"] == state]
+        if names:  # whole: the counts above and the table's cells are cut first
+            lines.append((Piece(f"{state}: {', '.join(names)}", "red"),))
     lost = [one_line(each["node"]) for each in snapshot["peers"] if each["state"] == "lost"]
     not_whole = [one_line(each["name"]) for each in worlds if each["note"]]
     if lost:
@@ -155,10 +159,9 @@ def _world(world: dict[str, Any]) -> str:
 def _in_short(worlds: Sequence[dict[str, Any]], most: int) -> str:
     """Name the worlds that are in trouble, up to `most` of them, and count the others by state."""
     troubled = [each for each in worlds if each["state"] in _TROUBLED]
-    if len(troubled) > most:
-        return _counted(Counter(each["state"] for each in worlds))
-    well = Counter(each["state"] for each in worlds if each["state"] not in _TROUBLED)
-    return ", ".join(filter(None, [*map(_world, troubled), _counted(well)]))
+    more = _counted(Counter(each["state"] for each in troubled[most:]))
+    well = _counted(Counter(each["state"] for each in worlds if each["state"] not in _TROUBLED))
+    return ", ".join(filter(None, [*map(_world, troubled[:most]), more and f"+{more}", well]))
 
 
 def _worst(worlds: Sequence[dict[str, Any]]) -> str:

@@ -88,6 +88,7 @@ class Run:
         environ |= {
             "PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             "PYTHONUNBUFFERED": "1",
+            "PET_VERBOSE": "1",  # tests look at every event
             _MARK: self.mark,
             _TOLD: str(self.told_file),
             **env,

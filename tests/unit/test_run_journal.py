@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed
 
 from multiworld.run import happenings as h
+from multiworld.run.digest import Digest
 from multiworld.run.journal import Journal, as_json, as_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-output.md").read_text(encoding="utf-8")
@@ -70,8 +71,56 @@ def test_a_line_of_each_kind():
         "level=info event=node-joined node=beta seat=-",
         'level=warning event=node-lost node=beta seat=1 cause=hung worlds="w1,w 2"',
         'level=warning event=note message="say \\"this\\" = \\u2028\\n\\u001b[1m"',
-        'level=error event=run-ended exitcode=3 reason=""',
+        ('level=error event=run-ended exitcode=3 reason="" seconds=0 workers=2 failures=1 restarts=1'
+        ' worlds_broken=1'),
     ]  # fmt: skip
+
+
+def test_a_log_that_is_not_verbose_has_what_people_have_to_know():
+    """A hub and 8 workers, one of which is killed: 116 lines before, worlds that are joined most of them."""
+    stream = io.StringIO()
+    journal = Journal(stream, verbose=False)
+    ends = [h.WorkerEnded(AT + 120, rank, 4000 + rank) for rank in range(9)]
+    left = [h.WorldChanged(AT + 119, rank, "w0", "broken", 1, "rank 0 left", "left") for rank in (0, 1)]
+    late = [h.WorldChanged(AT + 100.2, 3, "w2", "broken", 1, "the same, of another member", "crashed")]
+    trouble = killed(3)
+    for each in (*begun(8), *trouble[:3], *late, *trouble[3:], *left, *ends, h.RunEnded(AT + 120, 0, "")):
+        journal(each)
+    journal.close()
+    lines = [read(line) for line in stream.getvalue().split("\n")[:-1]]
+    events = [line["event"] for line in lines]
+    assert events == [
+        "run-started",
+        *["started"] * 9,
+        "failed",
+        "restarting",
+        "world",
+        "started",
+        "world",
+        "run-ended",
+    ]
+    assert [(line["world"], line["state"]) for line in lines if line["event"] == "world"] == [
+        ("w2", "broken"), ("w2", "active"),
+    ]  # fmt: skip
+    summary = {key: lines[-1][key] for key in ("seconds", "workers", "failures", "restarts", "worlds_broken")}
+    assert summary == {
+        "seconds": "120",
+        "workers": "9",
+        "failures": "1",
+        "restarts": "1",
+        "worlds_broken": "1",
+    }
+
+
+@given(st.lists(ANYTHING, max_size=60))
+def test_what_is_left_out_of_the_short_log_is_no_failure(told):
+    digest = Digest()
+    for each in told:
+        picked = digest.picks(each)
+        assert picked or isinstance(each, (h.SeatTaken, h.WorkerEnded, h.WorkerStopped, h.WorldChanged))
+    summary = digest.summary(AT)
+    assert summary["failures"] == sum(isinstance(each, h.WorkerFailed) for each in told)
+    assert all(value >= 0 for value in summary.values())
 
 
 def test_json_has_the_same_keys_and_keeps_types():
@@ -223,4 +272,6 @@ def test_the_page_has_every_event_with_its_keys():
 
 def test_the_lines_of_the_page_are_of_the_grammar():
     lines = [line for line in PAGE.splitlines() if " m8d-run " in line and line.startswith("20")]
-    assert [read(line)["event"] for line in lines] == ["failed", "restarting", "started", "world"]
+    assert [read(line)["event"] for line in lines] == [
+        "failed", "restarting", "started", "world", "run-ended",
+    ]  # fmt: skip

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +16,14 @@ pytest.importorskip("torch", reason="the launcher takes torch's own options")
 import torch.distributed.launch as old_launch
 from torch.distributed import run as torchrun
 
+import multiworld
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.options import build_parser, configure, parse
 from multiworld.run.plan import Role, WorldsPlan
 
 OWN = {
     "restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max", "on_node_loss",
-    "node_hang_timeout", "grace", "use_env",
+    "node_hang_timeout", "grace", "use_env", "verbose", "version",
 }  # fmt: skip
 SAMPLES = {
     "nnodes": "2:3", "nproc_per_node": "3", "rdzv_backend": "c10d", "rdzv_endpoint": "host:1234", "rdzv_id": "job",
@@ -200,6 +204,30 @@ def test_the_own_options_by_variables(monkeypatch):
     assert (options.restart, options.restart_backoff) == ("group", 2.5)
 
 
+def test_version_and_a_python_without_torch(tmp_path):
+    """Neither loads torch; an error line, not a traceback."""
+    (tmp_path / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+
+    def run(*arguments):
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "multiworld.run", *arguments],
+            capture_output=True, text=True, check=False, timeout=60, env=environ,
+        )  # fmt: skip
+
+    assert run("--version").stdout == f"m8d-run {multiworld.__version__}\n"
+    done = run("s.py")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("m8d-run: No module named 'torch'")
+    assert "docs/install.md" in line
+
+
 def test_nothing_of_torchs_is_taken():
     own = {action.dest for action in build_parser()._actions} - {
         a.dest for a in torchrun.get_args_parser()._actions
@@ -262,6 +290,8 @@ def test_the_help_says_both(capsys):
     said = capsys.readouterr().out
     assert "--restart" in said
     assert "--rdzv-endpoint" in said
+    assert "a worker that failed is started again: each worker so many times" in " ".join(said.split())
+    assert "--verbose" in said
     assert sys.version_info >= (3, 10)
 
 

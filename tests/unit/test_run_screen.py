@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_at_120_columns_everything_is_there():
     lines = shown(*begun(), *killed(3)[:4], width=120)
     assert lines[0] == "run job7 · node alpha · seat 0 of 1 · up 1 min · restart worker, 3 each"
     assert lines[1] == "9 workers: 8 up, 1 starting · 1 restart · 8 worlds: w2 broken 1, 7 active"
-    assert lines[3].split() == [
+    assert lines[2] == "broken: w2"
+    assert lines[4].split() == [
         "rank",
         "worker",
         "pid",
@@ -42,11 +44,11 @@ def test_at_120_columns_everything_is_there():
         "event",
         "age",
     ]
-    assert lines[4].split() == [
+    assert lines[5].split() == [
         "0", "hub:0", "4000", "alpha", "up", "w2", "broken", "1,", "7", "active", "0", "w2", "broken,", "generation",
         "1:", "rank", "1", "crashed:…", "1", "min",
     ]  # fmt: skip
-    assert lines[7].split() == [
+    assert lines[8].split() == [
         "3", "worker:2", "4703", "alpha", "starting", "w2", "gone", "1", "1", "started", "again,", "pid", "4703", "4",
         "s",
     ]  # fmt: skip
@@ -60,7 +62,7 @@ def test_at_120_columns_everything_is_there():
 
 def test_at_80_columns_the_node_stands_in_the_header_alone():
     lines = shown(*begun(), *killed(3)[:4], width=80)
-    assert lines[3].split() == [
+    assert lines[4].split() == [
         "rank",
         "worker",
         "pid",
@@ -73,7 +75,7 @@ def test_at_80_columns_the_node_stands_in_the_header_alone():
     ]
     assert "alpha" in lines[0]
     assert all(len(line) <= 80 for line in lines)
-    assert [line.split()[:3] for line in lines[4:13]] == [
+    assert [line.split()[:3] for line in lines[5:14]] == [
         [str(rank), "hub:0" if rank == 0 else f"worker:{rank - 1}", "4703" if rank == 3 else str(4000 + rank)]
         for rank in range(9)
     ]
@@ -83,13 +85,26 @@ def test_sixty_four_workers_are_counted_and_those_in_trouble_shown():
     trouble = [*killed(60)[:4], h.WorkerFailed(AT + 104, 33, 4033, 0, 1, "ValueError: x")]
     lines = shown(*begun(64), *trouble, width=100, height=24)
     assert len(lines) <= 24
-    rows = lines[4 : next(at for at, line in enumerate(lines) if line.startswith("and "))]
+    rows = lines[5 : next(at for at, line in enumerate(lines) if line.startswith("and "))]
     ranks = [int(row.split()[0]) for row in rows]
     assert ranks == sorted(ranks)
     assert {0, 33, 60} <= set(ranks)  # the hub has a broken world
     assert f"and {65 - len(rows)} more: {65 - len(rows)} up" in lines
     assert "64 worlds: w32 broken 1, w59 broken 1, 62 act…" in lines[1]
     assert lines[-1].endswith("rank 33 (worker:32) failed: ValueError: x")
+
+
+def test_every_broken_world_is_named_whatever_is_cut():
+    """Two worlds of long names broken at once: the counts and the table's cells have no room for them."""
+    told = begun(8)
+    for at, each in enumerate(told):
+        if isinstance(each, h.WorldChanged):
+            told[at] = replace(each, world=f"pipeline-of-long-name-{each.world}")
+    names = [f"pipeline-of-long-name-w{i}" for i in (2, 5)]
+    told += [h.WorldChanged(AT + 100, 0, name, "broken", 1, "", "crashed") for name in names]
+    lines = shown(*told, width=80)
+    assert f"broken: {', '.join(names)}" in lines
+    assert "+1 broken, 6 active" in shown(*told, width=160)[5]
 
 
 def test_a_lost_node_a_spare_and_the_end_are_said():

@@ -1,0 +1,83 @@
+"""What the log leaves out unless it was asked for, and the numbers of its last line. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multiworld.run.happenings import (
+    RunStarted,
+    SeatTaken,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerStopped,
+    WorldChanged,
+)
+
+if TYPE_CHECKING:
+    from multiworld.run.happenings import Happening
+
+__all__ = ["Digest"]
+
+_BAD = {"broken", "failed"}
+
+
+class Digest:
+    """Counts what happens in a run, and picks what is worth a line: starts, failures, restarts, what broke and healed.
+
+    A world has a line when the first member says that a generation broke (or could not be joined), and one when it is
+    active again: not one for each member. A worker that ended or was stopped is in the summary only.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._workers: set[int] = set()
+        self._failures = self._restarts = 0
+        self._broken: set[tuple[str, int]] = set()
+        self._told: dict[str, tuple[str, int]] = {}
+
+    def picks(self, happening: Happening) -> bool:
+        """Take note of `happening`; return whether it has a line in a log that is not verbose."""
+        match happening:
+            case RunStarted(at=at):
+                self._began = at
+            case WorkerStarted(rank=rank):
+                self._workers.add(rank)
+            case WorkerFailed():
+                self._failures += 1
+            case WorkerRestarting():
+                self._restarts += 1
+            case SeatTaken(seat=seat, nodes=nodes):
+                return seat is None or nodes > 1
+            case WorkerEnded() | WorkerStopped():
+                return False
+            case WorldChanged():
+                return self._world(happening)
+        return True
+
+    def summary(self, at: float) -> dict[str, Any]:
+        """Return the run's numbers.
+
+        Args:
+            at: when it ended, ``time.time()`` seconds.
+        """
+        return {
+            "seconds": round(max(0.0, at - (at if self._began is None else self._began)), 1),
+            "workers": len(self._workers),
+            "failures": self._failures,
+            "restarts": self._restarts,
+            "worlds_broken": len(self._broken),
+        }
+
+    def _world(self, change: WorldChanged) -> bool:
+        known = self._told.get(change.world)
+        if change.state in _BAD and change.cause != "left":
+            if change.state == "broken":
+                self._broken.add((change.world, change.generation))
+            self._told[change.world] = (change.state, change.generation)
+            return known != (change.state, change.generation)
+        if change.state == "active" and known is not None and change.generation > known[1]:
+            del self._told[change.world]
+            return True
+        return False
