@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import runkit
 
 WAITS = """
@@ -312,3 +313,27 @@ def _dedent(text: str) -> str:
     import textwrap
 
     return textwrap.dedent(text)
+
+
+ALONE = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+tell("in", size=dist.get_world_size())
+hold()
+if _rank == 1 and _attempt == 0:
+    raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_failure_in_torchs_default_group_names_the_option_for_it(tmp_path, restarts):
+    """The others wait for a member that the group cannot take back: nothing said so."""
+    options = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--grace", "1"]
+    with runkit.launched(tmp_path, ALONE, options=options, env={"PET_VERBOSE": "0"}) as run:
+        run.wait_told("in", 2)
+        run.say()
+        run.wait_line("use --restart group")
+        if restarts == 0:
+            assert run.ended() == 7
+        assert not [line for line in run.lines() if "event=ended" in line]

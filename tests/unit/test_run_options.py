@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,10 @@ import multiworld
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.options import build_parser, configure, parse
 from multiworld.run.plan import Role, WorldsPlan
+from multiworld.run.worldsfile import load
+from multiworld.run.worldstext import parse as parse_worlds
+
+ROOT = Path(__file__).parents[2]
 
 OWN = {
     "restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max", "on_node_loss",
@@ -275,6 +281,33 @@ def test_a_plan_says_how_many_workers(line, workers, each):
 def test_a_number_of_workers_that_does_not_fit_the_plan(line):
     with pytest.raises(ArgumentsError, match=r"w\.toml"):
         configure(parse(line.split()), plan(6))
+
+
+def commands():
+    """Every command line of m8d-run on README and the pages, as (page, words)."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"```(?:console|bash)\n(.*?)```", text, re.DOTALL):
+            for line in block.splitlines():
+                found = re.match(r"(?:\$ )?(?:m8d-run|python -m multiworld\.run) +(.*)", line)
+                if found and not found[1].startswith("status"):
+                    yield pytest.param(
+                        shlex.split(found[1], comments=True), id=f"{page.name}: {found[1][:60]}"
+                    )
+
+
+@pytest.mark.parametrize("words", commands())
+def test_the_pages_own_commands_work_as_written(words):
+    """A worlds file that is not in the repository is the one of the page about it: a hub and eight workers."""
+    options = parse(words)
+    if options.worlds is not None:
+        known = ROOT / options.worlds
+        page = (ROOT / "docs" / "worlds-file.md").read_text(encoding="utf-8")
+        (sample,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        given = load(str(known)) if known.is_file() else parse_worlds(sample, options.worlds)
+        configure(options, given)
+    else:
+        configure(options)
 
 
 def test_one_given_by_a_variable_is_given(monkeypatch):
