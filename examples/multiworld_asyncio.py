@@ -1,12 +1,16 @@
 """A leader in two worlds, and a worker in each: kill a worker, and the leader goes on with the other.
 
+Left alone, each worker sends a number a second to the leader, which prints them; after a minute (--count 60) the workers
+leave, and all three end with exit code 0.
+
 The program is written with pymultiworld's names. In three terminals:
 
     python examples/multiworld_asyncio.py --rank 0
     python examples/multiworld_asyncio.py --rank 1
     python examples/multiworld_asyncio.py --rank 2
 
-Then end rank 1 or 2 with Ctrl-C or kill -9.
+Then end rank 1 or 2 with Ctrl-C or kill -9. Start it again with the same line: the leader waits for it for a minute (--wait) in
+the background, and takes it back into its world. Without it the leader ends with the other worker.
 """
 
 from __future__ import annotations
@@ -20,13 +24,15 @@ import sys
 import torch
 
 from multiworld.communicator import BrokenWorldException
-from multiworld.errors import MultiworldError
+from multiworld.errors import JoinError, MultiworldError
 from multiworld.manager import WorldManager
 
 WORLDS = {1: "world1", 2: "world2"}  # by the number of its worker
 
 
-async def initialize(manager: WorldManager, number: int, args: argparse.Namespace) -> str:
+async def initialize(
+    manager: WorldManager, number: int, args: argparse.Namespace, timeout: float = 120
+) -> str:
     """Join the world of worker `number`: the leader as rank 0, the worker as rank 1."""
     await manager.initialize_world(
         WORLDS[number],
@@ -36,7 +42,7 @@ async def initialize(manager: WorldManager, number: int, args: argparse.Namespac
         addr=args.addr,
         port=args.port
         + number,  # multiworld would let them share one port; pymultiworld wants one for each world
-        timeout=120,
+        timeout=timeout,
         device=torch.device(f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu"),
     )
     print(f"rank {args.rank} is in {WORLDS[number]}", flush=True)
@@ -44,18 +50,27 @@ async def initialize(manager: WorldManager, number: int, args: argparse.Namespac
 
 
 async def lead(manager: WorldManager, number: int, args: argparse.Namespace) -> int:
-    """Receive from one worker until its world breaks; returns how many tensors came."""
+    """Receive from one worker until it leaves, and again if it was restarted; returns how many tensors came."""
     name = await initialize(manager, number, args)
     tensor = torch.zeros(1, device="cuda:0" if args.backend.startswith("nccl") else "cpu")
     count = 0
-    try:
-        while True:
-            await manager.communicator.recv(tensor, 1, name)
-            count += 1
-            print(f"received {tensor.item():g} from {name}", flush=True)
-    except BrokenWorldException as error:
-        print(f"{error} (after {count} tensors)", flush=True)
-    return count
+    while True:
+        try:
+            while True:
+                await manager.communicator.recv(tensor, 1, name)
+                count += 1
+                print(f"received {tensor.item():g} from {name}", flush=True)
+        except BrokenWorldException as error:
+            print(f"{error} (after {count} tensors)", flush=True)
+            if error.cause == "left":  # it has sent everything
+                return count
+        manager.remove_world(name)
+        print(f"waiting for --rank {number} to be started again, {args.wait:g} s", flush=True)
+        try:
+            await initialize(manager, number, args, args.wait)
+        except JoinError as error:
+            print(f"{name} is given up: {error}", flush=True)
+            return count
 
 
 async def work(manager: WorldManager, args: argparse.Namespace) -> None:
@@ -90,6 +105,9 @@ if __name__ == "__main__":
     parser.add_argument("--rank", type=int, choices=(0, 1, 2), required=True)
     parser.add_argument("--count", type=int, default=60, help="how many tensors a worker sends")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between them")
+    parser.add_argument(
+        "--wait", type=float, default=60, help="seconds that the leader waits for a worker that died"
+    )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process as a crash would
     print(f"pid {os.getpid()}", flush=True)
     try:

@@ -3,7 +3,9 @@
     python examples/single_world.py --worldsize 3
     python examples/single_world.py --worldsize 3 --multihost --addr 10.0.0.1 --rank 0    (and 1, 2: one each)
 
-Then end one of the processes with kill -9.
+Left alone, rank 0 receives a number from each of the others every second, and after a minute (--count 60) all end with exit
+code 0. End one of the processes with kill -9, and the others stop with an error; it cannot be started again and taken
+back, as in multiworld_asyncio.py: torch's group is over, and the whole program has to start anew.
 """
 
 from __future__ import annotations

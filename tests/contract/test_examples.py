@@ -184,12 +184,17 @@ def test_multiworld_asyncio_in_three_terminals(run):
     common = ("--backend", "gloo", "--addr", "127.0.0.1", "--port", port)
     leader, first, second = (
         run("multiworld_asyncio.py", *common, "--rank", rank, "--count", count, "--pause", 0.05)
-        for rank, count in ((0, 0), (1, 100), (2, 1000))
+        for rank, count in ((0, 0), (1, 400), (2, 1000))
     )
     leader.expect("received 3 from world2")
     second.kill()
     leader.expect(r"^world2 broken: ")
-    leader.expect("received 90 from world1")
+    leader.expect("waiting for --rank 2 to be started again")
+    again = run("multiworld_asyncio.py", *common, "--rank", 2, "--count", 5, "--pause", 0.05)
+    leader.expect("received 5 from world2")
+    assert again.finish() == 0, again.text
+    leader.expect(r"^world2 broken: .*good order")
+    leader.expect("received 400 from world1")
     leader.expect(r"^world1 broken: .* \(after \d+ tensors\)")
     assert leader.finish() == 0, leader.text
     assert first.finish() == 0, first.text
