@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         WorldJoining,
         subscribe,
     )
+    from multiworld.joinblock import joined
     from multiworld.joining import join, join_async
     from multiworld.planned import join_all, join_all_async
     from multiworld.world import World, worlds
@@ -69,6 +70,7 @@ _LAZY = {
         ),
         "multiworld.events",
     ),
+    "joined": "multiworld.joinblock",
     **dict.fromkeys(("join", "join_async"), "multiworld.joining"),
     **dict.fromkeys(("join_all", "join_all_async"), "multiworld.planned"),
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
@@ -80,7 +82,7 @@ __all__ = [
     "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
     "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
     "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
-    "__version__", "join", "join_all", "join_all_async", "join_async", "subscribe", "worlds",
+    "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ LAYERS = (
         "releasing",
         "exiting",
         "joining",
+        "joinblock",
         "joinplan",
         "notices",
     ),

@@ -19,7 +19,7 @@ def test_the_public_names_of_multiworld_are_these():
         "ShimError", "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError", "__version__", "join",
-        "join_all", "join_all_async", "join_async", "subscribe", "worlds",
+        "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
     ]  # fmt: skip
 
 

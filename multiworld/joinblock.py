@@ -1,0 +1,101 @@
+"""``with joined(...)``: a world that is joined, selected and closed with one block."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from multiworld.joining import join, join_async
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+    from torch._C._distributed_c10d import Store
+
+    from multiworld.world import World
+
+__all__ = ["Joined", "joined"]
+
+
+def joined(
+    name: str,
+    rank: int,
+    world_size: int,
+    store: str | Store | None = None,
+    backend: str = "gloo",
+    timeout: float | None = None,
+    hang_timeout: float | None = None,
+    device: torch.device | str | int | None = None,
+) -> Joined:
+    """Join a world for one block: joined and selected where it begins, closed where it ends, in whatever way.
+
+        with mw.joined("w1", rank, 2, store="tcp://127.0.0.1:29500") as world:
+            dist.all_reduce(t)
+
+    ``async with`` awaits the join and the close, and does not hold up the loop. The arguments are those of
+    `multiworld.join`. A ``with world:`` of a world that `join` returned only selects it, and may be entered many times;
+    this one joins, once for each block.
+
+    Raises:
+        JoinError: where the block begins, as from `multiworld.join`; the block is not run then.
+    """
+    return Joined(name, rank, world_size, store, backend, timeout, hang_timeout, device)
+
+
+class Joined:
+    """What `joined` returns: a context manager, and an asynchronous one."""
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        world_size: int,
+        store: str | Store | None,
+        backend: str,
+        timeout: float | None,
+        hang_timeout: float | None,
+        device: torch.device | str | int | None,
+    ) -> None:
+        self._asked = (name, rank, world_size, store, backend, timeout, hang_timeout, device)
+        self._world: World | None = None
+
+    def __enter__(self) -> World:
+        return self._select(join(*self._asked))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        world = self._leave()
+        try:
+            world.__exit__(kind, exc, traceback)
+        finally:
+            world.close()
+
+    async def __aenter__(self) -> World:
+        return self._select(await join_async(*self._asked))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        world = self._leave()
+        try:
+            world.__exit__(kind, exc, traceback)
+        finally:
+            # A cancelled task does not wait for it, and it goes on to its end.
+            await asyncio.to_thread(world.close)
+
+    def _select(self, world: World) -> World:
+        try:
+            world.__enter__()
+        except BaseException:  # it broke in this moment
+            world.close()
+            raise
+        self._world = world
+        return world
+
+    def _leave(self) -> World:
+        world, self._world = self._world, None
+        if world is None:
+            raise AssertionError("a block that ends was entered")
+        return world

@@ -1,0 +1,108 @@
+"""``with mw.joined(...)``: joined, selected and closed with one block, in whatever way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import multiworld as mw
+
+
+def end(ends):
+    if ends == "raises":
+        raise ValueError("mine")
+
+
+def in_block(me, size, ends):
+    kept = None
+    try:
+        with mw.joined("w1", me.rank, size, store=me.store, timeout=30) as world:
+            kept = world
+            t = torch.ones(2)
+            dist.all_reduce(t)
+            assert (t.tolist(), dist.get_world_size()) == ([2.0, 2.0], 2)
+            world.barrier()
+            end(ends)
+    except ValueError:
+        assert ends == "raises"
+    assert kept.state is mw.State.CLOSED
+    assert not dist.is_initialized()
+    assert mw.worlds() == {}
+    me.emit("over")
+
+
+def awaited(me, size, ends):
+    async def run():
+        kept = None
+        try:
+            async with mw.joined("w1", me.rank, size, store=me.store, timeout=30) as world:
+                kept = world
+                t = torch.ones(2)
+                await world.aio.all_reduce(t)
+                assert t.tolist() == [2.0, 2.0]
+                assert dist.get_world_size() == 2
+                await world.aio.barrier()
+                end(ends)
+        except ValueError:
+            assert ends == "raises"
+        assert kept.state is mw.State.CLOSED
+        assert not dist.is_initialized()
+
+    asyncio.run(run())
+    assert mw.worlds() == {}
+    me.emit("over")
+
+
+def again(me, size):
+    """The same object joins once for each block."""
+    block = mw.joined("w1", me.rank, size, store=me.store, timeout=30)
+    for number in (1, 2):
+        with block as world:
+            world.barrier()
+            assert world.generation >= number
+    me.emit("over")
+
+
+def breaks(me, size):
+    try:
+        with mw.joined("w1", me.rank, size, store=me.store, timeout=30) as world:
+            world.barrier()
+            if me.rank == 0:
+                dist.recv(torch.ones(1), 1)
+    except mw.BrokenWorldException as broken:
+        me.emit("broke", cause=broken.cause)
+    assert mw.worlds() == {}
+    me.emit("over")
+
+
+def fails(me):
+    with pytest.raises(mw.JoinError), mw.joined("w1", 0, 2, store=me.store, timeout=0.5):
+        raise AssertionError("the block is not run")
+    assert mw.worlds() == {}
+    me.emit("over")
+
+
+@pytest.mark.parametrize("program", [in_block, awaited])
+@pytest.mark.parametrize("ends", ["well", "raises"])
+def test_a_block_joins_selects_and_closes(program, ends, cast):
+    for member in cast.all(program, 2, ends=ends):
+        member.expect("over")
+
+
+def test_it_can_be_entered_again_and_joins_anew(cast):
+    for member in cast.all(again, 2):
+        member.expect("over")
+
+
+def test_a_world_that_breaks_in_the_block_is_closed_too(cast):
+    members = cast.all(breaks, 2)
+    assert members[0].expect("broke").cause == "left"
+    for member in members:
+        member.expect("over")
+
+
+def test_a_join_that_fails_leaves_nothing(cast):
+    cast.start(fails).expect("over")
