@@ -187,6 +187,16 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(listed) == {page for page in pages if not re.fullmatch(r"upstream/(?!README).*", page)}
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_tables_render(page: Path) -> None:
+    """A blank line within a table ends it: what follows is shown as text with bars."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = table.splitlines()
+        assert len(lines) > 2, table
+        assert re.fullmatch(r"\|(?: ?:?-+:? ?\|)+", lines[1]), f"no row of dashes below: {lines[0]}"
+
+
 def test_the_site_takes_nothing_from_elsewhere() -> None:
     assert re.search(r"^  font: false$", CONFIG, re.MULTILINE)
     assert not re.search(r"https?://", CONFIG)

@@ -296,7 +296,7 @@ def commands():
                     )
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.parametrize("words", list(commands()))
 def test_the_pages_own_commands_work_as_written(words):
     """A worlds file that is not in the repository is the one of the page about it: a hub and eight workers."""
     options = parse(words)
