@@ -33,9 +33,8 @@ class Digest:
     def __init__(self) -> None:
         self._began: float | None = None
         self._workers: set[int] = set()
-        self._failures = self._restarts = 0
-        self._broken: set[tuple[str, int]] = set()
-        self._told: dict[str, tuple[str, int]] = {}
+        self._failures = self._restarts = self._broken = 0
+        self._told: dict[str, set[tuple[str, int]]] = {}  # of worlds that are not active again
 
     def picks(self, happening: Happening) -> bool:
         """Take note of `happening`; return whether it has a line in a log that is not verbose."""
@@ -67,17 +66,19 @@ class Digest:
             "workers": len(self._workers),
             "failures": self._failures,
             "restarts": self._restarts,
-            "worlds_broken": len(self._broken),
+            "worlds_broken": self._broken,
         }
 
     def _world(self, change: WorldChanged) -> bool:
-        known = self._told.get(change.world)
+        told = self._told.get(change.world, set())
         if change.state in _BAD and change.cause != "left":
-            if change.state == "broken":
-                self._broken.add((change.world, change.generation))
-            self._told[change.world] = (change.state, change.generation)
-            return known != (change.state, change.generation)
-        if change.state == "active" and known is not None and change.generation > known[1]:
+            what = (change.state, change.generation)
+            if what in told:
+                return False
+            self._broken += change.state == "broken"
+            self._told.setdefault(change.world, set()).add(what)
+            return True
+        if change.state == "active" and told and change.generation > max(number for _, number in told):
             del self._told[change.world]
             return True
         return False
