@@ -33,11 +33,19 @@ def lint(session: nox.Session) -> None:
     session.run("mypy", env=ENV)
 
 
-@nox.session(tags=["ci"])
+@nox.session
 def tests(session: nox.Session) -> None:
-    """Everything that needs no CUDA wheel (`-- ARGS` go to pytest)."""
+    """What needs no CUDA wheel, without what takes long: ten minutes at most (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
-    session.run("python", "-m", "pytest", *session.posargs, env=ENV)
+    chosen = session.posargs or ["-m", "not long"]
+    session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
+
+
+@nox.session(name="tests-all", tags=["ci"])
+def tests_all(session: nox.Session) -> None:
+    """Every test that needs no CUDA wheel: soaks, examples, runs of many nodes too; half an hour (`-- -m long`: those)."""
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
+    session.run("python", "-m", "pytest", "--parts", *session.posargs, env=ENV)
 
 
 @nox.session

@@ -6,6 +6,7 @@ import signal
 import hypothesis
 import pytest
 from bed.fixtures import add_options, named
+from partskit import Parts
 
 # A shared, noisy machine: how long one example takes, or is drawn, says nothing. pytest-timeout ends what hangs.
 # CI draws the same examples in every run: there a new one is nobody's to look into.
@@ -29,10 +30,15 @@ def pytest_addoption(parser):
     parser.addoption(
         "--soak", type=float, default=15.0, help="seconds that each soak test lasts (default: 15)"
     )
+    parser.addoption("--parts", action="store_true", help="say which part runs, and how long it will take")
+    parser.addoption(
+        "--record-seconds", metavar="FILE", help="write what tests take to FILE (tests/seconds.json)"
+    )
     add_options(parser)
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(Parts(config), "m8d-parts")
     named(config)  # a wrong --bed ends the run before it begins
 
 

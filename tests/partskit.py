@@ -1,0 +1,158 @@
+"""How long tests take, which are left to `nox -s tests-all`, and what is said of a run's progress.
+
+``tests/seconds.json`` holds what each test function takes (mean of its cases with set-up, seconds, two quiet cores); it is
+written by ``--record-seconds``. ``tests/long.txt`` lists what `nox -s tests` leaves out. Both are lists beside the tests,
+so that a test that becomes slower is moved in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SECONDS = HERE / "seconds.json"
+LONG = HERE / "long.txt"
+UNKNOWN = 0.02
+"""Seconds of a test that is not recorded: what takes less than `LEAST` is left out of the record."""
+UNKNOWN_LONG = 5.0
+"""The same of one that is listed as long."""
+LEAST = 0.2
+EVERY = 30.0
+"""Seconds between two lines within a part."""
+SETTLED = 20.0
+"""Expected seconds of work after which the pace of this machine counts."""
+
+
+def read_long(text: str) -> set[str]:
+    """Paths of files, and ``path::function``, one on each line; what follows a # is a reason."""
+    return {line.partition("#")[0].strip() for line in text.splitlines()} - {""}
+
+
+def function_of(nodeid: str) -> str:
+    """The test function of a test: its id without the case."""
+    return nodeid.partition("[")[0]
+
+
+def is_long(nodeid: str, long: set[str]) -> bool:
+    return nodeid.partition("::")[0] in long or function_of(nodeid) in long
+
+
+class Progress:
+    """Says where a run is: parts are the folders of tests, in the run's order. Time is an argument.
+
+    Args:
+        tests: (part, expected seconds) of each test, in the order in which they run.
+        now: seconds of any clock.
+    """
+
+    def __init__(self, tests: list[tuple[str, float]], now: float) -> None:
+        self._tests = tests
+        self._parts = list(dict.fromkeys(part for part, _ in tests))
+        self._sizes = Counter(part for part, _ in tests)
+        self._began = self._said = now
+        self._part = ""
+        self._done = 0
+
+    def starts(self, now: float) -> str:
+        """A test is about to run; returns the line of a new part, or ""."""
+        part = self._tests[self._done][0] if self._done < len(self._tests) else self._part
+        if part == self._part:
+            return ""
+        self._part, self._said = part, now
+        number = self._parts.index(part) + 1
+        return (
+            f"part {number} of {len(self._parts)}: {part}, {self._sizes[part]} tests, "
+            f"{_span(self._left(now, part))}; to the end {_span(self._left(now))}"
+        )
+
+    def ends(self, now: float) -> str:
+        """A test has ended; returns a line from time to time, or ""."""
+        self._done += 1
+        if now - self._said < EVERY or self._done >= len(self._tests):
+            return ""
+        self._said = now
+        done = sum(part == self._part for part, _ in self._tests[: self._done])
+        return f"{self._part}: {done} of {self._sizes[self._part]} tests; to the end {_span(self._left(now))}"
+
+    def _left(self, now: float, part: str = "") -> float:
+        """Expected seconds until the end (of a part), at the pace that was seen so far."""
+        done = sum(seconds for _, seconds in self._tests[: self._done])
+        pace = (now - self._began) / done if done > SETTLED else 1.0
+        return pace * sum(seconds for each, seconds in self._tests[self._done :] if part in {"", each})
+
+
+def _span(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(10, round(seconds / 10) * 10)} s"
+    return f"about {round(seconds / 60)} min"
+
+
+class Parts:
+    """The plugin."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._shows = config.getoption("--parts")
+        self._records = config.getoption("--record-seconds")
+        self._long = read_long(LONG.read_text(encoding="utf-8"))
+        self._seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
+        self._progress: Progress | None = None
+        self._plugins = config.pluginmanager
+        self._took: dict[str, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if is_long(item.nodeid, self._long):
+                item.add_marker(pytest.mark.long)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        tests = [
+            (item.path.relative_to(HERE).parts[0], self._expected(item.nodeid)) for item in session.items
+        ]
+        if self._shows:
+            self._progress = Progress(tests, time.monotonic())
+
+    def _expected(self, nodeid: str) -> float:
+        unknown = UNKNOWN_LONG if is_long(nodeid, self._long) else UNKNOWN
+        return self._seconds.get(function_of(nodeid), unknown)
+
+    def pytest_runtest_logstart(self) -> None:
+        if self._progress is not None:
+            self._say(self._progress.starts(time.monotonic()))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self._progress is not None:
+            self._say(self._progress.ends(time.monotonic()))
+
+    def pytest_sessionfinish(self) -> None:
+        if self._records:
+            record(Path(self._records), self._took)
+
+    def _say(self, line: str) -> None:
+        reporter = self._plugins.get_plugin("terminalreporter")  # it is there later than this plugin
+        if line and reporter is not None:
+            reporter.ensure_newline()
+            dots = "\n" if reporter.verbosity < 0 else ""  # of -q, which it knows nothing of
+            reporter.write_line(f"{dots}-- {line}")
+
+
+def record(path: Path, took: dict[str, float]) -> None:
+    """Put what tests took into a record; what it knows of tests that did not run stays."""
+    known: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    cases = Counter(function_of(nodeid) for nodeid in took)
+    sums = dict.fromkeys(cases, 0.0)
+    for nodeid, seconds in took.items():
+        sums[function_of(nodeid)] += seconds
+    means = {name: round(total / cases[name], 2) for name, total in sums.items()}
+    kept = {name: seconds for name, seconds in known.items() if name not in means}
+    kept |= {name: seconds for name, seconds in means.items() if seconds >= LEAST}
+    path.write_text(json.dumps(dict(sorted(kept.items())), indent=0) + "\n", encoding="utf-8")
