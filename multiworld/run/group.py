@@ -8,8 +8,9 @@ import time
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run.cells import Ended, message
 from multiworld.run.happenings import (
@@ -20,10 +21,11 @@ from multiworld.run.happenings import (
     WorkerStarted,
     WorkerStopped,
 )
+from multiworld.run.signals import Arrivals
 from multiworld.run.warden import START
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -43,6 +45,7 @@ class GroupAgent(LocalElasticAgent):
         happenings: what happens is said here.
         warden: ends the workers when the launcher cannot.
         environment: for every worker.
+        signals: that torch's handlers end the run for.
         plan: of the worlds file.
         torch_options: more for torch's agent.
     """
@@ -55,6 +58,7 @@ class GroupAgent(LocalElasticAgent):
         happenings: Happenings,
         warden: Warden,
         environment: Mapping[str, str],
+        signals: Sequence[Signals],
         plan: WorldsPlan | None,
         **torch_options: Any,
     ) -> None:
@@ -62,10 +66,34 @@ class GroupAgent(LocalElasticAgent):
         self._happenings = happenings
         self._warden = warden
         self._more = dict(environment)
+        self._signals = tuple(signals)
+        self._arrivals = Arrivals()
         self._plan = plan
         self._tokens: dict[int, str] = {}
         self._running: dict[int, int] = {}
         self._seat: tuple[int, int] | None = None
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they have ended, as torch's agent does.
+
+        Raises:
+            SignalException: one of `signals` came.
+        """
+        try:
+            result: RunResult = super().run(role)
+        finally:
+            self._arrivals.close()
+        return result
+
+    def _heed(self) -> None:
+        """Raise for a signal whose exception was lost on its way here.
+
+        Torch's handler raises in the main thread wherever that is: inside an ``except Exception`` of logging, of
+        torch or of a destructor nothing comes of it, and the run would go on for ever.
+        """
+        came = self._arrivals.take(self._signals)
+        if came is not None:
+            raise SignalException(f"Process {os.getpid()} got signal: {came}", sigval=came)
 
     @property
     def _attempt(self) -> int:
@@ -94,6 +122,7 @@ class GroupAgent(LocalElasticAgent):
         if seat != self._seat:
             self._seat = seat
             self._happenings.publish(SeatTaken(time.time(), *seat))
+        self._arrivals.open()  # torch sets its handlers in there
         pids: dict[int, Any] = super()._start_workers(worker_group)
         for worker in worker_group.workers:
             pid = int(pids[worker.local_rank])
@@ -111,6 +140,7 @@ class GroupAgent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._heed()
         self._warden.check()
         result: RunResult = super()._monitor_workers(worker_group)
         now = time.time()
@@ -130,6 +160,7 @@ class GroupAgent(LocalElasticAgent):
             for rank, pid in list(self._running.items()):
                 self._happenings.publish(WorkerEnded(now, rank, pid))
                 self._forget(rank)
+        self._heed()  # what comes now may take long: other nodes, or a restart
         return result
 
     def _forget(self, rank: int) -> None:

@@ -194,9 +194,15 @@ class RunEnded(Happening):
 
 
 class Happenings:
-    """Hands what happens to those who listen, in the thread that saw it. A listener that raises is logged."""
+    """Hands what happens to those who listen, in the thread that saw it. A listener that raises is logged.
 
-    def __init__(self) -> None:
+    Args:
+        signals: exceptions by which a signal's handler ends the run. They can be raised inside a listener and are no
+            fault of it: `publish` raises them.
+    """
+
+    def __init__(self, *, signals: tuple[type[BaseException], ...] = ()) -> None:
+        self._signals = signals
         self._lock = threading.Lock()
         self._listeners: tuple[Callable[[Happening], None], ...] = ()
 
@@ -206,9 +212,18 @@ class Happenings:
             self._listeners = (*self._listeners, fn)
 
     def publish(self, happening: Happening) -> None:
-        """Hand it to every listener."""
+        """Hand it to every listener.
+
+        Raises:
+            BaseException: one of `signals`, once all listeners were called.
+        """
+        signalled: BaseException | None = None
         for fn in self._listeners:
             try:
                 fn(happening)
-            except Exception:  # noqa: BLE001, PERF203  (a listener's fault stays there)
+            except self._signals as came:  # noqa: PERF203  (each listener has its own fate)
+                signalled = came
+            except Exception:  # noqa: BLE001  (a listener's fault stays there)
                 _log.exception("a listener failed on %r", happening)
+        if signalled is not None:
+            raise signalled

@@ -9,7 +9,7 @@ import logging
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ from multiworld.run.worldstore import WorldStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from signal import Signals
     from typing import TextIO
 
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -123,7 +124,7 @@ def launch(options: Options, stream: TextIO) -> int:
     if options.worlds is not None:
         plan = load(options.worlds)
         check_backends(plan)
-    state, happenings = RunState(), Happenings()
+    state, happenings = RunState(), Happenings(signals=(SignalException,))
     happenings.listen(state.apply)
     with ExitStack() as faces:
         screen = open_screen(state) if options.ui else None
@@ -165,7 +166,8 @@ def launch(options: Options, stream: TextIO) -> int:
         except BaseException as exc:
             happenings.publish(RunEnded(time.time(), 1, f"{type(exc).__name__}: {exc}"))
             raise
-        happenings.publish(RunEnded(time.time(), end.code, end.reason))
+        with suppress(SignalException):  # the run has ended: a signal now changes nothing
+            happenings.publish(RunEnded(time.time(), end.code, end.reason))
     if end.report:
         complain(end.report)
     return end.code
@@ -291,7 +293,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         settings.set_environment({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
     agent: WorkerAgent | GroupAgent
     if run.options.restart == "group":
-        agent = _group_agent(run, spec, warden, environment, stores, parts)
+        agent = _group_agent(run, spec, warden, environment, numbers(names or _SIGNALS), stores, parts)
     else:
         outfit = Outfit(
             nodes=_nodes(run, spec),
@@ -361,6 +363,7 @@ def _group_agent(
     spec: WorkerSpec,
     warden: Warden,
     environment: dict[str, str],
+    signals: tuple[Signals, ...],
     stores: list[Callable[[], str]],
     parts: ExitStack,
 ) -> GroupAgent:
@@ -374,6 +377,7 @@ def _group_agent(
         happenings=run.happenings,
         warden=warden,
         environment=environment,
+        signals=signals,
         plan=run.plan,
         **_torch_options(run),
     )

@@ -1,10 +1,15 @@
-"""What the launcher's loop sleeps on: descriptors, a time, and signals, which are noted and never raise by themselves."""
+"""What the launcher's loop sleeps on: descriptors, a time, and signals, which are noted and never raise by themselves.
+
+`Arrivals` is for ``--restart group``, where torch's handlers do raise, wherever the main thread is at that moment.
+"""
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import socket
+import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Wake", "numbers"]
+__all__ = ["Arrivals", "Wake", "numbers"]
 
 
 def numbers(names: str) -> tuple[signal.Signals, ...]:
@@ -89,3 +94,49 @@ class Wake:
         self._selector.close()
         self._ours.close()
         self._theirs.close()
+
+
+class Arrivals:
+    """Which signals came, whatever their handlers did and whatever became of the exceptions that they raised.
+
+    Python's own handler in C writes each signal's number to a descriptor (`signal.set_wakeup_fd`), before the handler
+    in Python runs. So an exception that was raised inside an ``except Exception`` (logging has them too, and
+    destructors) is not the only trace.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        self._before: int | None = None
+
+    def open(self) -> None:
+        """Note signals from now on. Harmless when repeated, and outside of the main thread, where none is handled."""
+        if self._before is None and threading.current_thread() is threading.main_thread():
+            self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+            os.register_at_fork(after_in_child=self._forked)
+
+    def take(self, wanted: Iterable[signal.Signals]) -> signal.Signals | None:
+        """Return the first of `wanted` that came since the last call; None if none of them did."""
+        numbers = b""
+        with suppress(BlockingIOError):
+            while True:
+                numbers += self._ours.recv(512)
+        expected = set(wanted)
+        return next((signal.Signals(number) for number in numbers if number in expected), None)
+
+    def close(self) -> None:
+        """Note no more. Harmless when repeated."""
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before)
+            self._before = None
+        self._ours.close()
+        self._theirs.close()
+
+    def _forked(self) -> None:
+        """A child that is forked (a worker that is a function) has signals of its own."""
+        if self._before is not None:
+            self._before = None
+            signal.set_wakeup_fd(-1)
+            self._ours.close()
+            self._theirs.close()

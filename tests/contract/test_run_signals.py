@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import textwrap
 import time
@@ -247,6 +248,50 @@ def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
             run.say()
             assert run.ended() == 0
             assert list(sockets.iterdir()) == []
+
+
+WHILE_IT_TELLS = """
+import os, signal, sys
+from multiworld.run import main
+from multiworld.run.happenings import WorkerStarted
+from multiworld.run.journal import Journal
+
+tell = Journal.__call__
+started = []
+
+def interrupted(journal, happening):
+    if isinstance(happening, WorkerStarted):
+        started.append(happening)
+        if len(started) == 3:
+            {how}
+    tell(journal, happening)
+
+Journal.__call__ = interrupted
+sys.exit(main.main(sys.argv[1:]))
+"""
+SIGNALLED = "os.kill(os.getpid(), signal.SIGTERM)"
+SWALLOWED = f"""
+            try:
+                {SIGNALLED}
+            except Exception as lost:
+                print("lost:", lost)
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [SIGNALLED, SWALLOWED], ids=["in a listener", "in somebody's except Exception"]
+)
+def test_a_signal_is_not_lost_while_the_launcher_tells_what_happens(tmp_path, how):
+    """torch's handler raises an Exception, wherever the launcher is: what is caught there must not be the end of it."""
+    driver = tmp_path / "driver.py"
+    driver.write_text(WHILE_IT_TELLS.format(how=how))
+    command = [sys.executable, str(driver), *three("--restart", "group"), "{script}"]
+    with runkit.launched(tmp_path, ENDS, command=command) as run:
+        assert run.ended() == 128 + signal.SIGTERM
+        assert run.leftovers() == []
+        assert "Traceback" not in run.text()
+        if how is SWALLOWED:
+            assert "got signal" in run.text(), "torch's handler raised there"
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 128 + signal.SIGINT), ("SIGTERM", -signal.SIGTERM)])
