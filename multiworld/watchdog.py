@@ -26,11 +26,19 @@ from typing import TYPE_CHECKING
 from multiworld import settings
 from multiworld._core.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
 from multiworld._core.detector import WorldId, world_id
-from multiworld._core.peers import Peers
+from multiworld._core.peers import MAX_STRANGERS, Peers
 from multiworld._core.wire import MAX_KEY, Beat, Close, encode
 from multiworld._net.attachment import Attachment
 from multiworld._net.evidence import Answered, Helper
-from multiworld._net.liveness import Accepted, Closed, Connected, Received, SocketEvent, Sockets
+from multiworld._net.liveness import (
+    Accepted,
+    Closed,
+    Connected,
+    Received,
+    SocketEvent,
+    Sockets,
+    strangers_at_most,
+)
 from multiworld._net.vault import Vault
 from multiworld.errors import (
     InvalidJoinError,
@@ -98,7 +106,12 @@ class Watchdog:
         self._peers = self._fresh_peers()
 
     def _fresh_peers(self) -> Peers:
-        return Peers(self.process, nonce=lambda: secrets.token_bytes(16), channel=self._channel)
+        return Peers(
+            self.process,
+            nonce=lambda: secrets.token_bytes(16),
+            channel=self._channel,
+            strangers=strangers_at_most(MAX_STRANGERS),
+        )
 
     # -- any thread
 

@@ -2,7 +2,8 @@
 
 Every gloo group that is made while a world is selected goes through here: the world's own and those that user code
 makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. They listen
-on the interface that leads to the store, on devices that worlds share (`devices.py`).
+on the interface that leads to the store, on devices that worlds share (`devices.py`), and hear only the members of a
+group that is being built (`listeners.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.distributed
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld import settings
-from multiworld._c10d import devices, selection, sockets, unblocking
+from multiworld._c10d import devices, listeners, selection, sockets, unblocking
 from multiworld._net.torchstore import PollingStore
 
 if TYPE_CHECKING:
@@ -147,7 +148,13 @@ class GlooWorld:
                 raised.append(error)
                 raise
 
-        polling = PollingStore(store, check_cancelled=check, timeout=self.timeout)
+        def turn() -> None:
+            check()
+            if not self.joining:  # a member whose group stands may send at once: nobody says when all do
+                gate.relieve()
+
+        gate = listeners.Gate(size)
+        polling = PollingStore(store, check_cancelled=check, timeout=self.timeout, publishing=gate.open)
         lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining, order=self.name)
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
         try:
@@ -155,7 +162,7 @@ class GlooWorld:
             options, before = _options(lease, limit), unblocking.threads()
             backend = _run(
                 lambda: _original(polling, rank, size, options),
-                check,
+                turn,
                 lambda: _wake(list(polling.written.values()), size),
             )
             polling.recording = False
@@ -165,6 +172,7 @@ class GlooWorld:
             )
             workers = unblocking.workers_of(backend, before, options._threads) if size > 1 else ((), 0)
             group = GlooGroup(backend, polling, own, members - own, lease, workers)
+            gate.close(group.links)
         except BaseException as error:
             lease.give_back()
             # C++ may have made a plain RuntimeError of it on the way.
@@ -173,6 +181,7 @@ class GlooWorld:
             raise
         finally:
             raised.clear()
+            gate.close()
         with self._lock:
             self._groups.append(group)
         if (fresh := getattr(_made, "groups", None)) is not None:
@@ -240,10 +249,38 @@ def _make(where: devices.Where) -> list[Any]:
     """Make gloo's devices, one for each place to listen at."""
     # Connections made later would not be among the group's known sockets.
     extra = {"lazy_init": False} if "lazy_init" in (_original.create_device.__doc__ or "") else {}
-    return [_original.create_device(**{kind: name}, **extra) for kind, name in where]
+    made = [_original.create_device(**{kind: name}, **extra) for kind, name in where]
+    for each in made:
+        _deafen(each)
+    return made
+
+
+class _FoundError(Exception):
+    """Ends the construction of a group that is built only to be told where its device listens."""
+
+
+def _deafen(device: Any) -> None:
+    """Let nobody connect to a new device. It does not say where it listens, but for what its groups publish."""
+    found: list[sockets.Address] = []
+
+    def publishing(value: bytes) -> None:
+        address = listeners.address_of(value)
+        if address is not None:
+            found.append(address)
+        raise _FoundError
+
+    options = _original._Options()
+    options._devices, options._threads = [device], 1
+    options._timeout = dt.timedelta(seconds=1)
+    polling = PollingStore(_hash_store(), timeout=1.0, publishing=publishing)
+    with contextlib.suppress(_FoundError, RuntimeError):  # C++ may have made another of it on the way
+        _original(polling, 0, 2, options)
+    for address in found:
+        listeners.deafen(address)
 
 
 _original: Any = getattr(c10d, "ProcessGroupGloo", None)
+_hash_store: Any = vars(torch.distributed)["HashStore"]  # exported without saying so to type checkers
 _made = threading.local()  # .groups: those that were built by the call of torch under way in this thread
 
 

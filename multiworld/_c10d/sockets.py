@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-__all__ = ["Address", "Link", "find", "forked", "parse_address", "shut", "still_open"]
+__all__ = [
+    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut", "still_open",
+]  # fmt: skip
 
 Address = tuple[str, int]
 """Numeric host and port."""
@@ -114,17 +116,38 @@ def shut(links: Iterable[Link]) -> int:
 
     Takes about 15 µs each and waits for nothing; safe in any thread while gloo uses them.
     """
-    done = 0
-    for link in links:
-        with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more: as good as shut
-            copy = os.dup(link.fd)  # from here on the socket cannot become another one under us
-            try:
-                if _link(copy, link.fd, _inode(copy)) == link:
-                    _of(copy, lambda sock: sock.shutdown(socket.SHUT_RDWR))
-                    done += 1
-            finally:
-                os.close(copy)
-    return done
+    return sum(apply(link, lambda sock: sock.shutdown(socket.SHUT_RDWR)) for link in links)
+
+
+def apply(link: Link, action: Callable[[socket.socket], None]) -> bool:
+    """Do something to the socket, if it is still what it was; False where it is not, or where the action fails."""
+    with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
+        copy = os.dup(link.fd)  # from here on the socket cannot become another one under us
+        try:
+            if _link(copy, link.fd, _inode(copy)) == link:
+                _of(copy, action)
+                return True
+        finally:
+            os.close(copy)
+    return False
+
+
+def listener(address: Address) -> Link | None:
+    """Return this process's socket that listens at `address`; None where there is none."""
+    for fd in _descriptors():
+        inode = _inode(fd)
+        seen = _seen.get(fd)
+        if inode is not None and (seen is None or seen.link.inode != inode):
+            link = _link(fd, fd, inode)
+            if link is not None and link.remote is None and link.local == address and _listens(fd):
+                return link
+    return None
+
+
+def accepted(own: Collection[Address]) -> tuple[Link, ...]:
+    """Return the connections that this process's listeners at `own` accepted, whatever became of them since."""
+    links = (_link(fd, fd, _inode(fd)) for fd in _descriptors())
+    return tuple(each for each in links if each is not None and each.remote and each.local in own)
 
 
 def still_open(links: Iterable[Link]) -> tuple[Link, ...]:
@@ -172,6 +195,13 @@ def _link(fd: int, number: int, inode: int | None) -> Link | None:
     except OSError:
         remote = None
     return Link(number, inode, _address(local), None if remote is None else _address(remote))
+
+
+def _listens(fd: int) -> bool:
+    try:
+        return bool(_of(fd, lambda sock: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)))
+    except OSError:
+        return False
 
 
 def _inode(fd: int) -> int | None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_STRANGERS", "Peers"]
 
 MAX_STRANGERS = 256
-"""Connections that may be waiting for their proof at a time; the oldest makes room."""
+"""Connections that may be waiting for their proof at a time, at most; the oldest makes room."""
 
 _MAX_WAITING = 64  # proofs for unknown worlds, of a stranger
 _MAX_WAITING_TRUSTED = 1024
@@ -60,6 +60,7 @@ class Peers:
         channel: gives a fresh number for a connection.
         tethers: whether this process dials tethers; can be changed (`tethers.own_wanted`).
         busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+        strangers: connections that may be waiting for their proof at a time.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Peers:
         channel: Callable[[], int],
         tethers: bool = False,
         busy: float = 0.0,
+        strangers: int = MAX_STRANGERS,
     ) -> None:
         self.own = own
         self._nonce = nonce
         self._channel = channel
+        self._strangers = strangers
         self._worlds = Worlds(own)
         self._past = Past()
         self._links: dict[int, Link] = {}
@@ -158,7 +161,7 @@ class Peers:
     def accepted(self, channel: int, now: float) -> None:
         """Somebody connected."""
         strangers = [link for link in self._untrusted.values() if not link.dialed]
-        if len(strangers) >= MAX_STRANGERS:
+        if len(strangers) >= self._strangers:
             self._forget(strangers[0])
             self._actions.append(Drop(strangers[0].channel, orderly=False))
         self._links[channel] = self._untrusted[channel] = Link(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import resource
 import selectors
 import socket
 import threading
@@ -26,11 +27,14 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets"]
+__all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets", "strangers_at_most"]
+
+_SHARE = 8
+"""What strangers may have of this process's descriptors: one of so many."""
 
 _CHUNK = 65536
 _BACKLOG = 256
-_ACCEPTS = 64  # per wait, so that a flood of strangers does not keep the members waiting
+_ACCEPTS = 16  # per wait, so that a flood of strangers does not keep the members waiting, nor all descriptors
 _READS = 16
 _UNSENT = 1 << 20  # bytes kept for a peer that does not read, beyond the kernel's buffers
 _LINGER = 0.25
@@ -452,6 +456,12 @@ class Sockets:
         # Closed first: a child that is forked between the two finds it here, and closes its copy.
         entry.socket.close()
         del self._channels[entry.number]
+
+
+def strangers_at_most(most: int) -> int:
+    """Return how many connections may be waiting for their proof: `most`, or an eighth of this process's descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // _SHARE))
 
 
 def _ending(code: int | None) -> Ending:

@@ -1,7 +1,7 @@
 """Where members meet: ``tcp://host:port``, ``file:///path``, or any torch Store.
 
 A process serves or connects to an address once, however many of its worlds meet there. The server is torch's own
-TCPStore (a C++ thread; nothing to start), bound to exactly the given address. Calls go through `TcpClient`, whose
+TCPStore (a C++ thread; nothing to start), bound to exactly the given address (`storeserver.py`). Calls go through `TcpClient`, whose
 calls keep deadlines; a store is trusted: whoever can write to it can do anything to the worlds that meet there.
 """
 
@@ -24,6 +24,7 @@ import torch.distributed
 
 from multiworld._net.address import STORE_RULE, StoreAddress
 from multiworld._net.callers import others
+from multiworld._net.storeserver import StoreServer, older_than
 from multiworld._net.tcpclient import NotAStoreError, TcpClient
 from multiworld._net.torchstore import PollingStore, TcpStore
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
-__all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store", "serve_at"]
+__all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store"]
 
 _ATTEMPT = 2.0
 """Seconds that one attempt to connect may take; others that want the same address wait for it."""
@@ -118,7 +119,12 @@ class _Shared:
     """What a process has of one store; `key` is None where it belongs to the caller."""
 
     def __init__(
-        self, key: str | None, *, client: TcpClient | None = None, server: Any = None, store: Any = None
+        self,
+        key: str | None,
+        *,
+        client: TcpClient | None = None,
+        server: StoreServer | None = None,
+        store: Any = None,
     ) -> None:
         self.key = key
         self.client = client
@@ -165,7 +171,8 @@ class _Shared:
         if self.client is not None:
             self.client.close()
         self._spare.clear()
-        # Both end with their last reference: the server's destructor joins its thread (no GIL needed for that).
+        if self.server is not None:
+            self.server.close()
         self.server = self.store = None
 
 
@@ -351,7 +358,7 @@ class _Attempt:
         error: OSError | None = None
         for family, target in self.targets:
             try:
-                server = serve_at(family, target)
+                server = StoreServer(family, target)
             except OSError as failure:
                 if failure.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}:
                     raise self._cannot(failure.strerror or str(failure)) from failure
@@ -373,56 +380,9 @@ class _Attempt:
         )
 
 
-def serve_at(family: int, target: tuple[str, int]) -> Any:
-    """Serve at exactly `target`: TCPStore's own socket would listen on every interface."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _keep_alive(sock)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(target)
-        sock.listen(1024)
-    except OSError:
-        sock.close()
-        raise
-    fd = sock.detach()  # from here on TCPStore's
-    return dist.TCPStore(
-        target[0],
-        target[1],
-        None,
-        is_master=True,
-        timeout=dt.timedelta(seconds=30),
-        wait_for_workers=False,
-        multi_tenant=False,
-        master_listen_fd=fd,
-        use_libuv=_libuv_takes_a_socket(),
-    )
-
-
-def _keep_alive(listener: socket.socket) -> None:
-    """Let connections to hosts that are gone end, a minute later: accepted sockets inherit this (Linux)."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _older_than(*version: int) -> bool:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) < version
-
-
 def _made_without_gil() -> bool:
     """Whether torch enters new stores into pybind11's table without holding the GIL."""
-    return _older_than(2, 7)
-
-
-def _libuv_takes_a_socket() -> bool:
-    """Whether the libuv server, which no half-sent query can block, listens on a socket that it is given.
-
-    The build cannot be asked without it printing an error, so this is by version: 2.4 and 2.6 refuse, 2.9 accepts.
-    """
-    return not _older_than(2, 9)
+    return older_than(2, 7)
 
 
 def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tuple[int, tuple[str, int]]]:

@@ -148,6 +148,7 @@ class PollingStore(_AskingStore):
         prefix: put before every key, with a slash.
         check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's connecting.
         timeout: seconds a wait lasts that is given no timeout.
+        publishing: called with each value that is about to be set, while it records.
 
     Attributes:
         written: what was set through it, by key: gloo publishes the addresses of its sockets so.
@@ -162,12 +163,14 @@ class PollingStore(_AskingStore):
         prefix: str = "",
         check_cancelled: Callable[[], None] = lambda: None,
         timeout: float = 300.0,
+        publishing: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         super().__init__(timeout)
         # torch's stores take bytes as well as text, whatever their type hints say.
         self._inner: Any = inner if isinstance(inner, Store) else inner.store
         self._prefix = f"{prefix}/" if prefix else ""
         self._check_cancelled = check_cancelled
+        self._publishing = publishing
         self.written: dict[str, bytes] = {}
         self.read: dict[str, bytes] = {}
         self.recording = True
@@ -175,7 +178,8 @@ class PollingStore(_AskingStore):
     def set(self, key: str, value: _Value) -> None:
         self._check_cancelled()
         if self.recording:
-            self.written[key] = _octets(value)
+            self.written[key] = octets = _octets(value)
+            self._publishing(octets)
         self._inner.set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:

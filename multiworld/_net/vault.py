@@ -26,7 +26,7 @@ import struct
 import sys
 import time
 
-__all__ = ["Vault"]
+__all__ = ["Vault", "alone", "floor"]
 
 _START = 0.25  # seconds that the thread may take to begin; a fraction of a millisecond, measured
 _PATIENCE = 0.1  # seconds for a command that finds the line full, and for `settle`
@@ -66,7 +66,7 @@ class Vault:
             return None
         try:
             # The far end is a plain number from here on: an object could close it in the wrong table.
-            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, _floor())
+            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, floor())
         except OSError:
             line.close()
             return None
@@ -165,9 +165,9 @@ def _run(end: int, farewell: bytes, starter: int) -> None:
     line = socket.socket(fileno=end)
     line.settimeout(None)  # whatever socket.setdefaulttimeout() says
     try:
-        alone = own and _alone(end)
-        line.send(_READY if alone else _REFUSED)
-        if alone:
+        isolated = own and alone(end)
+        line.send(_READY if isolated else _REFUSED)
+        if isolated:
             _serve(line, farewell, end + 1)
     finally:
         line.detach()  # its number is closed by the end of this thread's table, or by the other thread
@@ -195,7 +195,7 @@ def _serve(line: socket.socket, farewell: bytes, floor: int) -> None:
             _part(descriptor, farewell)
 
 
-def _floor() -> int:
+def floor() -> int:
     """Return the least number for what the vault has: one that the rest of the process hardly comes to.
 
     So a collector of garbage that closes somebody else's number in the vault closes nothing that is the vault's.
@@ -221,7 +221,7 @@ def _part(descriptor: int | None, farewell: bytes) -> None:
         os.close(descriptor)
 
 
-def _alone(end: int) -> bool:
+def alone(end: int) -> bool:
     """Give this thread a table of its own with nothing but `end` and the null device; False: refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     close_range = libc.syscall

@@ -81,7 +81,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
 
 def _serve_anywhere(host: str) -> Any:
     """Serve a store at a free port of `host`; from the choice of the port on, nobody else can have it."""
-    from multiworld._net.store import serve_at  # noqa: PLC0415  (loads torch)
+    from multiworld._net.storeserver import StoreServer  # noqa: PLC0415  (loads torch)
     from multiworld.errors import StoreBindError  # noqa: PLC0415
 
     try:
@@ -90,7 +90,7 @@ def _serve_anywhere(host: str) -> Any:
         with socket.socket(family, socket.SOCK_STREAM) as holder:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((target[0], 0))
-            return serve_at(int(family), (str(target[0]), holder.getsockname()[1]))
+            return StoreServer(int(family), (str(target[0]), holder.getsockname()[1]))
     except OSError as exc:
         raise StoreBindError(
             "launch",

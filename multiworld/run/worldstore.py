@@ -6,10 +6,9 @@ import contextlib
 import errno
 import ipaddress
 import socket
-from typing import Any
 
 from multiworld._net.address import StoreAddress
-from multiworld._net.store import serve_at
+from multiworld._net.storeserver import StoreServer
 from multiworld.run.errors import RunError
 
 __all__ = ["WorldStore"]
@@ -32,7 +31,7 @@ class WorldStore:
     """
 
     def __init__(self, host: str) -> None:
-        self._server: Any = None
+        self._server: StoreServer | None = None
         try:
             self._server = _listen(host)
         except OSError as exc:
@@ -41,14 +40,16 @@ class WorldStore:
                 rule="The host is a name or a numeric address of this machine",
                 next_step="Give one, as in --local-addr 10.0.0.1",
             ) from exc
-        self.address = str(StoreAddress("tcp", host=host, port=int(self._server.port)))
+        self.address = str(StoreAddress("tcp", host=host, port=self._server.port))
 
     def close(self) -> None:
         """End it. Worlds that are active go on; who joins looks for the store again. Harmless when repeated."""
-        self._server = None  # the server's destructor ends its thread
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
-def _listen(host: str) -> Any:
+def _listen(host: str) -> StoreServer:
     targets = _targets(host)
     for number, (family, address) in enumerate(targets, 1):
         try:
@@ -60,14 +61,14 @@ def _listen(host: str) -> Any:
     raise OSError(errno.EADDRNOTAVAIL, "it has no address")
 
 
-def _serve_anywhere(family: int, address: str) -> Any:
+def _serve_anywhere(family: int, address: str) -> StoreServer:
     """Serve at a free port. Torch 2.6 must be told which: this holds it, without listening, until the server has it."""
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         held.bind((address, 0))
-        return serve_at(family, (address, held.getsockname()[1]))
+        return StoreServer(family, (address, held.getsockname()[1]))
 
 
 def _targets(host: str) -> list[tuple[int, str]]:
