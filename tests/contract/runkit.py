@@ -239,9 +239,26 @@ def is_living(pid: int) -> bool:
 
 
 def _environ(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+    """The variables of a process. One that is in the middle of its exec has none for a moment, nor arguments."""
+    deadline = time.monotonic() + _EXEC
+    while True:
+        try:
+            found = _read(pid, "environ")
+            if found or _read(pid, "cmdline"):
+                return found.split(b"\0")
+            Path(f"/proc/{pid}/exe").readlink()  # a thread of the kernel and a zombie have none: OSError
+        except OSError:
+            return []
+        if time.monotonic() > deadline:
+            return []
+        time.sleep(0.001)
+
+
+def _read(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+_EXEC = 10.0  # seconds that an exec may take on a machine that stands still
 
 
 def script(folder: Path, text: str, name: str = "worker.py", *, prelude: str = PRELUDE) -> Path:

@@ -238,6 +238,13 @@ def test_killed_while_workers_are_being_started_and_restarted(tmp_path):
             assert len(run.told()) == told
 
 
+def test_a_process_in_the_middle_of_its_exec_counts_as_living(monkeypatch):
+    """Its environment is empty for some microseconds: a look in that moment must not take it for nobody's."""
+    answers = iter([b"", b"", b"MARK=1\0"])
+    monkeypatch.setattr(runkit, "_read", lambda _, name: next(answers) if name == "environ" else b"")
+    assert b"MARK=1" in runkit._environ(os.getpid())
+
+
 def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
     with tempfile.TemporaryDirectory(prefix="m8d-") as short:  # a socket's path is at most 107 bytes long
         env = {"XDG_RUNTIME_DIR": short}

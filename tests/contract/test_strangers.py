@@ -224,9 +224,9 @@ def harass(pids, until, calls, seed):
 
 
 @pytest.mark.soak
-def test_every_bad_manner_at_every_port(cast, request):
-    seconds = request.config.getoption("--soak", default=None)
-    seconds = float(seconds) if seconds else 5.0
+@pytest.mark.timeout(0)
+def test_every_bad_manner_at_every_port(cast, soak_seconds):
+    seconds = soak_seconds
     with working(cast) as (members, pids):
         ask(members, "join")
         before = [sockets_of(pid) for pid in pids]
