@@ -39,6 +39,10 @@ _IDLE = 10.0
 _FULL = 0.5
 """Seconds without accepting, when the process has no descriptor left."""
 _CLOSING = 2.0
+_HELLO = 10.0
+"""Seconds that a client has to say who it is."""
+_MOST_SILENT = 64
+"""Clients that may not have said it yet; the oldest makes room."""
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +163,8 @@ class ControlServer:
 
     def _turn(self) -> None:
         workers = any(client.rank is not None for client in self._clients)
-        pause = _LOOK_EVERY if workers or self._paused_until else _IDLE
+        silent = self._silent()
+        pause = _LOOK_EVERY if workers or silent or self._paused_until else _IDLE
         for key, ready in self._selector.select(pause):
             if key.fileobj is self._listener:
                 self._accept()
@@ -170,11 +175,18 @@ class ControlServer:
         if self._paused_until and time.monotonic() > self._paused_until and self._listener is not None:
             self._paused_until = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ)
+        for client in silent:
+            if client in self._clients and not client.said and time.monotonic() > client.since + _HELLO:
+                self._cut(client, f"it said nothing in {_HELLO:g} s")
         address = self._address() if workers else ""
         for client in tuple(self._clients) if workers else ():
             if client.rank is not None and client.told != address:
                 client.told = address
                 self._send(client, {"store": address})
+
+    def _silent(self) -> list[_Client]:
+        """Who has not said who it is, the oldest first."""
+        return sorted((each for each in self._clients if not each.said), key=lambda each: each.since)
 
     def _accept(self) -> None:
         assert self._listener is not None  # noqa: S101  (it is what became readable)
@@ -193,6 +205,9 @@ class ControlServer:
             sock.close()
             return
         sock.setblocking(False)
+        silent = self._silent()
+        if len(silent) >= _MOST_SILENT:
+            self._cut(silent[0], f"{len(silent)} clients say nothing")
         client = _Client(sock)
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
@@ -252,10 +267,12 @@ class ControlServer:
             rank, attempt = message.get("rank"), message.get("attempt", 0)
             if rank is None or not _whole(rank) or not _whole(attempt):
                 raise ProtocolError(f"hello of rank {rank!r}, attempt {attempt!r}")
+            client.said = True
             client.rank, client.attempt = int(rank), int(attempt)
             self._attempts[client.rank] = max(client.attempt, self._attempts.get(client.rank, 0))
             self._send(client, self._worlds(client, client.rank))
         elif message.get("hello") == "status":
+            client.said = True
             self._send(client, self._status())
         elif client.rank is None:
             raise ProtocolError("it did not say hello")
@@ -332,6 +349,8 @@ class _Client:
         self.sock = sock
         self.lines = Lines()
         self.out = bytearray()
+        self.since = time.monotonic()
+        self.said = False
         self.rank: int | None = None
         self.attempt = 0
         self.told = ""

@@ -224,7 +224,7 @@ def harass(pids, until, calls, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(1800)
 def test_every_bad_manner_at_every_port(cast, soak_seconds):
     seconds = soak_seconds
     with working(cast) as (members, pids):

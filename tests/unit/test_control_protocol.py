@@ -396,6 +396,28 @@ def test_permissions_and_the_end(served):
     until(no_thread, "the end of its thread")
 
 
+def test_who_says_nothing_is_cut_off_in_time(served, monkeypatch):
+    monkeypatch.setattr(control, "_HELLO", 1.0)
+    with contextlib.closing(Peer(served)) as silent, contextlib.closing(Peer(served)) as worker:
+        worker.say({"hello": "worker", "rank": 0, "attempt": 0})
+        worker.hear()
+        assert silent.sock.recv(1) == b"", "hung up on"
+        worker.say({"ask": "worlds", "id": 7})
+        assert worker.hear()["id"] == 7
+
+
+def test_the_oldest_of_too_many_silent_ones_makes_room(served, monkeypatch):
+    monkeypatch.setattr(control, "_MOST_SILENT", 3)
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(contextlib.closing(Peer(served)))
+        worker.say({"hello": "worker", "rank": 0, "attempt": 0})
+        worker.hear()
+        silent = [stack.enter_context(contextlib.closing(Peer(served))) for _ in range(4)]
+        assert silent[0].sock.recv(1) == b""
+        worker.say({"ask": "worlds", "id": 7})
+        assert worker.hear()["id"] == 7
+
+
 def test_a_path_that_cannot_be():
     with tempfile.TemporaryDirectory() as folder:
         for path in (f"{folder}/{'x' * 108}/s", f"{folder}/no/no/s"):
