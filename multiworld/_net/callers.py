@@ -42,10 +42,17 @@ def callers(table: str, port: int, own: Container[int]) -> int:
     return sum(each not in ours for each in accepted)
 
 
-def others(port: int) -> bool | None:
-    """Whether another process is connected to the server that this one has at `port`; None where nothing says so."""
+def others(port: int, server: int = 0) -> bool | None:
+    """Whether another process is connected to the server that this one has at `port`; None where nothing says so.
+
+    Args:
+        port: of the server.
+        server: number of the server's thread, which may have a table of descriptors of its own; 0: it has none.
+    """
     try:
-        own = _sockets()
+        own = _sockets("/proc/self/fd")
+        if server:
+            own |= _sockets(f"/proc/self/task/{server}/fd")
         paths = [Path("/proc/thread-self/net", name) for name in _TABLES]
         # Without IPv6 there is one of them.
         tables = [each.read_text(encoding="ascii") for each in paths if each.exists()]
@@ -61,12 +68,12 @@ def _plain(address: str) -> str:
     return address
 
 
-def _sockets() -> set[int]:
-    """Return the inodes of this process's sockets."""
+def _sockets(table: str) -> set[int]:
+    """Return the inodes of the sockets in a table of descriptors."""
     own = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only; this list can be long)
+    for name in os.listdir(table):  # noqa: PTH208  (names only; this list can be long)
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115  (as above)
+            target = os.readlink(f"{table}/{name}")  # noqa: PTH115  (as above)
         except FileNotFoundError:  # closed meanwhile
             continue
         if target.startswith("socket:["):

@@ -84,12 +84,13 @@ class StoreHandle:
         A server is used as long as another process is connected to it: its worlds meet there, or it waits for a join.
         Where the system does not say who is connected, somebody may be.
         """
-        if not self.serves or self._shared.client is None:
+        server = self._shared.server
+        if server is None or self._shared.client is None:
             return True
         with _registry.lock:
             if self._shared.holds > 1:  # another world of this process keeps it
                 return True
-        return others(self._shared.client.remote[1]) is False
+        return others(self._shared.client.remote[1], server.thread) is False
 
     def fresh(self) -> Store:
         """Return a torch-made client with a connection of its own, for who blocks in C++ (NCCL).

@@ -57,6 +57,7 @@ class StoreServer:
 
     Attributes:
         port: it listens at.
+        thread: number of the thread whose table of descriptors it uses.
 
     Raises:
         OSError: it cannot listen there.
@@ -90,6 +91,7 @@ class StoreServer:
         if not shared[0]:
             os.close(number)  # the thread has its own
         what, code = _ANSWER.unpack(answer) if answer else (_REFUSED, errno.ETIMEDOUT)
+        self.thread = code
         if what == _BOUND:
             self._finish = weakref.finalize(self, _end, self._line, os.getpid())
             self._finish.atexit = False
@@ -130,7 +132,7 @@ def _run(
             shared[0] = False
             _fill(min(used, floor(), _NULLS))
         server = _serve(family, target)
-        line.send(_ANSWER.pack(_BOUND, 0))
+        line.send(_ANSWER.pack(_BOUND, _thread.get_native_id()))
         _watch(line, target[1])
     except OSError as error:
         with contextlib.suppress(OSError):

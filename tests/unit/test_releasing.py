@@ -133,5 +133,5 @@ class TestCallers:
     def test_where_the_system_does_not_say_nothing_is_known(self, monkeypatch):
         monkeypatch.setattr(callers_module, "_TABLES", ("none",))
         assert others(1) is None
-        monkeypatch.setattr(callers_module, "_sockets", lambda: int("x"))
+        monkeypatch.setattr(callers_module, "_sockets", lambda table: int("x"))
         assert others(1) is None
