@@ -23,7 +23,7 @@ from multiworld.errors import (
 from multiworld.events import WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.generation import Generation
 from multiworld.joinplan import JoinPlan, make_plan
-from multiworld.registry import registry
+from multiworld.registry import Reservation, registry
 from multiworld.work import seen
 from multiworld.world import World
 
@@ -142,52 +142,56 @@ def _again(world: World, timeout: float | None, store: str | Store | None) -> Jo
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     deadline = time.monotonic() + plan.timeout
-    old = registry.reserve(plan.name, world)
-    was_closed = _never if world is None else world._join_began()  # noqa: SLF001  (joins make worlds)
-    joined: World | None = None
-    number = 0
-    kept = contextlib.ExitStack()
-    try:
-        bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
-        if old is not None or world is not None:
-            from multiworld._c10d import devices  # noqa: PLC0415  (joins load torch, and this goes with it)
-
-            kept.callback(devices.pool.keep())
-        for ended in (old, world):
-            if ended is not None:
-                # Others may wait at the store that this process serves: it stays up until the new hold is there.
-                kept.callback(ended._gen.keep_store())  # noqa: SLF001  (same)
-                ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001  (joins make worlds)
-        keeper: list[World] = []
-        gen = Generation(
-            plan.name,
-            plan.rank,
-            plan.world_size,
-            lambda g: keeper[0]._broke(g) if keeper else None,  # noqa: SLF001
-        )
-        handle = world if world is not None else World(plan, gen)
-        keeper.append(handle)
-        _build(
-            plan,
-            gen,
-            deadline,
-            lambda: cancelled() or was_closed(),
-            lambda: handle._enter_generation(plan, gen),  # noqa: SLF001
-        )
-        if was_closed():
-            raise _closed_meanwhile(handle)  # noqa: TRY301  (it is told to subscribers, as others are)
-        joined, number = handle, gen.number
-    except Exception as exc:
-        bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), exc))
-        raise
-    finally:
-        kept.close()
+    gen: Generation | None = None
+    joined = Reservation(registry, plan.name, plan.rank)
+    with contextlib.ExitStack() as kept:
+        # First, and so done last: wherever an interrupt comes, the name is free then.
+        kept.callback(joined.end)
+        old = registry.reserve(plan.name, world, joined)
+        was_closed = _never
         if world is not None:
-            world._join_ended()  # noqa: SLF001
-        registry.settle(plan.name, joined, number, plan.rank)
-    bus.publish(WorldActive(plan.name, number, plan.rank, time.monotonic(), plan.world_size))
+            kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)
+            was_closed = world._join_began()  # noqa: SLF001
+        try:
+            bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
+            if old is not None or world is not None:
+                from multiworld._c10d import devices  # noqa: PLC0415  (joins load torch, and this goes with it)
+
+                kept.callback(devices.pool.keep())
+            for ended in (old, world):
+                if ended is not None:
+                    # Others may wait at the store that this process serves: it stays up until the new hold is there.
+                    kept.callback(ended._gen.keep_store())  # noqa: SLF001  (same)
+                    ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001  (same)
+            keeper: list[World] = []
+            made = gen = Generation(
+                plan.name,
+                plan.rank,
+                plan.world_size,
+                lambda g: keeper[0]._broke(g) if keeper else None,  # noqa: SLF001
+            )
+            handle = world if world is not None else World(plan, gen)
+            keeper.append(handle)
+            _build(
+                plan,
+                gen,
+                deadline,
+                lambda: cancelled() or was_closed(),
+                lambda: handle._enter_generation(plan, made),  # noqa: SLF001
+            )
+            if was_closed():
+                raise _closed_meanwhile(handle)  # noqa: TRY301  (it is told to subscribers, as others are)
+            joined.generation, joined.world = gen.number, handle
+        except Exception as exc:
+            bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), exc))
+            raise
+        except BaseException:  # interrupted, perhaps when the others were active: they see this member leave
+            if joined.world is None and gen is not None and gen.rendezvous is not None:
+                gen.close(time.monotonic() + UNDO_BUDGET)
+            raise
+    bus.publish(WorldActive(plan.name, gen.number, plan.rank, time.monotonic(), plan.world_size))
     gen.heed()
-    return joined
+    return handle
 
 
 def _build(
@@ -209,14 +213,16 @@ def _build(
     capabilities.prepare_nccl(plan.name, plan.backend)
     gen.timeout = plan.timeout
     with contextlib.ExitStack() as holds, contextlib.ExitStack() as undo:
-        store, rendezvous, roster = _agree(plan, watchdog, deadline, cancelled, holds, undo)
         polling: PollingStore | None = None
+        ways: list[Rendezvous] = []  # the last one is in use, or was
 
         def keys() -> list[str]:
             """What this member set in the store for its process group."""
-            return [f"{rendezvous.prefix}/{key}" for key in polling.written] if polling is not None else []
+            prefix = ways[-1].prefix
+            return [f"{prefix}/{key}" for key in polling.written] if polling is not None else []
 
         try:
+            store, rendezvous, roster = _agree(plan, watchdog, deadline, cancelled, holds, undo, ways.append)
             gen.number, gen.roster = roster.generation, roster
 
             def check() -> None:
@@ -254,10 +260,17 @@ def _build(
             gen.check_early()
             rendezvous.commit(gen.check_early)
             group.joined()
+            gen.rendezvous, gen.store, gen.keys, gen.group = rendezvous, store, keys, group
+            state.on_destroyed = lambda: _destroyed(gen)
+            adopt()
+            gen.activate()
         except BaseException as exc:
-            # The others hear of it at once, of an interrupted program too.
-            rendezvous.fail(exc if isinstance(exc, Exception) else _interrupted(plan, exc), keys())
-            if isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
+            # The others hear of it at once, of an interrupted program too: wherever it was, also between two steps.
+            # What agreeing raises of itself they know.
+            reason = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
+            if ways and (gen.roster is not None or reason is not exc):
+                ways[-1].fail(reason, keys())
+            if gen.roster is not None and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
                 raise JoinAbandonedError(
                     plan.name,
                     f"world {plan.name!r} could not be joined: {exc}",
@@ -266,11 +279,6 @@ def _build(
                 ) from exc
             raise
         undo.pop_all()
-        gen.rendezvous, gen.store, gen.keys = rendezvous, store, keys
-        state.on_destroyed = lambda: _destroyed(gen)
-    gen.group = group
-    adopt()
-    gen.activate()
 
 
 def _agree(
@@ -280,8 +288,9 @@ def _agree(
     cancelled: Callable[[], bool],
     holds: contextlib.ExitStack,
     undo: contextlib.ExitStack,
+    begun: Callable[[Rendezvous], object],
 ) -> tuple[StoreHandle, Rendezvous, Roster]:
-    """Open the store and meet the others there, until `deadline`.
+    """Open the store and meet the others there, until `deadline`; `begun` is told before a claim is made.
 
     A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of its last
     generation, or have died, and its successor serves the same address again.
@@ -305,6 +314,7 @@ def _agree(
             deadline=deadline,
             cancelled=cancelled,
         )
+        begun(rendezvous)
         try:
             return store, rendezvous, rendezvous.agree()
         except StoreUnreachableError:

@@ -20,12 +20,33 @@ if TYPE_CHECKING:
     from multiworld.watchdog import Watchdog
     from multiworld.world import World
 
-__all__ = ["EXIT_BUDGET", "Registry", "registry"]
+__all__ = ["EXIT_BUDGET", "Registry", "Reservation", "registry"]
 
 EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole exit)."""
 
 _log = logging.getLogger(__name__)
+
+
+class Reservation:
+    """A join's hold on its world's name, ended once with what came of the join: `world`, or None.
+
+    Args:
+        registry: of the process.
+        name: of the world.
+        rank: that is asked for.
+    """
+
+    def __init__(self, registry: Registry, name: str, rank: int) -> None:
+        self._registry = registry
+        self._name = name
+        self._rank = rank
+        self.world: World | None = None
+        self.generation = 0
+
+    def end(self) -> None:
+        """Give the name back, to `world` if the join made it; harmless where it was never reserved."""
+        self._registry.settle(self._name, self.world, self.generation, self._rank, self)
 
 
 class Registry:
@@ -34,7 +55,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worlds: dict[str, World] = {}
-        self._joining: set[str] = set()
+        self._joining: dict[str, object] = {}  # names that are being joined, by whom
         self._last: dict[str, tuple[int, int]] = {}
         self._watchdog: Watchdog | None = None
         self._hooked = False
@@ -48,12 +69,13 @@ class Registry:
             self._check_fork()
             return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
 
-    def reserve(self, name: str, held: World | None = None) -> World | None:
+    def reserve(self, name: str, held: World | None = None, join: object = None) -> World | None:
         """Take `name` for a join; return the world that holds it now and must be released first, if any.
 
         Args:
             name: of the world.
             held: the handle that asks to rejoin, None for a new join.
+            join: the join, for `settle`.
 
         Raises:
             InvalidJoinError: this process is in an active world of that name, or is joining it.
@@ -91,13 +113,20 @@ class Registry:
                     rule="The latest handle of a name is the one that rejoins",
                     next_step="Use multiworld.worlds()[name], or close that one first",
                 )
-            self._joining.add(name)
+            self._joining[name] = join
             return there if there is not held else None
 
-    def settle(self, name: str, world: World | None, generation: int = 0, rank: int = -1) -> None:
-        """End the reservation of `name`: with the joined world, or None where the join failed."""
+    def settle(
+        self, name: str, world: World | None, generation: int = 0, rank: int = -1, join: object = None
+    ) -> None:
+        """End the reservation of `name`: with the joined world, or None where the join failed.
+
+        Does nothing where `join` has no reservation: it was refused, or interrupted before it had one.
+        """
         with self._lock:
-            self._joining.discard(name)
+            if self._joining.get(name, self) is not join:
+                return
+            del self._joining[name]
             if world is not None:
                 if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have closed it already)
                     self._worlds[name] = world
@@ -170,7 +199,7 @@ class Registry:
         # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing, and
         # must not close what it does not own.
         if os.getpid() != self._pid:
-            self._worlds, self._joining, self._watchdog = {}, set(), None
+            self._worlds, self._joining, self._watchdog = {}, {}, None
             self._pid, self._hooked, self._ending = os.getpid(), False, False
 
 

@@ -53,8 +53,11 @@ def in_time(
     outcome: list[T] = []
     errors: list[BaseException] = []
     done = threading.Event()
+    begun = threading.Lock()  # taken by the thread when it begins, or by this one so that it never does
 
     def work() -> None:
+        if not begun.acquire(blocking=False):
+            return
         try:
             outcome.append(function())
         except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
@@ -62,12 +65,15 @@ def in_time(
         finally:
             done.set()
 
-    try:
-        threading.Thread(target=work, name="m8d-rendezvous", daemon=True).start()
-    except RuntimeError as error:  # the interpreter is ending, or the host has no thread left
-        raise NoAnswerError(0.0) from error
     began = seen = clock()
+    refused: RuntimeError | None = None
     try:
+        # Starting it is a wait as well, while `function` runs already.
+        try:
+            threading.Thread(target=work, name="m8d-rendezvous", daemon=True).start()
+        except RuntimeError as error:  # the interpreter is ending, or the host has no thread left
+            refused = error
+            done.set()
         while (now := clock()) < deadline and not done.wait(min(_LOOK_EVERY, deadline - now)):
             seen = now
             if hurry():
@@ -76,8 +82,11 @@ def in_time(
             _wait(done, parting)
     except BaseException:  # interrupted
         give_up()
-        _wait(done, last_words)
+        if not begun.acquire(blocking=False):
+            _wait(done, last_words)
         raise
+    if refused is not None:
+        raise NoAnswerError(0.0) from refused
     if not done.is_set():
         give_up()
         raise NoAnswerError(clock() - began)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import linecache
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 from meetkit import until_claimed
 from test_world import tell_error
-from worldkit import SOON
+from worldkit import PATIENCE, SOON
 
 import multiworld as mw
 from multiworld._core import detector
@@ -552,6 +554,86 @@ def test_an_interrupted_join_is_told(cast):
     os.kill(first.process.pid, signal.SIGINT)
     seen = other.expect("raised", timeout=60)
     assert seen.kind == "JoinAbandonedError"
+    assert [first.finish(), other.finish()] == [0, 0]
+
+
+INTERRUPTED = {"multiworld.joining", "multiworld._net.patience"}
+
+
+class Interrupting:
+    """Ctrl-C at the n-th line that this thread runs of what drives a join.
+
+    Not where a ``with`` ends: Python itself looks for signals when the context's `__exit__` has begun, not before.
+    """
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, _):
+        if event == "call":
+            return self if frame.f_globals.get("__name__", "").startswith("multiworld.") else None
+        if event == "line" and frame.f_globals["__name__"] in INTERRUPTED:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            self.left -= not line.lstrip().startswith("with ")
+            if self.left == 0:
+                self.left = -1
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_everywhere(me, step):
+    at, interrupts = 1, 0
+    while True:
+        interrupting = Interrupting(at)
+        try:
+            sys.settrace(interrupting)
+            w = mw.join("w1", me.rank, 2, store=me.store, timeout=30)
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            interrupts, at = interrupts + 1, at + step
+            for left in mw.worlds().values():  # it came when the join was over
+                left.close()
+            continue
+        except mw.JoinError:
+            continue  # the other one heard of the last interrupt in this attempt
+        finally:
+            sys.settrace(None)
+        if interrupting.left <= 0:
+            w.close()
+            at += step
+            continue
+        break
+    w.send(number(), 1 - me.rank)
+    me.emit("interrupts", number=interrupts)
+    w.close()
+
+
+def joins_until_it_gets_something(me):
+    longest, kinds = 0.0, set()
+    while "message" not in kinds:
+        began = time.monotonic()
+        try:
+            w = mw.join("w1", me.rank, 2, store=me.store, timeout=30)
+            w.recv(number(), 1 - me.rank)
+            kinds.add("message")
+        except mw.BrokenWorldException as error:
+            kinds.add(str(error.cause))
+        except mw.JoinError as error:
+            kinds.add(type(error).__name__)
+        longest = max(longest, time.monotonic() - began)
+        for left in mw.worlds().values():
+            left.close()
+    me.emit("seen", kinds=kinds, longest=longest)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_join_interrupted_anywhere_is_told(cast, rank):
+    other = cast.start(joins_until_it_gets_something, 1 - rank)
+    first = cast.start(interrupted_everywhere, rank, step=2)
+    seen = other.expect("seen", timeout=4 * PATIENCE)
+    assert first.expect("interrupts").number > 20
+    assert seen.kinds <= {"message", "left", "JoinAbandonedError"}, seen
+    assert seen.longest < SOON, seen
     assert [first.finish(), other.finish()] == [0, 0]
 
 

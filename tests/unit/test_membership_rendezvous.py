@@ -569,6 +569,22 @@ def test_interrupted_from_the_keyboard_nothing_stays_behind():
     assert record(store).waiting is None
 
 
+def test_interrupted_while_its_thread_starts(monkeypatch):
+    store = MemoryStore()
+    start = threading.Thread.start
+
+    def interrupted(self):
+        start(self)
+        until(lambda: record(store).waiting is not None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        way(store, ask(0), timeout=4 * PATIENCE).agree()
+    no_threads()
+    assert record(store).waiting is None, "the others wait for a member that will not come"
+
+
 def test_no_thread_can_be_started(monkeypatch):
     def refuse(self):
         raise RuntimeError("can't create new thread at interpreter shutdown")
