@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net.opening import in_time_for, open_in_time
 from multiworld.errors import (
     JoinAbandonedError,
     JoinError,
@@ -42,6 +43,9 @@ __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
 UNDO_BUDGET = 2.0
 """Seconds that undoing a failed join may take."""
+
+CANCEL_BUDGET = 0.2
+"""Seconds that a cancelled join's awaiter waits for the undoing, which takes milliseconds where the store answers."""
 
 AGAIN = 0.05
 """Seconds before a store that went away during a join is looked for again."""
@@ -141,6 +145,9 @@ def _again(world: World, timeout: float | None, store: str | Store | None) -> Jo
 
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
+    _load_torch()
+    if cancelled():
+        raise JoinAbandonedError(plan.name, f"rank {plan.rank} of world {plan.name!r} gave up")
     deadline = time.monotonic() + plan.timeout
     gen: Generation | None = None
     joined = Reservation(registry, plan.name, plan.rank)
@@ -194,6 +201,12 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     return handle
 
 
+def _load_torch() -> None:
+    """Load torch: the first join of the process does, and not before. It takes seconds, which are not the join's."""
+    from multiworld._c10d import capabilities, groups, router, state  # noqa: F401, PLC0415
+    from multiworld._net import store  # noqa: F401, PLC0415
+
+
 def _build(
     plan: JoinPlan,
     gen: Generation,
@@ -201,7 +214,6 @@ def _build(
     cancelled: Callable[[], bool],
     adopt: Callable[[], None],
 ) -> None:
-    # Torch is loaded here, by the first join of the process, and not before.
     from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415
 
     from multiworld._c10d import capabilities, groups, router  # noqa: PLC0415
@@ -238,7 +250,12 @@ def _build(
             undo.callback(state.forget)
             state.translate, state.parked = gen.translate, gen.parked
             gen.c10d = state
-            polling = PollingStore(store, prefix=rendezvous.prefix, check_cancelled=check)
+            polling = PollingStore(
+                store,
+                prefix=rendezvous.prefix,
+                check_cancelled=check,
+                call=in_time_for(store, world=plan.name, deadline=deadline, cancelled=cancelled),
+            )
             group = groups.build(
                 groups.GroupSpec(
                     world=plan.name,
@@ -296,10 +313,9 @@ def _agree(
     generation, or have died, and its successor serves the same address again.
     """
     from multiworld._net.rendezvous import JoinRequest, Rendezvous  # noqa: PLC0415
-    from multiworld._net.store import open_store  # noqa: PLC0415
 
     while True:
-        store = open_store(
+        store = open_in_time(
             plan.store,
             world=plan.name,
             serve=plan.rank == 0 and not plan.served,
@@ -429,7 +445,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         # The thread undoes its work, or closes the world that came after all: even if this is cancelled once more,
         # or takes longer than that.
         result.add_done_callback(lambda late: _close_late(late, taken))
-        await asyncio.wait({result}, timeout=UNDO_BUDGET)
+        await asyncio.wait({result}, timeout=CANCEL_BUDGET)
         raise
 
 

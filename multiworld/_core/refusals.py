@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiworld._core.roster import Member
 
 __all__ = [
-    "abandoned", "contested", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
+    "abandoned", "awaited", "contested", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
     "stale",
 ]  # fmt: skip
 
@@ -110,6 +110,23 @@ def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: floa
         f"{_who(request.member)} waited {timeout:.1f} s for its end",
         "A rank is free again when the generation that holds it is over",
         _ANOTHER_RANK,
+    )
+
+
+def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) -> str:
+    """Say whom an open attempt waits for, for logs.
+
+    Args:
+        attempt: that is open.
+        request: of the process that says so.
+        waited: seconds since it began.
+        left: seconds until its deadline.
+    """
+    missing = attempt.missing
+    what = _ranks(missing) if missing else "the end of the generation before"
+    return (
+        f"Rank {request.rank} of world {request.world!r} waits for {what} ({len(attempt.claims)} of "
+        f"{attempt.terms.size} members are there): {waited:.0f} s so far, {max(0.0, left):.0f} s are left"
     )
 
 

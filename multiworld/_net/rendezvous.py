@@ -13,6 +13,7 @@ The store is trusted: it holds the tokens with which the members of a generation
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -44,6 +45,8 @@ REFUSING = 1.0
 """Seconds for which a process that cannot even claim a rank tries to find those who wait for it."""
 PARTING = 0.5
 """Seconds that `fail`, `over` and other last words may take."""
+MISSED_AFTER = 5.0
+"""Seconds after which a member that waits logs who is missing; again after as long as it has waited then."""
 _SLACK = 0.25
 """Seconds after a deadline that a thread still gets to say so to the others, before it is given up."""
 _LAST_WORDS = 2.0
@@ -53,6 +56,8 @@ _PROBE_EVERY = 0.5
 _SEAL_AFTER = 0.02  # whose claim completes an attempt seals it; the others wait a little before they try
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Rendezvous:
@@ -208,6 +213,7 @@ class Rendezvous:
         self._record.read()
         news = self._clock()
         next_beat, next_seal = news + BEAT_EVERY, news
+        began, next_word = news, news + MISSED_AFTER
         while True:
             if self._number == 0:
                 watch = self._claim(watch)
@@ -230,6 +236,10 @@ class Rendezvous:
                     next_beat = now + BEAT_EVERY
                     self._beaten = True
                     self._record.beat(self.request.rank)
+                if now >= next_word:
+                    next_word = now + (now - began)
+                    told = refusals.awaited(attempt, self.request, now - began, self._deadline - now)
+                    _log.warning("%s", told)
             self._pause(news)
             if self._record.read():
                 news = self._clock()

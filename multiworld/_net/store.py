@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import errno
 import ipaddress
+import logging
 import os
 import queue
 import socket
@@ -50,7 +51,15 @@ _FOREIGN = 2.0
 _SILENT = 5.0
 """The same where somebody listens and says nothing: it may be a store whose process or host stands still."""
 
+_SERVING = 10.0
+"""Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
+
 _LOOPBACK = "127.0.0.1"
+
+_MISSED_AFTER = 5.0
+"""Seconds after which a member logs that nobody serves its store; again after as long as it has waited then."""
+
+_log = logging.getLogger(__name__)
 
 
 class StoreHandle:
@@ -91,6 +100,11 @@ class StoreHandle:
             if self._shared.holds > 1:  # another world of this process keeps it
                 return True
         return others(self._shared.client.remote[1], server.thread) is False
+
+    @property
+    def keeps_deadlines(self) -> bool:
+        """Whether no call of `store` outlives its deadline."""
+        return isinstance(self.store, TcpStore)
 
     def fresh(self) -> Store:
         """Return a torch-made client with a connection of its own, for who blocks in C++ (NCCL).
@@ -275,15 +289,17 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle
     with _registry.slot(key):
         shared = _registry.hold(key)
         if shared is None:
-            folder = Path(address.path).parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(address.path).is_dir():
+            try:
+                # torch tries again and again to open a file that cannot be made.
+                os.close(os.open(address.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644))
+            except OSError as error:
                 kind: type[WorldError] = StoreBindError if serve else StoreUnreachableError
                 raise kind(
                     world,
-                    f"store={key}",
+                    f"store={key}: {error.strerror}",
                     rule="A file store is a file in a folder that exists and can be written",
-                    next_step=f"Make {folder} writable, or give another path",
-                )
+                    next_step=f"Make {Path(address.path).parent} writable, or give another path",
+                ) from error
             shared = _registry.put(key, _Shared(key, store=dist.FileStore(address.path)))
     return StoreHandle(shared, shared.store, key, _LOOPBACK)
 
@@ -295,6 +311,8 @@ def _open_tcp(
     targets = _resolve(address, world=world, deadline=deadline)
     attempt = _Attempt(address, targets, world=world, serve=serve)
     pause = 0.01
+    began = time.monotonic()
+    next_word = began + _MISSED_AFTER
     while True:
         slot = _registry.slot(key)
         if slot.acquire(timeout=max(0.001, deadline - time.monotonic())):
@@ -314,6 +332,12 @@ def _open_tcp(
                 rule="Rank 0 serves the store there, and every member reaches it before its timeout",
                 next_step="See that rank 0 runs, and that address and port are the same everywhere",
             )
+        if (now := time.monotonic()) >= next_word:
+            next_word = now + (now - began)
+            _log.warning(
+                "world %r waits for rank 0, which serves %s: %s; %.0f s so far, %.0f s are left",
+                world, key, attempt.last, now - began, deadline - now,
+            )  # fmt: skip
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
 
@@ -359,16 +383,23 @@ class _Attempt:
         error: OSError | None = None
         for family, target in self.targets:
             try:
-                server = StoreServer(family, target)
+                server = StoreServer(
+                    family, target, timeout=min(_SERVING, max(0.1, deadline - time.monotonic()))
+                )
+            except dist.DistError as failure:  # no way from this host to itself: its network is down
+                raise self._cannot(str(failure).splitlines()[0]) from failure
             except OSError as failure:
                 if failure.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL}:
                     raise self._cannot(failure.strerror or str(failure)) from failure
                 if error is None or failure.errno == errno.EADDRINUSE:
                     error = failure.with_traceback(None)  # which holds this frame, and its caller's
                 continue
-            client = TcpClient.connect(
-                family, target, deadline=max(deadline, time.monotonic() + _ANSWER)
-            )  # ourselves
+            try:
+                client = TcpClient.connect(
+                    family, target, deadline=max(deadline, time.monotonic() + _ANSWER)
+                )  # ourselves
+            except OSError as failure:
+                raise self._cannot(str(failure)) from failure
             return _Shared(str(self.address), client=client, server=server)
         return error
 

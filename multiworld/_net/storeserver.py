@@ -37,7 +37,7 @@ dist: Any = torch.distributed  # it exports the stores without saying so to type
 
 _LOOK = 1.0  # seconds between two looks at the visitors
 _SOON = 0.1  # the same with torch's older server, which a visitor that says half a word blocks
-_START, _ENDING = 40.0, 10.0  # seconds; torch's constructor has 30, and both take milliseconds
+_START, _ENDING = 10.0, 10.0  # seconds; beyond torch's own timeout; both take milliseconds
 _DEFER = 60  # seconds that the kernel keeps a connection on which nothing was said
 _NULLS = 1024  # numbers that are the null device's at most
 
@@ -54,6 +54,7 @@ class StoreServer:
     Args:
         family: of the address.
         target: numeric host, and port.
+        timeout: seconds that torch tries to reach its own server.
 
     Attributes:
         port: it listens at.
@@ -64,7 +65,7 @@ class StoreServer:
         RuntimeError: torch's.
     """
 
-    def __init__(self, family: int, target: tuple[str, int]) -> None:
+    def __init__(self, family: int, target: tuple[str, int], *, timeout: float = 30.0) -> None:
         self.port = target[1]
         self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -78,12 +79,14 @@ class StoreServer:
         failed: list[Exception] = []
         shared = [True]
         try:
-            _thread.start_new_thread(_run, (number, family, target, _thread.get_native_id(), failed, shared))
+            _thread.start_new_thread(
+                _run, (number, family, target, timeout, _thread.get_native_id(), failed, shared)
+            )
         except BaseException:
             os.close(number)
             self._line.close()
             raise
-        self._line.settimeout(_START)
+        self._line.settimeout(timeout + _START)
         try:
             answer = self._line.recv(_ANSWER.size)
         except TimeoutError:
@@ -118,7 +121,13 @@ def _end(line: socket.socket, pid: int) -> None:
 
 
 def _run(
-    end: int, family: int, target: tuple[str, int], starter: int, failed: list[Exception], shared: list[bool]
+    end: int,
+    family: int,
+    target: tuple[str, int],
+    timeout: float,
+    starter: int,
+    failed: list[Exception],
+    shared: list[bool],
 ) -> None:
     """Serve: the thread's function. `end`: of the line."""
     own = _thread.get_native_id() != starter  # else it is no thread: gevent's and eventlet's are not
@@ -131,7 +140,7 @@ def _run(
         if own and alone(end):
             shared[0] = False
             _fill(min(used, floor(), _NULLS))
-        server = _serve(family, target)
+        server = _serve(family, target, timeout)
         line.send(_ANSWER.pack(_BOUND, _thread.get_native_id()))
         _watch(line, target[1])
     except OSError as error:
@@ -155,7 +164,7 @@ def _fill(top: int) -> None:
         null = os.dup(null)
 
 
-def _serve(family: int, target: tuple[str, int]) -> Any:
+def _serve(family: int, target: tuple[str, int], timeout: float) -> Any:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,7 +184,7 @@ def _serve(family: int, target: tuple[str, int]) -> Any:
         target[1],
         None,
         is_master=True,
-        timeout=dt.timedelta(seconds=30),
+        timeout=dt.timedelta(seconds=timeout),
         wait_for_workers=False,
         multi_tenant=False,
         master_listen_fd=fd,

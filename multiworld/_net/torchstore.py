@@ -149,6 +149,7 @@ class PollingStore(_AskingStore):
         check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's connecting.
         timeout: seconds a wait lasts that is given no timeout.
         publishing: called with each value that is about to be set, while it records.
+        call: calls a function of `inner` with its arguments, in time; None where each ends in time by itself.
 
     Attributes:
         written: what was set through it, by key: gloo publishes the addresses of its sockets so.
@@ -164,8 +165,10 @@ class PollingStore(_AskingStore):
         check_cancelled: Callable[[], None] = lambda: None,
         timeout: float = 300.0,
         publishing: Callable[[bytes], None] = lambda _: None,
+        call: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(timeout)
+        self._call = call or _directly
         # torch's stores take bytes as well as text, whatever their type hints say.
         self._inner: Any = inner if isinstance(inner, Store) else inner.store
         self._prefix = f"{prefix}/" if prefix else ""
@@ -180,29 +183,29 @@ class PollingStore(_AskingStore):
         if self.recording:
             self.written[key] = octets = _octets(value)
             self._publishing(octets)
-        self._inner.set(self._prefix + key, value)
+        self._call(self._inner.set, self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
         """Return the value; wait for it where it is missing."""
         self.wait([key])
-        value: bytes = self._inner.get(self._prefix + key)
+        value: bytes = self._call(self._inner.get, self._prefix + key)
         if self.recording:
             self.read[key] = value
         return value
 
     def add(self, key: str, value: int) -> int:
         self._check_cancelled()
-        return int(self._inner.add(self._prefix + key, value))
+        return int(self._call(self._inner.add, self._prefix + key, value))
 
     def compare_set(self, key: str, expected_value: _Value, desired_value: _Value) -> bytes:
         self._check_cancelled()
-        return bytes(self._inner.compare_set(self._prefix + key, expected_value, desired_value))
+        return bytes(self._call(self._inner.compare_set, self._prefix + key, expected_value, desired_value))
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._inner.delete_key(self._prefix + key))
+        return bool(self._call(self._inner.delete_key, self._prefix + key))
 
     def num_keys(self) -> int:
-        return int(self._inner.num_keys())
+        return int(self._call(self._inner.num_keys))
 
     deleteKey = delete_key  # noqa: N815  (the names C++ looks for)
     getNumKeys = num_keys  # noqa: N815
@@ -211,7 +214,11 @@ class PollingStore(_AskingStore):
         self._check_cancelled()
 
     def _check(self, keys: list[str]) -> bool:
-        return bool(self._inner.check([self._prefix + key for key in keys]))
+        return bool(self._call(self._inner.check, [self._prefix + key for key in keys]))
+
+
+def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _octets(value: _Value) -> bytes:

@@ -569,6 +569,20 @@ def test_interrupted_from_the_keyboard_nothing_stays_behind():
     assert record(store).waiting is None
 
 
+def test_who_is_missing_is_logged_less_and_less_often(caplog, clock):
+    store, slept = MemoryStore(), []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock.now += 0.25
+
+    with pytest.raises(JoinTimeoutError):
+        way(store, ask(1, 4), timeout=60, clock=clock, sleep=sleep).agree()
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 4, "after 5, 10, 20 and 40 s"
+    assert "waits for ranks 0, 2, 3 (1 of 4 members are there): 5 s so far, 55 s are left" in said[0]
+
+
 def test_interrupted_while_its_thread_starts(monkeypatch):
     store = MemoryStore()
     start = threading.Thread.start
