@@ -14,7 +14,7 @@ import contextvars
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.raising import not_a_tensor, raise_instead
 from multiworld.collectives import _flat, _op_of, _peer
 from multiworld.errors import MultiworldError
 from multiworld.generation import Generation, posting
@@ -335,6 +335,9 @@ class Aio:
         try:
             if isinstance(error, MultiworldError):
                 raise error
+            wrong = not_a_tensor(error)
+            if wrong is not None:
+                raise_instead(error, wrong)
             better = await self._on_waiter(functools.partial(gen.explain, error))
             gen.told()  # in the waiter's thread it was told already
             raise_instead(error, better)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.raising import not_a_tensor, raise_instead
 from multiworld.errors import WrongDeviceError
 from multiworld.events import State
 from multiworld.work import WorldWork
@@ -54,6 +54,7 @@ class Collectives:
         gen = self._gen
         try:
             if src is None:
+                _require_others(gen)
                 work = gen.pg.recv_anysource([_flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
@@ -78,6 +79,7 @@ class Collectives:
         gen = self._gen
         try:
             if src is None:
+                _require_others(gen)
                 return WorldWork(gen.pg.recv_anysource([_flat(gen, tensor)], tag), gen, once=tensor.is_cpu)
             return WorldWork(gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag), gen, once=tensor.is_cpu)
         except Exception as exc:  # noqa: BLE001  (same)
@@ -301,6 +303,13 @@ def _peer(gen: Generation, rank: int) -> int:
     )
 
 
+def _require_others(gen: Generation) -> None:
+    if gen.size == 1 and gen.state is State.ACTIVE:
+        raise ValueError(
+            f"rank {gen.rank} is alone in world {gen.world!r}: there is no other member that a message could come from"
+        )
+
+
 def _op_of(op: Any) -> dict[str, Any]:
     return {} if op is None else {"op": op}
 
@@ -308,6 +317,7 @@ def _op_of(op: Any) -> dict[str, Any]:
 def _reraise(gen: Generation, exc: Exception) -> NoReturn:
     """Raise what `gen` makes of `exc`."""
     try:
-        raise_instead(exc, gen.explain(exc))
+        wrong = not_a_tensor(exc)
+        raise_instead(exc, gen.explain(exc) if wrong is None else wrong)
     finally:
         del exc  # else this frame and the exception hold each other, and torch's frames the work

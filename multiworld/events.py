@@ -151,6 +151,7 @@ class Bus:
         Returns:
             A function that ends the subscription; calling it twice is harmless.
         """
+        require_callable("subscribe", fn)
         # Each change is one step of the dictionary's, and publish() goes through a snapshot: no lock is needed.
         entry = _Entry(fn)
         self._subscribers[entry] = None
@@ -185,6 +186,12 @@ class _Entry:
 
 bus = Bus()
 """The process's bus: ``multiworld.events.bus.subscribe(print)``."""
+
+
+def require_callable(name: str, fn: object) -> None:
+    """Raise a TypeError where `fn`, given to the function `name`, cannot be called."""
+    if not callable(fn):
+        raise TypeError(f"{name}({fn!r}): it takes a function, which is called with what happens")
 
 
 def subscribe(fn: Callable[[Event], None]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._net.opening import in_time_for, open_in_time
 from multiworld.errors import (
@@ -29,7 +29,8 @@ from multiworld.work import seen
 from multiworld.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import datetime as dt
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch._C._distributed_c10d import Store
@@ -51,15 +52,26 @@ AGAIN = 0.05
 """Seconds before a store that went away during a join is looked for again."""
 
 
+_CALLED = {
+    "init_method": "members meet at store='tcp://host:port', or 'file:///path'; 'env://' is what no store means",
+    "group_name": "a world's name is the first argument",
+    "world_name": "a world's name is the first argument",
+    "device_id": "it is called device here",
+    "pg_options": "a world's groups are made with the backend's defaults",
+}
+"""Arguments of `init_process_group` and of pymultiworld that are called otherwise here."""
+
+
 def join(
     name: str,
     rank: int,
     world_size: int,
     store: str | Store | None = None,
     backend: str = "gloo",
-    timeout: float | None = None,
-    hang_timeout: float | None = None,
+    timeout: float | dt.timedelta | None = None,
+    hang_timeout: float | dt.timedelta | None = None,
     device: torch.device | str | int | None = None,
+    **unknown: NoReturn,
 ) -> World:
     """Join the world `name` as `rank` of `world_size`; returns when everyone is there.
 
@@ -70,10 +82,12 @@ def join(
         store: "tcp://host:port" (served by rank 0's process), "file:///path", or a ``torch.distributed.Store``.
             Worlds may share one. None takes MASTER_ADDR and MASTER_PORT from the environment.
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.
-        timeout: seconds, for this join and for each operation of the world; None takes M8D_JOIN_TIMEOUT (30).
-        hang_timeout: seconds without a sign of life after which a member counts as hung, at least 0.3; None takes
+        timeout: seconds (or a timedelta), for this join and for each operation of the world; None takes
+            M8D_JOIN_TIMEOUT (30).
+        hang_timeout: seconds (or a timedelta) without a sign of life after which a member counts as hung, at least 0.3; None takes
             M8D_HANG_TIMEOUT (5).
         device: where this member's tensors live ("cuda:0"); None: the CPU for gloo, the current GPU for nccl.
+        **unknown: there are no others; init_process_group's names are told what they are called here.
 
     Raises:
         InvalidJoinError: an argument breaks a rule, or this process is in an active world of that name.
@@ -82,6 +96,7 @@ def join(
             that took part, and nothing half-made is left.
         PatchRequiredError: M8D_REQUIRE_PATCH=1, an NCCL backend, and an unpatched torch.
     """
+    _refuse_unknown("join", unknown)
     plan = make_plan(name, rank, world_size, store, backend, timeout, hang_timeout, device)
     return _join(plan, None, threading.Event().is_set)
 
@@ -92,13 +107,23 @@ async def join_async(
     world_size: int,
     store: str | Store | None = None,
     backend: str = "gloo",
-    timeout: float | None = None,
-    hang_timeout: float | None = None,
+    timeout: float | dt.timedelta | None = None,
+    hang_timeout: float | dt.timedelta | None = None,
     device: torch.device | str | int | None = None,
+    **unknown: NoReturn,
 ) -> World:
     """`join`, awaitable. Cancelling it undoes what was made here, and the other members get JoinAbandonedError."""
+    _refuse_unknown("join_async", unknown)
     plan = make_plan(name, rank, world_size, store, backend, timeout, hang_timeout, device)
     return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
+
+
+def _refuse_unknown(function: str, unknown: Mapping[str, object]) -> None:
+    for name in unknown:
+        hint = _CALLED.get(name)
+        raise TypeError(
+            f"{function}() got an unexpected keyword argument {name!r}" + (f": {hint}" if hint else "")
+        )
 
 
 def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
@@ -108,7 +133,7 @@ def join_planned(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
 
 def rejoin(
     world: World,
-    timeout: float | None = None,
+    timeout: float | dt.timedelta | None = None,
     store: str | Store | None = None,
     *,
     cancelled: Callable[[], bool] | None = None,
@@ -117,13 +142,15 @@ def rejoin(
     return _join(_again(world, timeout, store), world, cancelled or threading.Event().is_set)
 
 
-async def rejoin_async(world: World, timeout: float | None = None, store: str | Store | None = None) -> World:
+async def rejoin_async(
+    world: World, timeout: float | dt.timedelta | None = None, store: str | Store | None = None
+) -> World:
     """See `World.rejoin_async`."""
     plan = _again(world, timeout, store)
     return await _threaded(plan, lambda cancelled: _join(plan, world, cancelled))
 
 
-def _again(world: World, timeout: float | None, store: str | Store | None) -> JoinPlan:
+def _again(world: World, timeout: float | dt.timedelta | None, store: str | Store | None) -> JoinPlan:
     plan = world._plan  # noqa: SLF001  (joins make worlds)
     if timeout is None and store is None:
         return plan

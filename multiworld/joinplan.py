@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
+from multiworld._core import durations
 from multiworld.errors import InvalidJoinError
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     import torch
 
 __all__ = ["JoinPlan", "make_plan"]
@@ -63,8 +66,8 @@ def make_plan(
     world_size: int,
     store: Any,
     backend: str,
-    timeout: float | None,
-    hang_timeout: float | None,
+    timeout: float | dt.timedelta | None,
+    hang_timeout: float | dt.timedelta | None,
     device: Any,
 ) -> JoinPlan:
     """Check what can be checked without anybody else.
@@ -73,8 +76,8 @@ def make_plan(
         InvalidJoinError: with the value, the rule and the next step.
     """
     defaults = settings.load()
-    timeout = defaults.join_timeout if timeout is None else timeout
-    hang_timeout = defaults.hang_timeout if hang_timeout is None else hang_timeout
+    for_all = defaults.join_timeout if timeout is None else durations.seconds(timeout)
+    for_signs = defaults.hang_timeout if hang_timeout is None else durations.seconds(hang_timeout)
     shown = name if isinstance(name, str) else repr(name)
 
     def refuse(value: str, rule: str, next_step: str) -> InvalidJoinError:
@@ -84,20 +87,22 @@ def make_plan(
         raise refuse(f"name {name!r}", "A name is Unicode text of 1 to 200 characters", "Give another name")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise refuse(f"world_size {world_size!r}", "It is a whole number, at least 1", "Count the members")
-    if isinstance(rank, bool) or not isinstance(rank, int):
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
         raise refuse(
             f"rank {rank!r}", f"It is a whole number from 0 to {world_size - 1}", "Give each member its own"
         )
-    if not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+    longest = settings.MAX_TIMEOUT
+    if for_all is None or not 0 < for_all <= longest:
         raise refuse(
-            f"timeout {timeout!r}", "It is a number of seconds above 0", "Give one, as in timeout=30"
+            f"timeout {timeout!r}",
+            f"It is a number of seconds, or a timedelta, above 0 and up to {longest:,.0f} s",
+            "Give one, as in timeout=30",
         )
-    if not isinstance(hang_timeout, (int, float)) or not settings.MIN_HANG_TIMEOUT <= hang_timeout < float(
-        "inf"
-    ):
+    if for_signs is None or not settings.MIN_HANG_TIMEOUT <= for_signs <= longest:
         raise refuse(
             f"hang_timeout {hang_timeout!r}",
-            f"It is a number of seconds, at least {settings.MIN_HANG_TIMEOUT}: below it a busy machine looks hung",
+            f"It is a number of seconds, or a timedelta, from {settings.MIN_HANG_TIMEOUT} (below it a busy machine "
+            f"looks hung) to {longest:,.0f} s",
             "Give one, as in hang_timeout=5",
         )
     if store is None:
@@ -122,9 +127,33 @@ def make_plan(
                 f"It is a device of torch's ({str(exc).splitlines()[0]})",
                 "Give one, as in device='cuda:0'",
             ) from exc
+        if (why := _unreachable(torch.device(device), backend.lower())) is not None:
+            raise refuse(
+                f"device {device!r} with backend {backend!r}",
+                why,
+                "Give a device that is there, or none, which means the CPU for gloo",
+            )
     backend = backend.lower()
     gpu = _current_gpu() if "nccl" in backend else None
-    return JoinPlan(name, rank, world_size, store, backend, float(timeout), float(hang_timeout), device, gpu)
+    return JoinPlan(name, rank, world_size, store, backend, for_all, for_signs, device, gpu)
+
+
+def _unreachable(device: torch.device, backend: str) -> str | None:
+    """Why a world cannot have its tensors on `device`, as far as it is known before the group is built.
+
+    NCCL is not looked at: it says itself which GPUs it needs, and which it finds.
+    """
+    import torch  # noqa: PLC0415  (a device was named)
+
+    if device.type == "meta":
+        return "A meta tensor has no data that could be sent"
+    if backend == "gloo" and device.type not in {"cpu", "cuda"}:
+        return "Gloo reaches tensors on: cpu, cuda"
+    if device.type == "cuda" and "nccl" not in backend:
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= found:
+            return f"This process sees {found} GPUs" + (f", 0 to {found - 1}" if found else "")
+    return None
 
 
 def _current_gpu() -> int | None:

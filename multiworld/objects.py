@@ -47,6 +47,8 @@ class ObjectCollectives(Collectives):
 
     def send_object_list(self, object_list: list[Any], dst: int, device: torch.device | None = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
+        if not isinstance(object_list, tuple):
+            _require_list("object_list", object_list)
         device = device or self.device
         parts = [_encode(each) for each in object_list]
         self.send(_sizes(parts, device), dst)
@@ -63,6 +65,7 @@ class ObjectCollectives(Collectives):
         """Fill `object_list` (its length says how many) from rank `src` (None: whoever sends first); return the rank."""
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
+        _require_list("object_list", object_list)
         device = device or self.device
         sizes = torch.zeros(len(object_list), dtype=torch.int64, device=device)
         sender = self.recv(sizes, src)
@@ -82,6 +85,7 @@ class ObjectCollectives(Collectives):
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
         import torch  # noqa: PLC0415  (same)
 
+        _require_list("object_list", object_list)
         device = device or self.device
         mine = self.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
@@ -100,6 +104,7 @@ class ObjectCollectives(Collectives):
 
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` (``world_size`` long) with everyone's `obj`, by rank."""
+        _require_list("object_list", object_list)
         datas, sizes = self._gather_bytes(_encode(obj))
         for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
             object_list[rank] = obj if rank == self.rank else _decode(data[:size], rank, weights_only)
@@ -119,6 +124,8 @@ class ObjectCollectives(Collectives):
             raise ValueError(
                 f"object_gather_list is None on rank {dst}, which gathers. Give a list of {self.world_size}."
             )
+        if self.rank == dst:
+            _require_list("object_gather_list", object_gather_list)
         datas, sizes = self._gather_bytes(_encode(obj))
         if self.rank == dst and object_gather_list is not None:
             for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
@@ -135,6 +142,7 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Put rank r's object of `src`'s `scatter_object_input_list` into ``scatter_object_output_list[0]`` of rank r."""
+        _require_list("scatter_object_output_list", scatter_object_output_list)
         objects = list(scatter_object_input_list or []) if self.rank == src else []
         if self.rank == src and len(objects) != self.world_size:
             raise ValueError(
@@ -171,6 +179,13 @@ class ObjectCollectives(Collectives):
         datas = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(self.world_size)]
         self.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
         return datas, lengths
+
+
+def _require_list(name: str, given: object) -> None:
+    if not isinstance(given, list):
+        raise TypeError(
+            f"{name}={given!r:.80}: it is a {type(given).__name__}. It has to be a list of objects."
+        )
 
 
 def _encode(obj: Any) -> bytes:

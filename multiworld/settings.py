@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment", "set_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment", "set_environment",
 ]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
 """Seconds. Below it a busy machine's scheduling looks like a hang (contract)."""
+
+
+MAX_TIMEOUT = 1_000_000.0
+"""Seconds, 11 days and a half. Sockets take 24 days at most (poll counts milliseconds in 32 bits), and gloo no more."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,10 @@ def _seconds(env: Mapping[str, str], name: str, default: float, least: float) ->
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not least <= value < float("inf"):
+    if not least <= value <= MAX_TIMEOUT:
         raise MultiworldError(
             f"{name}={text!r}",
-            rule=f"It is a number of seconds, at least {least}",
+            rule=f"It is a number of seconds, at least {least} and at most {MAX_TIMEOUT:,.0f}",
             next_step="Set it, or unset it",
         )
     return value

@@ -8,13 +8,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
+from multiworld._core import durations
 from multiworld.errors import JoinTimeoutError, MultiworldError
-from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus
+from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
 from multiworld.selecting import Selecting
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable
 
     import torch
@@ -143,6 +145,7 @@ class World(Selecting, ObjectCollectives):
         Returns:
             A function that takes the request back.
         """
+        require_callable("on_break", fn)
         watcher = _Watcher(fn)
         with self._watch_lock:
             self._watchers = (*self._watchers, watcher)
@@ -157,11 +160,11 @@ class World(Selecting, ObjectCollectives):
 
         return forget
 
-    def rejoin(self, timeout: float | None = None, store: str | Store | None = None) -> World:
+    def rejoin(self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None) -> World:
         """Join again under the same name and rank: the next generation, when all members are back.
 
         Args:
-            timeout: seconds; None takes the join's own.
+            timeout: seconds, or a timedelta; None takes the join's own.
             store: where the members meet now, as for `multiworld.join`; once joined there, later rejoins go there
                 too. None: where they met last.
 
@@ -178,17 +181,19 @@ class World(Selecting, ObjectCollectives):
 
         return rejoin(self, timeout, store)
 
-    async def rejoin_async(self, timeout: float | None = None, store: str | Store | None = None) -> World:
+    async def rejoin_async(
+        self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None
+    ) -> World:
         """`rejoin`, awaitable and cancellable."""
         from multiworld.joining import rejoin_async  # noqa: PLC0415  (same)
 
         return await rejoin_async(self, timeout, store)
 
-    def wait_active(self, timeout: float | None = None) -> World:
+    def wait_active(self, timeout: float | dt.timedelta | None = None) -> World:
         """Wait until somebody has joined this world again: `multiworld.join_all` does in the background.
 
         Args:
-            timeout: seconds; None takes the join's own.
+            timeout: seconds, or a timedelta; None takes the join's own.
 
         Returns:
             This world, active; at once if it is.
@@ -197,7 +202,7 @@ class World(Selecting, ObjectCollectives):
             WorldClosedError: this process closed it.
             JoinTimeoutError: it is not active yet.
         """
-        seconds = self._plan.timeout if timeout is None else timeout
+        seconds = self._plan.timeout if timeout is None else _seconds(timeout)
         deadline = time.monotonic() + seconds
         with self._changed:
             while (state := self.state) is not State.ACTIVE:
@@ -215,19 +220,19 @@ class World(Selecting, ObjectCollectives):
                 self._changed.wait(min(left, _LOOK_EVERY))
         return self
 
-    def close(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float | dt.timedelta | None = None) -> bool:
         """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
 
         The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`, and a
         rejoin that is under way in another thread ends with `JoinAbandonedError`.
 
         Args:
-            timeout: seconds; None takes ``M8D_CLOSE_TIMEOUT`` (5).
+            timeout: seconds, or a timedelta; None takes ``M8D_CLOSE_TIMEOUT`` (5).
 
         Returns:
             Whether all is free; False when the time ran out (the rest goes on in the background).
         """
-        seconds = _close_timeout() if timeout is None else timeout
+        seconds = _close_timeout() if timeout is None else _seconds(timeout)
         with self._watch_lock:
             self._closes += 1
             gen = self._gen
@@ -292,6 +297,13 @@ class _Watcher:
             self._fn(world)
         except Exception:  # noqa: BLE001  (a user's fault stays with that function)
             _log.exception("world %r: a function given to on_break failed", world.name)
+
+
+def _seconds(timeout: float | dt.timedelta) -> float:
+    found = durations.seconds(timeout)
+    if found is None:
+        raise TypeError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or None")
+    return min(found, settings.MAX_TIMEOUT)
 
 
 def _close_timeout() -> float:

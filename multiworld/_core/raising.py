@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["raise_instead"]
+__all__ = ["not_a_tensor", "raise_instead"]
 
 
 def raise_instead(error: BaseException, instead: BaseException | None) -> NoReturn:
@@ -20,3 +20,12 @@ def raise_instead(error: BaseException, instead: BaseException | None) -> NoRetu
         raise instead from error
     finally:
         del error, instead
+
+
+def not_a_tensor(error: Exception) -> TypeError | None:
+    """Return what is to be raised where `error` shows that an operation was given something that is no tensor."""
+    if not isinstance(error, AttributeError) or error.name != "device":
+        return None
+    return TypeError(
+        f"{error.obj!r:.80} is a {type(error.obj).__name__}, and an operation takes a torch.Tensor"
+    )

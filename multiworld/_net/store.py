@@ -384,7 +384,7 @@ class _Attempt:
         for family, target in self.targets:
             try:
                 server = StoreServer(
-                    family, target, timeout=min(_SERVING, max(0.1, deadline - time.monotonic()))
+                    family, target, timeout=min(_SERVING, max(2.0, deadline - time.monotonic()))
                 )
             except dist.DistError as failure:  # no way from this host to itself: its network is down
                 raise self._cannot(str(failure).splitlines()[0]) from failure

@@ -12,12 +12,16 @@ from multiworld.planned.joins import UNDO_BUDGET, Joins, Wish, close
 from multiworld.work import seen
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from multiworld.world import World
 
 __all__ = ["join_all", "join_all_async"]
 
 
-def join_all(*names: str, rejoin: bool = True, timeout: float | None = None) -> dict[str, World]:
+def join_all(
+    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+) -> dict[str, World]:
     """Join the worlds that the worlds file of ``m8d-run --worlds`` gives this worker; returns when all are active.
 
     They are joined at the same time, each after those that its ``after`` names. A worker that was started again joins
@@ -43,7 +47,9 @@ def join_all(*names: str, rejoin: bool = True, timeout: float | None = None) -> 
     return worlds
 
 
-async def join_all_async(*names: str, rejoin: bool = True, timeout: float | None = None) -> dict[str, World]:
+async def join_all_async(
+    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+) -> dict[str, World]:
     """`join_all`, awaitable. Cancelling it closes what was joined here."""
     loop = asyncio.get_running_loop()
     wish = Wish(rejoin, timeout, _gpu_here(), threading.Event())

@@ -16,6 +16,7 @@ from multiworld.planned.link import Link
 from multiworld.registry import registry
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable, Sequence
 
     from multiworld.joinplan import JoinPlan
@@ -38,7 +39,9 @@ _RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
 class Wish:
     """What a call of `join_all` asks for; `stop` is set when nobody wants it any more."""
 
-    def __init__(self, rejoin: bool, timeout: float | None, gpu: int | None, stop: threading.Event) -> None:
+    def __init__(
+        self, rejoin: bool, timeout: float | dt.timedelta | None, gpu: int | None, stop: threading.Event
+    ) -> None:
         self.rejoin = rejoin
         self.timeout = timeout
         self.gpu = gpu

@@ -23,6 +23,8 @@ from multiworld.events import (
 from multiworld.joinplan import make_plan
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from multiworld.events import Event
     from multiworld.joinplan import JoinPlan
 
@@ -70,7 +72,7 @@ class Assigned:
             tuple(said.get("after", ())),
         )
 
-    def plan(self, timeout: float | None, gpu: int | None) -> JoinPlan:
+    def plan(self, timeout: float | dt.timedelta | None, gpu: int | None) -> JoinPlan:
         """What to join, with the caller's timeout, if any, and the GPU that is current in the caller's thread."""
         made = make_plan(
             self.name,

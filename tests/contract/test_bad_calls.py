@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import socket
 import tempfile
 import time
+from datetime import timedelta
 
 import pytest
 import torch
-from meetkit import until_claimed
 from worldkit import SOON, left_over
 
 import multiworld as mw
@@ -64,15 +66,12 @@ def joins(me, timeout=60.0, warm=True, **arguments):
     )
 
 
-def all_raise(members, kind, *words, after_first=None):
-    """All raise errors of the same kind, and none waits for a long timeout; `after_first`: what comes before the rest."""
+def all_raise(members, kind, *words):
+    """All raise errors of the same kind, and none waits for a long timeout."""
     for member in members:
         member.expect("ready")
     for member in members:
         member.say("go")
-        if after_first is not None:
-            after_first()
-            after_first = None
     for member in members:
         seen = member.expect("raised")
         assert kind in seen.kinds, seen
@@ -85,11 +84,13 @@ def all_raise(members, kind, *words, after_first=None):
     assert [member.finish() for member in members] == [0] * len(members)
 
 
-def test_a_rank_outside_the_world(cast):
-    members = [cast.start(joins, 0, world_size=2), cast.start(joins, 2, world_size=2)]
-    # Who is refused tells those who wait, for a second: the first one waits by then.
-    first = lambda: until_claimed(cast.server, {0}, "w1")  # noqa: E731
-    all_raise(members, "InvalidJoinError", "2", after_first=first)
+@pytest.mark.parametrize("rank", [-1, 2, 7])
+def test_a_rank_outside_the_world(rank):
+    """At once, without the store: nobody serves it."""
+    began = time.monotonic()
+    with pytest.raises(mw.InvalidJoinError, match=f"rank {rank}.* from 0 to 1"):
+        mw.join("w1", rank, 2, store="tcp://127.0.0.1:1", timeout=4 * SOON)
+    assert time.monotonic() - began < 0.5
 
 
 def test_a_rank_taken_twice(cast):
@@ -145,13 +146,93 @@ def test_an_address_where_something_else_listens(cast):
         ({"world_size": 0}, "world_size 0"),
         ({"world_size": 2, "timeout": -1}, "timeout -1"),
         ({"world_size": 2, "hang_timeout": 0.1}, "hang_timeout 0.1"),
+        ({"world_size": 2, "timeout": 1e300}, "timeout 1e+300"),
+        ({"world_size": 2, "timeout": True}, "timeout True"),
+        ({"world_size": 2, "timeout": timedelta(0)}, "timeout datetime.timedelta(0)"),
+        ({"world_size": 2, "hang_timeout": 1e300}, "hang_timeout 1e+300"),
         ({"world_size": 2, "rank": "0"}, "rank '0'"),
+        ({"world_size": 1, "device": "meta"}, "no data"),
+        ({"world_size": 1, "device": "cuda:99"}, "cuda:99"),
+        ({"world_size": 1, "device": "mps"}, "cpu, cuda"),
         ({"world_size": 2, "store": "http://x"}, "http://x"),
         ({"world_size": 2, "backend": ""}, "backend ''"),
     ],
 )
 def test_arguments_that_no_world_can_have(cast, how, words):
     all_raise([cast.start(joins, 0, warm=False, how={"timeout": 3.0, **how})], "InvalidJoinError", words)
+
+
+def test_arguments_that_are_called_otherwise():
+    with pytest.raises(TypeError, match=r"'init_method'.*store='tcp://host:port'"):
+        mw.join("w1", 0, 1, init_method="tcp://127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"'colour'$"):
+        mw.join("w1", 0, 1, colour="red")
+
+
+def test_a_backend_that_is_listed_and_not_there(tmp_path):
+    with pytest.raises(mw.BackendError, match=r"'fake'.*can build: gloo"):
+        mw.join("w1", 0, 1, store=f"file://{tmp_path}/store", backend="fake", timeout=SOON)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    with contextlib.closing(mw.join("w1", 0, 1, store=f"file://{tmp_path}/store", timeout=4 * SOON)) as world:
+        yield world
+        assert world.state is mw.State.ACTIVE
+
+
+def test_times_as_timedelta(tmp_path):
+    times = {"timeout": timedelta(seconds=9), "hang_timeout": timedelta(seconds=2)}
+    w = mw.join("w1", 0, 1, f"file://{tmp_path}/store", **times)
+    assert w._plan.timeout == 9.0
+    assert w._plan.hang_timeout == 2.0
+    assert w.close(timeout=timedelta(seconds=5))
+    w.rejoin(timeout=timedelta(seconds=8)).wait_active(timeout=timedelta(seconds=1))
+    w.close()
+
+
+NO_TENSORS = [
+    ("send", ("x", 0)), ("recv", ("x", 0)), ("isend", (None, 0)), ("irecv", (3, 0)), ("broadcast", ("x", 0)),
+    ("all_reduce", (3,)), ("reduce", ([1], 0)), ("all_gather", ("x", "y")), ("gather", ("x",)), ("scatter", ("x",)),
+    ("all_gather_into_tensor", ("x", "y")), ("reduce_scatter", ("x", [])), ("reduce_scatter_tensor", ("x", 3)),
+    ("all_to_all", ("x", "y")), ("all_to_all_single", ("x", "y")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments"), NO_TENSORS)
+def test_what_is_no_tensor(alone, name, arguments):
+    with pytest.raises(TypeError, match=r"[Tt]ensor"):
+        getattr(alone, name)(*arguments)
+    with pytest.raises(TypeError, match=r"[Tt]ensor"):
+        asyncio.run(getattr(alone.aio, name)(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("send_object_list", ("x", 0)), ("recv_object_list", ("x",)), ("broadcast_object_list", (5,)),
+        ("all_gather_object", ("x", 1)), ("gather_object", (1, "x")), ("scatter_object_list", ("x", ["y"])),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_objects(alone, name, arguments):
+    with pytest.raises(TypeError, match="has to be a list"):
+        getattr(alone, name)(*arguments)
+
+
+@pytest.mark.parametrize("name", ["recv", "irecv"])
+def test_nobody_sends_in_a_world_of_one(alone, name):
+    for receive in (lambda: getattr(alone, name)(torch.ones(1)), lambda: alone.recv_object_list([None])):
+        with pytest.raises(ValueError, match="is alone"):
+            receive()
+
+
+def test_what_cannot_be_called(alone):
+    with pytest.raises(TypeError, match=r"on_break\(5\)"):
+        alone.on_break(5)
+    with pytest.raises(TypeError, match=r"subscribe\(5\)"):
+        mw.events.subscribe(5)
+    with pytest.raises(TypeError, match="subscribe"):
+        mw.events.bus.subscribe(None)
 
 
 def calls(me, size):

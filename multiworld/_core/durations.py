@@ -1,0 +1,19 @@
+"""Lengths of time as callers give them."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+__all__ = ["seconds"]
+
+
+def seconds(value: object) -> float | None:
+    """Return `value`, a number of seconds or a timedelta, in seconds; None where it is neither."""
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
+    return None
