@@ -9,6 +9,8 @@
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
 | ``M8D_TETHERS`` | ``0``: no tethers, for networks whose proxies end idle connections | 1 |
+| ``M8D_HOST`` | address, or name, of this host at which the other members reach it | see concepts |
+| ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | see concepts |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -48,6 +50,8 @@ class Settings:
         shim: "auto", "on" or "off".
         require_patch: whether an unpatched torch is an error for NCCL worlds.
         tethers: whether a crash is to be seen before the process's memory is freed (docs/faults.md).
+        host: where other members reach this host; "": `ifname`, or what leads to the store.
+        ifname: the same, by names of interfaces, with commas.
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
     """
 
@@ -59,6 +63,8 @@ class Settings:
     require_patch: bool = False
     gloo_threads: int = 0
     tethers: bool = True
+    host: str = ""
+    ifname: str = ""
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -83,6 +89,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         tethers=_flag(env, "M8D_TETHERS", default=Settings.tethers),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
+        host=env.get("M8D_HOST", "").strip(),
+        ifname=env.get("M8D_IFNAME", "").strip(),
         require_patch=_flag(env, "M8D_REQUIRE_PATCH"),
     )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiworld._core.roster import Member
 
 __all__ = [
-    "abandoned", "awaited", "contested", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
+    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
     "stale",
 ]  # fmt: skip
 
@@ -83,6 +83,19 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
     )
 
 
+def elsewhere(request: JoinRequest, other: Member) -> Failure:
+    """Return the failure of members that give addresses at which they do not reach each other."""
+    mine, theirs = request.member, other
+    return Failure(
+        0,
+        "MismatchError",
+        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} and does not "
+        f"find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, the address which that one gives",
+        "Members reach each other at the addresses that they give; one of loopback is reached from its own host only",
+        "Set M8D_HOST or M8D_IFNAME where the address is not the one that the others reach",
+    )
+
+
 def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
     """Return the failure of a claim that somebody else took over."""
     holder = attempt.at(request.rank)
@@ -91,7 +104,8 @@ def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
         attempt.number,
         "RankTakenError",
         f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, was taken over by {by}",
-        "A member of the generation before has the right to its rank, and a claim without sign of life is lost",
+        "A member of the generation before has the right to its rank, and a claim without sign of life, or whose "
+        f"process the others do not find at its address (here {request.member.endpoint.host}), is lost",
         _ANOTHER_RANK,
     )
 

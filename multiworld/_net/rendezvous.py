@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core import membership, refusals
+from multiworld._core.apart import apart
 from multiworld._core.membership import Move, Phase
 from multiworld._core.request import JoinRequest, validate
 from multiworld._net.patience import NoAnswerError, in_time
@@ -102,6 +103,7 @@ class Rendezvous:
         self._beaten = False
         self._gone = 0
         self._next_check = 0.0
+        self._doubts: dict[str, tuple[str, float]] = {}
         self._given_up = threading.Event()
 
     @property
@@ -307,8 +309,30 @@ class Rendezvous:
         every = list(claims)
         others = [claim.member for claim in every if claim.member.process != self.request.process]
         found = self._probe([member.endpoint for member in others], _PROBE_WITHIN) if others else {}
-        gone = frozenset(claim.id for claim in every if found.get(claim.member.endpoint) is False)
-        return gone, frozenset(claim.id for claim in every) - gone
+        gone: set[str] = set()
+        doubted: set[str] = set()
+        for claim in every:
+            if found.get(claim.member.endpoint) is False:
+                (gone if self._is_gone(claim) else doubted).add(claim.id)
+        return frozenset(gone), frozenset(claim.id for claim in every) - gone - doubted
+
+    def _is_gone(self, claim: Claim) -> bool:
+        """Whether the process behind a claim, at whose address nobody answers, is gone.
+
+        Where that address means another place here, its signs of life in the store tell: then it lives, and the two
+        cannot reach each other.
+        """
+        if not apart(self.request.member, claim.member):
+            return True
+        count, now = self._record.beats(claim.rank), self._clock()
+        before, since = self._doubts.setdefault(claim.id, (count, now))
+        if count != before:
+            raise self._refused_by(refusals.elsewhere(self.request, claim.member))
+        return now - since >= LOST_AFTER
+
+    def _refused_by(self, failure: Failure) -> JoinError:
+        self._record.apply(lambda ledger: Move(membership.refuse(ledger, failure)))
+        return self._error(failure)
 
     def _seal(self) -> bool:
         """Seal this member's open attempt, or find out that it is no longer open; False if it stays open.
@@ -323,7 +347,10 @@ class Rendezvous:
             if any(found.values()):
                 return False
             self._gone = now.number
-        gone, _ = self._look_at(waiting.claims if waiting is not None else ())
+        claims = waiting.claims if waiting is not None else ()
+        gone, seen = self._look_at(claims)
+        if not {claim.id for claim in claims} <= gone | seen:
+            return False
         move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone)))
         return membership.stand(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from multiworld._net import reach
 from multiworld._net.address import STORE_RULE, StoreAddress
 from multiworld._net.callers import others
 from multiworld._net.storeserver import StoreServer, older_than
@@ -54,8 +55,6 @@ _SILENT = 5.0
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
 
-_LOOPBACK = "127.0.0.1"
-
 _MISSED_AFTER = 5.0
 """Seconds after which a member logs that nobody serves its store; again after as long as it has waited then."""
 
@@ -70,8 +69,7 @@ class StoreHandle:
             call that the server does not answer raises at the join's deadline (`dist.DistStoreError`), and one
             whose server is gone raises at once (`dist.DistNetworkError`).
         address: for messages.
-        local_host: numeric address of the local interface that leads to the store; loopback for a file or an object
-            without a host.
+        local_host: numeric address at which other members reach this host; see `multiworld._net.reach`.
     """
 
     def __init__(self, shared: _Shared, store: Any, address: str, local_host: str) -> None:
@@ -273,7 +271,8 @@ def open_store(
         StoreUnreachableError: it did not answer before the deadline.
     """
     if isinstance(store, dist.Store):
-        return StoreHandle(_Shared(None, store=store), store, repr(store), _host_of(store))
+        here = reach.chosen(world) or _host_of(store)
+        return StoreHandle(_Shared(None, store=store), store, repr(store), here)
     if not isinstance(store, str):
         raise InvalidJoinError(
             world, f"store={store!r}", rule=STORE_RULE, next_step="Give the same one to every member"
@@ -286,6 +285,7 @@ def open_store(
 
 def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle:
     key = str(address)
+    here = reach.chosen(world) or reach.outward()
     with _registry.slot(key):
         shared = _registry.hold(key)
         if shared is None:
@@ -301,13 +301,14 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle
                     next_step=f"Make {Path(address.path).parent} writable, or give another path",
                 ) from error
             shared = _registry.put(key, _Shared(key, store=dist.FileStore(address.path)))
-    return StoreHandle(shared, shared.store, key, _LOOPBACK)
+    return StoreHandle(shared, shared.store, key, here)
 
 
 def _open_tcp(
     address: StoreAddress, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
 ) -> StoreHandle:
     key = str(address)
+    here = reach.chosen(world)
     targets = _resolve(address, world=world, deadline=deadline)
     attempt = _Attempt(address, targets, world=world, serve=serve)
     pause = 0.01
@@ -324,7 +325,7 @@ def _open_tcp(
                 slot.release()
             if shared is not None and shared.client is not None:
                 view = TcpStore(shared.client, deadline=deadline, answer=_ANSWER)
-                return StoreHandle(shared, view, key, shared.client.local[0])
+                return StoreHandle(shared, view, key, here or shared.client.local[0])
         if cancelled() or time.monotonic() + pause >= deadline:
             raise StoreUnreachableError(
                 world,
@@ -442,22 +443,34 @@ def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tupl
             rule="The host is a name that resolves here, or a numeric address",
             next_step="Check the name, or give the numeric address",
         ) from found
-    return list(dict.fromkeys((int(family), (str(to[0]), int(to[1]))) for family, _, _, _, to in found))
+    targets = list(dict.fromkeys((int(family), (str(to[0]), int(to[1]))) for family, _, _, _, to in found))
+    if address.host != "localhost" and all(reach.is_loopback(target[0]) for _, target in targets):
+        # A host's own name, which /etc/hosts often gives to loopback (127.0.1.1); the others resolve it otherwise.
+        outside = (reach.outward(), address.port)
+        targets.insert(0, (int(socket.AF_INET6 if ":" in outside[0] else socket.AF_INET), outside))
+    return list(dict.fromkeys(targets))
 
 
 def _host_of(store: Store) -> str:
-    """Local address that leads to the host of a torch Store object; loopback where it has none."""
+    """Local address that leads to the host of a torch Store object, or outward where it has none, or this host.
+
+    A HashStore is this process's own.
+    """
     inner: Any = store
     while isinstance(inner, dist.PrefixStore):
         inner = inner.underlying_store
+    if isinstance(inner, dist.HashStore):
+        return reach.LOOPBACK
     host = getattr(inner, "host", None)
     if not isinstance(host, str) or not host:
-        return _LOOPBACK
-    with contextlib.suppress(OSError):  # no route, no name: then loopback is as good as any
+        return reach.outward()
+    with contextlib.suppress(OSError):  # no route, no name: then what leads outward is as good as any
         for family, kind, _, _, to in socket.getaddrinfo(
             host, getattr(inner, "port", 1) or 1, type=socket.SOCK_DGRAM
         ):
             with socket.socket(family, kind) as probe:
                 probe.connect(to)  # UDP: nothing is sent, the kernel picks the interface
-                return str(probe.getsockname()[0])
-    return _LOOPBACK
+                found = str(probe.getsockname()[0])
+                # Its server listens on every interface, and members on other hosts call it otherwise.
+                return reach.outward() if reach.is_loopback(found) else found
+    return reach.outward()

@@ -90,7 +90,7 @@ def ask(rank: int, size: int = 2, who: int | None = None, **changes: object) -> 
     who = rank if who is None else who
     fields: dict[str, object] = {
         "world": "w", "rank": rank, "size": size, "backend": "gloo", "device_type": "cpu",
-        "process": f"{who:032x}", "endpoint": Endpoint("127.0.0.1", 1000 + who), "pid": 1000 + who,
+        "process": f"{who:032x}", "endpoint": Endpoint(f"10.0.{who >> 8}.{who & 255}", 1000 + who), "pid": 1000 + who,
         "hostname": f"host{who}", "hang_timeout": 5.0,
     }  # fmt: skip
     return JoinRequest(**(fields | changes))  # type: ignore[arg-type]

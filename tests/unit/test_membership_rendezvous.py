@@ -25,6 +25,7 @@ from multiworld.errors import (
     JoinAbandonedError,
     JoinError,
     JoinTimeoutError,
+    MismatchError,
     RankTakenError,
     StaleGenerationError,
     StoreUnreachableError,
@@ -581,6 +582,19 @@ def test_who_is_missing_is_logged_less_and_less_often(caplog, clock):
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 4, "after 5, 10, 20 and 40 s"
     assert "waits for ranks 0, 2, 3 (1 of 4 members are there): 5 s so far, 55 s are left" in said[0]
+
+
+def test_a_member_that_lives_where_its_address_leads_nowhere(clock):
+    """Members of two hosts that both say loopback: they hear of each other's life through the store only."""
+    store = MemoryStore()
+    both = [ask(rank, endpoint=Endpoint("127.0.0.1", 1000 + rank)) for rank in range(2)]
+    errors = together(*(way(store, each, probe=nobody, timeout=PATIENCE).agree for each in both))
+    for error in errors:
+        assert isinstance(error, MismatchError), error
+        assert "host0" in str(error)
+        assert "host1" in str(error)
+        assert str(error).count("127.0.0.1") == 2
+    assert record(store).waiting is None
 
 
 def test_interrupted_while_its_thread_starts(monkeypatch):
