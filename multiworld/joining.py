@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from multiworld import settings
 from multiworld._net.opening import in_time_for, open_in_time
 from multiworld.errors import (
     JoinAbandonedError,
@@ -431,6 +432,7 @@ def _request(plan: JoinPlan, process: str, endpoint: Endpoint, kind: Callable[..
         hang_timeout=plan.hang_timeout,
         last_generation=last,
         held_rank=None if held < 0 else held,
+        run=settings.run_id(),
     )
 
 

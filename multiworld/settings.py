@@ -9,8 +9,9 @@
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
 | ``M8D_TETHERS`` | ``0``: no tethers, for networks whose proxies end idle connections | 1 |
-| ``M8D_HOST`` | address, or name, of this host at which the other members reach it | see concepts |
-| ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | see concepts |
+| ``M8D_HOST`` | address, or name, of this host at which the other members reach it | by ``M8D_IFNAME`` |
+| ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | what leads to the store, or outward |
+| ``M8D_RUN_ID`` | the run that this process belongs to: only members of one run meet | ``TORCHELASTIC_RUN_ID`` |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "set_default_environment", "set_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment", "set_environment",
 ]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
@@ -98,6 +99,18 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 def environment(name: str) -> str | None:
     """Return one variable of the process's environment; None where it is not set."""
     return os.environ.get(name)
+
+
+def run_id(environ: Mapping[str, str] | None = None) -> str:
+    """Return the id of the run that this process belongs to; "" where it belongs to none.
+
+    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none, too.
+    """
+    env = os.environ if environ is None else environ
+    if (ours := env.get("M8D_RUN_ID")) is not None:
+        return ours.strip()
+    theirs = env.get("TORCHELASTIC_RUN_ID", "").strip()
+    return "" if theirs == "none" else theirs
 
 
 def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:

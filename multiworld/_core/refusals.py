@@ -160,6 +160,8 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
         what = f"missing: {_ranks(silent)}" if silent else "nobody sealed it"
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"
+    if request.run:
+        known += f"; only members of run {request.run!r} (M8D_RUN_ID) are seen"
     return Failure(
         attempt.number,
         "JoinTimeoutError",

@@ -26,6 +26,10 @@ _NOTHING = "\x01nothing"  # no record starts like this: what compare_set answers
 T = TypeVar("T")
 
 
+def _quoted(name: str) -> str:
+    return quote(str(name), safe="", errors="surrogatepass")
+
+
 class StoreLike(Protocol):
     """What is needed of a `torch.distributed.Store`."""
 
@@ -49,10 +53,11 @@ class Record:
         store: see `StoreLike`.
         world: its name.
         sleep: waits that many seconds.
+        run: id of the run, whose worlds are kept apart from those of others; "" for none.
     """
 
-    def __init__(self, store: StoreLike, world: str, sleep: Callable[[float], None]) -> None:
-        self.root = f"m8d/{quote(str(world), safe='', errors='surrogatepass')}"
+    def __init__(self, store: StoreLike, world: str, sleep: Callable[[float], None], run: str = "") -> None:
+        self.root = f"m8d/{_quoted(run)}@{_quoted(world)}" if run else f"m8d/{_quoted(world)}"
         self._store = store
         self._world = world
         self._sleep = sleep

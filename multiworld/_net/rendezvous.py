@@ -89,7 +89,7 @@ class Rendezvous:
         probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
     ) -> None:
         self.request = request
-        self._record = Record(store, request.world, sleep)
+        self._record = Record(store, request.world, sleep, request.run)
         self._deadline = deadline
         self._cancelled = cancelled
         self._clock = clock

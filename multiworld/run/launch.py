@@ -286,6 +286,10 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     control.start()
     parts.callback(control.close)
     environment = control.env()
+    if settings.environment("M8D_RUN_ID") is None and (
+        run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
+    ):
+        environment["M8D_RUN_ID"] = run_id
     names = getattr(config, "signals_to_handle", None)
     if names is not None:
         # torch's agent reads it from its own environment, and so torchrun's workers have it too.

@@ -48,6 +48,23 @@ def test_a_killed_worker_comes_back_alone_in_its_place(tmp_path):
     assert "Traceback" not in run.text()
 
 
+RUN = """
+tell("up", run=_os.environ.get("M8D_RUN_ID"))
+hold()
+"""
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_workers_know_their_run(tmp_path, restart):
+    options = three(
+        "--rdzv-id", "job7", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--restart", restart
+    )
+    with runkit.launched(tmp_path, RUN, options=options) as run:
+        assert {each.run for each in run.wait_told("up", 3)} == {"job7"}
+        run.say()
+        assert run.ended() == 0
+
+
 def test_two_that_die_at_once(tmp_path):
     with runkit.launched(tmp_path, WAITS, options=three("--max-restarts", "5", "--tee", "3")) as run:
         first = {t.rank: t for t in run.wait_told("up", 3)}

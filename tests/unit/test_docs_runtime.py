@@ -55,6 +55,12 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
     assert bool(int(said.pop("M8D_TETHERS"))) == defaults.tethers
     assert int(said.pop("M8D_GLOO_THREADS")) == defaults.gloo_threads
+    # What is not set leaves it to the next one.
+    assert said.pop("M8D_HOST") == "by `M8D_IFNAME`"
+    assert said.pop("M8D_IFNAME").startswith("what leads to the store")
+    assert (defaults.host, defaults.ifname) == ("", "")
+    assert said.pop("M8D_RUN_ID") == "`TORCHELASTIC_RUN_ID`"
+    assert settings.run_id({"TORCHELASTIC_RUN_ID": "a"}) == "a"
     assert said == {}
 
 

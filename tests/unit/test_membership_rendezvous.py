@@ -597,6 +597,26 @@ def test_a_member_that_lives_where_its_address_leads_nowhere(clock):
     assert record(store).waiting is None
 
 
+def test_runs_never_mix():
+    store = MemoryStore()
+    runs = ["", "a", "b", "a@w", "none"]
+    rosters = [joined(store, *(ask(rank, run=run) for rank in range(2)))[1] for run in runs]
+    assert [each[0].generation for each in rosters] == [1] * len(runs)
+    assert len({each[0].token for each in rosters}) == len(runs)
+
+
+def test_a_member_of_another_run_is_missed(clock):
+    store = MemoryStore()
+
+    def sleep(seconds):
+        clock.now += 0.25
+
+    with pytest.raises(
+        JoinTimeoutError, match=r"missing: rank 1.*only members of run 'a' \(M8D_RUN_ID\) are seen"
+    ):
+        way(store, ask(0, run="a"), timeout=5, clock=clock, sleep=sleep).agree()
+
+
 def test_interrupted_while_its_thread_starts(monkeypatch):
     store = MemoryStore()
     start = threading.Thread.start

@@ -34,6 +34,21 @@ def test_every_variable_is_read():
 
 
 @pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, ""),
+        ({"M8D_RUN_ID": " a "}, "a"),
+        ({"TORCHELASTIC_RUN_ID": "b"}, "b"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"M8D_RUN_ID": "a", "TORCHELASTIC_RUN_ID": "b"}, "a"),
+        ({"M8D_RUN_ID": "", "TORCHELASTIC_RUN_ID": "b"}, ""),
+    ],
+)
+def test_the_run_of_a_process(environ, found):
+    assert settings.run_id(environ) == found
+
+
+@pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
         ("M8D_HANG_TIMEOUT", "0.29", "at least 0.3"),
