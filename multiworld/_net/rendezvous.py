@@ -309,18 +309,16 @@ class Rendezvous:
         every = list(claims)
         others = [claim.member for claim in every if claim.member.process != self.request.process]
         found = self._probe([member.endpoint for member in others], _PROBE_WITHIN) if others else {}
-        gone: set[str] = set()
-        doubted: set[str] = set()
+        gone, doubted = set[str](), set[str]()
         for claim in every:
             if found.get(claim.member.endpoint) is False:
                 (gone if self._is_gone(claim) else doubted).add(claim.id)
         return frozenset(gone), frozenset(claim.id for claim in every) - gone - doubted
 
     def _is_gone(self, claim: Claim) -> bool:
-        """Whether the process behind a claim, at whose address nobody answers, is gone.
+        """Whether the process at whose address nobody answers is gone.
 
-        Where that address means another place here, its signs of life in the store tell: then it lives, and the two
-        cannot reach each other.
+        Where that address means another place here, its signs of life in the store tell.
         """
         if not apart(self.request.member, claim.member):
             return True

@@ -452,14 +452,11 @@ def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tupl
 
 
 def _host_of(store: Store) -> str:
-    """Local address that leads to the host of a torch Store object, or outward where it has none, or this host.
-
-    A HashStore is this process's own.
-    """
+    """Local address that leads to the host of a torch Store object, or outward where it has none, or this host."""
     inner: Any = store
     while isinstance(inner, dist.PrefixStore):
         inner = inner.underlying_store
-    if isinstance(inner, dist.HashStore):
+    if isinstance(inner, dist.HashStore):  # this process's own
         return reach.LOOPBACK
     host = getattr(inner, "host", None)
     if not isinstance(host, str) or not host:
