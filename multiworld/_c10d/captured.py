@@ -1,8 +1,10 @@
-"""Default arguments that torch takes from ``group.WORLD`` when a module is imported.
+"""What is done to modules of torch when they are imported, now or later.
 
-``def all_reduce(tensor, group=group.WORLD)`` remembers the default group of the moment of its import: with worlds, the
+Some take default arguments from ``group.WORLD``: ``def all_reduce(tensor, group=group.WORLD)`` remembers the default group of the moment of its import: with worlds, the
 one of whatever world was selected then, for all the others too. None in its place means the default group of the call,
 and is what torch has there when such a module is imported before `init_process_group`, as is usual.
+
+Others start threads (`propagation.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d import propagation
 from multiworld._c10d.selection import selected
 from multiworld._c10d.state import WorldState
 
@@ -34,7 +37,7 @@ _MODULES = frozenset(
 
 
 def install(patches: Patches) -> None:
-    """Let those defaults be looked up at each call: in the modules that are loaded, and in those that will be.
+    """Let those defaults be looked up at each call, and threads know their world, in modules loaded now or later.
 
     Args:
         patches: records what was replaced.
@@ -45,29 +48,41 @@ def install(patches: Patches) -> None:
             late = tuple(None if _is_group(value) else value for value in defaults)
             if late != defaults:
                 patches.set(function, "__defaults__", late)
+    propagation.install(patches)
     # Not imported now: they cost seconds, and some versions make a directory for them.
     nothing = WorldState(name="", generation=0)
     nothing.forget()
-    patches.set(sys, "meta_path", [_Finder(nothing), *sys.meta_path])
+    patches.set(sys, "meta_path", [_Finder(nothing, patches), *sys.meta_path])
 
 
 class _Finder:
     """Finds those modules as Python does, and lets them run where no default group is to be seen."""
 
-    def __init__(self, nothing: WorldState) -> None:
+    def __init__(self, nothing: WorldState, patches: Patches) -> None:
         self._nothing = nothing
+        self._patches = patches
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
         """As importlib asks for it; None for all other modules."""
-        if name not in _MODULES:
+        if name not in _MODULES and name not in propagation.MODULES:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             # On this one loader object: a wrapper would be in the way of whoever asks it for the source.
-            vars(spec.loader)["exec_module"] = self._unseeing(spec.loader.exec_module)
+            wrap = self._unseeing if name in _MODULES else self._carrying
+            vars(spec.loader)["exec_module"] = wrap(spec.loader.exec_module)
         return spec
+
+    def _carrying(self, run: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+        def exec_module(module: types.ModuleType) -> None:
+            run(module)
+            # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that comes
+            # after `uninstall` does nothing where no world is selected.
+            propagation.carry(module, self._patches)
+
+        return exec_module
 
     def _unseeing(self, run: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
         def exec_module(module: types.ModuleType) -> None:

@@ -15,7 +15,7 @@ import inspect
 import operator
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -33,6 +33,9 @@ from multiworld._c10d.patching import Patches
 from multiworld._c10d.selection import current, enter, leave, selected, top
 from multiworld._c10d.state import GROUP_MAPS, OwnMap, WorldState, living, original_world, owner_of, prepare
 from multiworld.errors import RouterError
+
+if TYPE_CHECKING:
+    import types
 
 __all__ = [
     "WorldState",
@@ -53,6 +56,7 @@ _nccl = False  # whether the hooks for NCCL are among them
 # Names that torch's own default state has in the C++ registry. Guarded by nothing: set operations are atomic.
 _own_names: set[str] = set()
 _get_rank = inspect.unwrap(c10d.get_rank).__code__
+_tells_whether = inspect.unwrap(c10d.is_initialized).__code__
 
 
 def installed() -> bool:
@@ -140,7 +144,10 @@ def _forwarder_class() -> type[c10d._World]:
         state = top()[-1] or current()
         if state is not None and state.ready is not None:
             return state.ready
-        return original.default_pg if state is None else state.default_pg
+        if state is not None:
+            return state.default_pg
+        group = original.default_pg
+        return _named_to_the_asker() if group is None else group
 
     def set_default_pg(_self: Any, group: Any) -> None:
         (current() or original).default_pg = group
@@ -279,6 +286,23 @@ def _explicit_owner() -> WorldState | None:
             return owner
         frame = frame.f_back
     return None
+
+
+def _named_to_the_asker() -> Any:
+    """Return a world's default group where a function that was given a group of it asks `is_initialized`; else None.
+
+    `torch.distributed.checkpoint.save(process_group=world.group)` outside of the world's block saves as a single
+    process if it hears no.
+    """
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not _tells_whether:
+        if frame.f_globals is not vars(c10d):
+            return None
+        frame = frame.f_back
+    asker = None if frame is None else frame.f_back
+    group = None if asker is None else asker.f_locals.get("process_group")
+    owner = None if group is None else owner_of(group)
+    return None if owner is None else owner.group
 
 
 def _ranking(original: Any) -> Any:
