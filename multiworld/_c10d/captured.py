@@ -4,7 +4,7 @@ Some take default arguments from ``group.WORLD``: ``def all_reduce(tensor, group
 one of whatever world was selected then, for all the others too. None in its place means the default group of the call,
 and is what torch has there when such a module is imported before `init_process_group`, as is usual.
 
-Others start threads (`propagation.py`).
+Others start threads (`propagation.py`), or compile (`compiled.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d import propagation
+from multiworld._c10d import compiled, propagation
 from multiworld._c10d.selection import selected
 from multiworld._c10d.state import WorldState
 
@@ -35,6 +35,8 @@ _MODULES = frozenset(
     }
 )
 
+_HOOKS = (propagation, compiled)
+
 
 def install(patches: Patches) -> None:
     """Let those defaults be looked up at each call, and threads know their world, in modules loaded now or later.
@@ -48,7 +50,8 @@ def install(patches: Patches) -> None:
             late = tuple(None if _is_group(value) else value for value in defaults)
             if late != defaults:
                 patches.set(function, "__defaults__", late)
-    propagation.install(patches)
+    for each in _HOOKS:
+        each.install(patches)
     # Not imported now: they cost seconds, and some versions make a directory for them.
     nothing = WorldState(name="", generation=0)
     nothing.forget()
@@ -66,7 +69,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
         """As importlib asks for it; None for all other modules."""
-        if name not in _MODULES and name not in propagation.MODULES:
+        if name not in _MODULES and not any(name in each.MODULES for each in _HOOKS):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -80,7 +83,9 @@ class _Finder:
             run(module)
             # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that comes
             # after `uninstall` does nothing where no world is selected.
-            propagation.carry(module, self._patches)
+            for each in _HOOKS:
+                if module.__name__ in each.MODULES:
+                    each.carry(module, self._patches)
 
         return exec_module
 

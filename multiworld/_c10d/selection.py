@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,12 @@ import torch
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable, Iterator
 
     from multiworld._c10d.state import WorldState
 
-__all__ = ["current", "enter", "entering", "leave", "propagating", "selected", "top"]
+__all__ = ["current", "enter", "entering", "leave", "propagating", "selected", "top", "tracing"]
 
 _NOTHING: tuple[WorldState | None, ...] = (None,)
 
@@ -37,6 +39,9 @@ _set = _stack.set
 _KEY = "multiworld"
 # Whether any backward pass carried a selection yet: until then no look-up asks torch's thread-local state.
 _carried = False
+# Whether anything was compiled yet: until then no look-up asks whether this thread compiles.
+_traced = False
+_here = threading.local()
 # Private, without types, and in every version since 2.0.
 _has: Any = torch._C._is_key_in_tls  # type: ignore[attr-defined, unused-ignore]
 _get: Any = torch._C._get_obj_in_tls  # type: ignore[attr-defined, unused-ignore]
@@ -46,9 +51,13 @@ _put: Any = torch._C._stash_obj_in_tls  # type: ignore[attr-defined, unused-igno
 def current() -> WorldState | None:
     """Return the state of the world selected here; None means torch's own default state."""
     state = _stack.get()[-1]
-    if state is None and _carried and _has(_KEY):
-        carried: WorldState | None = _get(_KEY)
-        return carried
+    if state is None:
+        if _traced and (trace := getattr(_here, "trace", None)) is not None:
+            answer: WorldState | None = trace.answer()
+            return answer
+        if _carried and _has(_KEY):
+            carried: WorldState | None = _get(_KEY)
+            return carried
     return state
 
 
@@ -122,6 +131,58 @@ def propagating(state: WorldState) -> Iterator[None]:
         yield
     finally:
         stash(_KEY, before)
+
+
+# Modules whose functions ask for somebody else.
+_PASSED_ON = ("multiworld.", "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+# Parts of torch's compiler that ask for a log's line, or for a cache's sake: no code depends on the answer.
+_FOR_THEMSELVES = (
+    "torch._logging",
+    "torch._inductor.codecache",
+    "torch._inductor.remote_cache",
+    "torch._functorch._aot_autograd.autograd_cache",
+    "torch._dynamo.pgo",
+)
+
+
+class tracing:  # noqa: N801  (a context manager, used as one)
+    """For a block in which torch's compiler traces: note whether it asks which world is selected.
+
+    What is selected stays so. The block's stack ends with None, so that every look-up comes to `current`.
+    """
+
+    def __init__(self) -> None:
+        self.state: WorldState | None = None
+        self.asked_for = False
+        self._before: tracing | None = None
+
+    def __enter__(self) -> None:
+        global _traced  # noqa: PLW0603  (only ever goes from False to True)
+        self.state = current()
+        self._before = getattr(_here, "trace", None)
+        _set((*top(), None))
+        _here.trace = self
+        _traced = True
+
+    def __exit__(self, *_exc: object) -> None:
+        _here.trace = self._before
+        leave()
+
+    def answer(self) -> WorldState | None:
+        """Answer a look-up from within the block, and note it."""
+        if not self.asked_for:
+            frame: types.FrameType | None = sys._getframe(2)
+            name = ""
+            while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(_PASSED_ON):
+                frame = frame.f_back
+            self.asked_for = not name.startswith(_FOR_THEMSELVES)
+        return self.state
+
+    @staticmethod
+    def asked() -> bool:
+        """Whether the trace that this thread is in has asked."""
+        trace = getattr(_here, "trace", None)
+        return trace is not None and trace.asked_for
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import contextlib
 import dis
 import hashlib
 import inspect
+import itertools
 import operator
 import sys
 import threading
@@ -49,6 +50,7 @@ _OWNING = "_pg_map"
 _MISSING = object()
 # A plain name is a str to torch, whatever its type annotations say.
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
+_serials = itertools.count(1)
 _lock = threading.Lock()
 # Replaced as a whole under the lock, read without it.
 _living: tuple[WorldState, ...] = ()
@@ -184,6 +186,7 @@ class WorldState(c10d._World):
         enter: selects it, until `multiworld._c10d.selection.leave`.
         ready: its default group, as long as there is one and the world is not broken; else None.
         prefix: what the names of this world's groups begin with in torch's C++ registry, one per process.
+        serial: 1 or more, of this object alone in this process.
         token: a negative number that is the same for this name and generation in every process (`mesh.py`).
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
@@ -201,6 +204,7 @@ class WorldState(c10d._World):
         self.name = name
         self.generation = generation
         self.prefix = f"m8d:{name}:{generation}:"
+        self.serial = next(_serials)
         self.token = -1 - int.from_bytes(hashlib.sha256(self.prefix.encode()).digest()[:7], "big")
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
