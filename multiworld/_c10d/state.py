@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from multiworld._c10d.departed import QUESTIONS, Departed, facts
 from multiworld._c10d.selection import entering
 from multiworld.errors import RouterError, WorldClosedError
 
@@ -213,6 +214,7 @@ class WorldState(c10d._World):
         self.traffic: Any = None
         self.enter = entering(self)
         self.ready: Any = None
+        self._departed: Departed | None = None
         self._make_error: Callable[[], Exception] | None = None
         # Of the groups in the C++ registry. A dict, for its order.
         self._names: dict[str, None] = {}
@@ -236,17 +238,19 @@ class WorldState(c10d._World):
         """The world's default group, as bare calls of torch.distributed ask for it.
 
         Raises:
-            Exception: what `break_` was given, once the world is broken.
+            Exception: what `break_` was given, once the world is broken; not for `departed.QUESTIONS`.
             WorldClosedError: `init_process_group` asks, in a world without a default group.
         """
         group = self._default_pg
         if group is None or self._make_error is not None:
-            return self._unusual(group)
+            return self._unusual(self._departed if group is None else group)
         return group
 
     @default_pg.setter
     def default_pg(self, group: Any) -> None:
         self._default_pg = group
+        # Destroyed by the user, it is not initialized any more; closed by `forget`, it remembers.
+        self._departed = None
         self.ready = group if self._make_error is None else None
 
     @property
@@ -262,7 +266,7 @@ class WorldState(c10d._World):
     def _unusual(self, group: Any) -> Any:
         asker = _asker()
         # Asking is no operation, and destroying is how torch's programs clean up: both must work when broken.
-        if asker is _tells_whether or asker in _destroyers:
+        if asker in QUESTIONS or asker in _destroyers:
             return group
         if self._make_error is not None:
             raise self._make_error()
@@ -319,10 +323,20 @@ class WorldState(c10d._World):
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
         self.unregister_names()
-        self._default_pg = self.ready = None
+        group, self._default_pg, self.ready = self._default_pg, None, None
+        maps = [each for each in vars(self).values() if isinstance(each, _RoutedMap)]
+        if group is not None:
+            names = dict(self.pg_names)
+            self._departed = Departed(group, str(names.get(group, "")))
+            remembered = [facts(each, names) for each in maps]
+            del group, names
+        else:
+            remembered = [each.gone for each in maps]
         for held in list(vars(self).values()):
             if isinstance(held, (dict, list, set)):
                 held.clear()
+        for each, known in zip(maps, remembered, strict=True):
+            each.gone = known
 
 
 def _asker() -> types.CodeType | None:
@@ -355,26 +369,31 @@ class _RoutedMap(dict[Any, Any]):
     """A world's map by process group. What it does not hold is answered by the state that does.
 
     So a group passed explicitly means itself, whatever world is selected. Iteration, length and changes are of this
-    world alone.
+    world alone. `gone` is what it held of groups that are gone with the world, by their names.
     """
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self._source = source
+        self.gone: dict[str, Any] = {}
+
+    def _further(self, group: Any) -> Any:
+        found = _elsewhere(self._source, group)
+        return self.gone.get(getattr(group, "group_name", ""), _MISSING) if found is _MISSING else found
 
     def __missing__(self, group: Any) -> Any:
-        found = _elsewhere(self._source, group)
+        found = self._further(group)
         if found is _MISSING:
             raise KeyError(group)
         return found
 
     def __contains__(self, group: object) -> bool:
-        return dict.__contains__(self, group) or _elsewhere(self._source, group) is not _MISSING
+        return dict.__contains__(self, group) or self._further(group) is not _MISSING
 
     def get(self, group: Any, default: Any = None) -> Any:
         found = dict.get(self, group, _MISSING)
-        if found is _MISSING and sys._getframe(1).f_code not in _destroyers:
-            found = _elsewhere(self._source, group)
+        if found is _MISSING and (sys._getframe(1).f_code not in _destroyers or isinstance(group, Departed)):
+            found = self._further(group)
         return default if found is _MISSING else found
 
 

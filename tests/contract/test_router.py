@@ -387,8 +387,6 @@ def test_bare_calls_of_a_broken_world_raise_its_error(kit):
         for call in (
             lambda: dist.all_reduce(torch.ones(1)),
             dist.barrier,
-            dist.get_rank,
-            dist.get_world_size,
             dist.new_group,
             lambda: dist.all_gather_object([None], 1),
             lambda: dist.group.WORLD,
@@ -401,6 +399,51 @@ def test_bare_calls_of_a_broken_world_raise_its_error(kit):
         with router.selected(b):
             dist.all_reduce(torch.ones(1))
     assert a.group is not None
+
+
+def questions(sub, whole):
+    """Ask what needs no communication."""
+    found = [dist.get_rank(), dist.get_world_size(), dist.get_backend(), c10d.get_backend_config()]
+    for group in (whole, sub):
+        found += [
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            dist.get_backend(group),
+            c10d.get_backend_config(group),
+            dist.get_process_group_ranks(group),
+            dist.get_group_rank(group, 1),
+            dist.get_global_rank(group, 0),
+        ]
+    return [*found, dist.is_initialized(), dist.get_rank(dist.GroupMember.NON_GROUP_MEMBER)]
+
+
+@pytest.mark.parametrize("end", ["broken", "closed", "both", "forgotten"])
+def test_questions_are_answered_in_a_world_that_is_over(kit, end):
+    import torch.testing._internal.distributed.fake_pg
+
+    a = kit.world("a", backend="fake", rank=1, size=3)
+    with router.selected(a):
+        sub = dist.new_group([1, 2], backend="fake")
+        whole = dist.group.WORLD
+        before = questions(sub, whole)
+        assert before[:2] == [1, 3]
+        if end in {"broken", "both", "closed"}:
+            a.break_(lambda: OSError("a is over"))
+        if end != "broken":
+            a.forget()
+        assert questions(sub, whole) == before
+        assert dist.is_initialized()
+        with pytest.raises((OSError, ValueError), match=r"a is over|not been initialized"):
+            dist.all_reduce(torch.ones(1))
+        with pytest.raises((OSError, ValueError), match=r"a is over|not been initialized"):
+            dist.all_gather_object([None] * 3, 1)
+        assert a.group is None or end == "broken"
+        # How torch's programs clean up; as in stock torch there is nothing to ask afterwards.
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        with pytest.raises((OSError, ValueError), match=r"a is over|not been initialized"):
+            dist.get_rank()
+    assert not dist.is_initialized()
 
 
 def test_a_broken_worlds_default_group_can_be_destroyed(kit):

@@ -18,6 +18,7 @@ from features_parallel import dtensor
 from routerkit import routed
 from torch.distributed.device_mesh import init_device_mesh
 from worldkit import cast as casting
+from worldkit import outcome
 
 import multiworld as mw
 from multiworld._c10d import propagation, router
@@ -109,6 +110,28 @@ def two_at_once(me, size, folder):
 def test_two_worlds_save_at_once(cast, tmp_path):
     for member in cast.all(two_at_once, 2, folder=str(tmp_path / "saved")):
         member.expect("end")
+
+
+def closing_first(me, size, folder):
+    import torch.distributed.checkpoint as dcp
+
+    world = mw.join("w", me.rank, size, store=me.store, timeout=60)
+    with world:
+        world.close()
+
+        def save():
+            try:
+                dcp.async_save({"t": torch.ones(2)}, checkpoint_id=folder).result(60)
+            except dcp.CheckpointException as error:  # it is no Exception
+                raise RuntimeError(str(error)) from error
+
+        me.emit("saved", **outcome(save))
+
+
+def test_a_closed_world_saves_nothing_by_itself(cast, tmp_path):
+    for member in cast.all(closing_first, 2, folder=str(tmp_path / "saved")):
+        assert "closed by this process" in member.expect("saved").text
+    assert not list(tmp_path.rglob("*.distcp"))
 
 
 def test_a_checkpointer_process_is_refused_in_a_world(tmp_path):

@@ -841,3 +841,45 @@ def single(me, size):
 
 def test_a_world_of_one(cast):
     runs(cast, single)
+
+
+def asking_when_it_is_over(me, size):
+    def answers():
+        return (
+            dist.get_rank(),
+            dist.get_world_size(),
+            dist.get_backend(),
+            dist.is_initialized(),
+            dist.get_rank(sub),
+        )
+
+    w = mw.join("one", me.rank, size, store=me.store, timeout=60)
+    with w:
+        sub = dist.new_group([1, 0])
+        before = answers()
+        assert before[:4] == (me.rank, size, "gloo", True)
+        dist.barrier()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = int(answers() != before)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        break_it(w)
+        assert answers() == before
+        assert dist.get_process_group_ranks(sub) == [0, 1]
+        with pytest.raises(mw.BrokenWorldException):
+            dist.barrier()
+        w.close(timeout=1)  # not all is free: `sub` is held here
+        assert answers() == before
+        with pytest.raises(mw.WorldClosedError):
+            dist.barrier()
+        with pytest.raises(mw.WorldClosedError):
+            dist.all_gather_object([None] * size, 1)
+    assert not dist.is_initialized()
+
+
+def test_error_handlers_may_ask_a_world_that_is_over(cast):
+    runs(cast, asking_when_it_is_over, 2)
