@@ -109,6 +109,14 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/contract", "-m", "soak", *args, env=ENV)
 
 
+@nox.session(name="torch-suite")
+def torch_suite(session: nox.Session) -> None:
+    """PyTorch's own distributed suite on gloo, inside a world beside stock torch: 0 differences (`-- --help`)."""
+    session.install(*TORCH, "expecttest", "hypothesis")
+    path = os.pathsep.join((ENV["PYTHONPATH"], str(ROOT / "tests")))
+    session.run("python", "-m", "torchsuite", *session.posargs, env={**ENV, "PYTHONPATH": path})
+
+
 @nox.session
 def matrix(session: nox.Session) -> None:
     """Every way NCCL can fail, on every build: writes docs/nccl-defects.md (`-- --help`; half an hour, 18 GB)."""
