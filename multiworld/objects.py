@@ -199,9 +199,16 @@ def _encode(obj: Any) -> bytes:
 def _decode(data: Tensor, sender: int, weights_only: bool) -> Any:
     import torch  # noqa: PLC0415  (same)
 
+    from multiworld._c10d import archives  # noqa: PLC0415  (torch is loaded by now)
+
     stream = (
         io.BytesIO(data.cpu().numpy().tobytes()) if _has_numpy() else io.BytesIO(bytes(data.cpu().tolist()))
     )
+    if weights_only and not archives.is_plain(stream):
+        raise pickle.UnpicklingError(
+            f"What rank {sender} sent is no archive as torch.save writes it, and weights_only=True reads nothing else. "
+            "Send it with a world's object methods, or pass weights_only=False where every member is trusted."
+        )
     try:
         return torch.load(stream, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as exc:

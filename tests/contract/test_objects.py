@@ -1,0 +1,197 @@
+"""What object methods unpickle, and in which order they run where several are under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from test_world_more import alone, runs
+
+import multiworld as mw
+from multiworld import objects
+
+
+class Trap:
+    """Unpickled freely, it makes a file: what a member that is not trusted would send."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (Path(self.path),))
+
+
+def _calls(face, me, size, sent):
+    """Each object method that unpickles: rank 0 gives `sent`, rank 1 takes it. Values are ``(name, call)``."""
+    mine = me.rank == 0
+
+    def received(**how):
+        if mine:
+            return face.send_object_list([sent], 1)
+        return face.recv_object_list([None], 0, **how)
+
+    def broadcast(**how):
+        return face.broadcast_object_list([sent] if mine else [None], 0, **how)
+
+    def gathered_by_all(**how):
+        return face.all_gather_object([None] * size, sent if mine else "plain", **how)
+
+    def gathered(**how):
+        return face.gather_object(sent if mine else "plain", None if mine else [None] * size, 1, **how)
+
+    def scattered(**how):
+        return face.scatter_object_list([None], ["plain", sent] if mine else None, 0, **how)
+
+    return [
+        ("recv_object_list", received),
+        ("broadcast_object_list", broadcast),
+        ("all_gather_object", gathered_by_all),
+        ("gather_object", gathered),
+        ("scatter_object_list", scattered),
+    ]
+
+
+def unpickling(me, size, folder, awaited):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    trap = Path(folder) / "sprung"
+
+    def run(call, **how):
+        if not awaited:
+            return call(**how)
+
+        async def main():
+            return await call(**how)
+
+        return asyncio.run(main())
+
+    for name, call in _calls(w.aio if awaited else w, me, size, Trap(str(trap))):
+        for how in ({}, {"weights_only": True}):
+            if me.rank == 0:
+                run(call, **how)
+            else:
+                with pytest.raises(pickle.UnpicklingError, match="from rank 0"):
+                    run(call, **how)
+                assert not trap.exists(), f"{name}({how}) ran what rank 0 sent"
+            w.barrier()
+        run(call, weights_only=False)  # the trap is one
+        if me.rank == 1:
+            assert trap.exists(), f"{name}(weights_only=False) refused"
+            trap.unlink()
+        w.barrier()
+    w.close()
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["blocking", "aio"])
+def test_nothing_that_a_member_sends_is_run(cast, tmp_path, awaited):
+    runs(cast, unpickling, 2, folder=str(tmp_path), awaited=awaited)
+
+
+# -- what torch.load would take besides archives of torch.save ------------------------------------------------------
+
+
+def as_tensor(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def old_tar():
+    """Of torch before 0.1.10: torch 2.4 and 2.5 unpack its members to where their names lead."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            data = pickle.dumps(0, protocol=2)
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return out.getvalue()
+
+
+def old_pickle():
+    out = io.BytesIO()
+    torch.save(1, out, _use_new_zipfile_serialization=False)
+    return out.getvalue()
+
+
+def torchscript():
+    """An archive of TorchScript, which torch 2.4 and 2.5 load, code and all, whatever `weights_only` says."""
+    out = io.BytesIO()
+    torch.save({"a": 1}, out)
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("archive/constants.pkl", pickle.dumps((), protocol=2))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("made", [old_tar, old_pickle, torchscript])
+def test_other_formats_are_not_read_unless_everybody_is_trusted(made):
+    with pytest.raises(pickle.UnpicklingError, match=r"rank 3 sent .*weights_only=False"):
+        objects._decode(as_tensor(made()), 3, True)
+
+
+def test_names_in_the_data_are_data():
+    mine = {"constants.pkl": b"PK\x03\x04"}
+    assert objects._decode(as_tensor(objects._encode({"x": str(mine)})), 0, True) == {"x": str(mine)}
+
+
+# -- the lane ---------------------------------------------------------------------------------------------------------
+
+
+def together(me, size):
+    """Each takes several steps; two at once would take each other's."""
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    rounds = 20
+
+    async def main():
+        got = [[None] * size for _ in range(rounds)]
+        lists = [[("list", n)] if me.rank == 0 else [None] for n in range(rounds)]
+        await asyncio.gather(
+            *(
+                step
+                for n in range(rounds)
+                for step in (
+                    # Of different lengths, so that a mix-up is a wrong object, and not only another's.
+                    w.aio.all_gather_object(got[n], (me.rank, n, "x" * (997 * n % 5000))),
+                    w.aio.broadcast_object_list(lists[n], 0),
+                )
+            )
+        )
+        for n in range(rounds):
+            assert got[n] == [(rank, n, "x" * (997 * n % 5000)) for rank in range(size)]
+            assert lists[n] == [("list", n)]
+
+    asyncio.run(main())
+    w.close()
+
+
+def test_several_at_once_run_one_after_the_other(cast):
+    runs(cast, together, 2)
+
+
+def in_order(me, size):
+    del size
+    w = alone(me)
+    seen = []
+    real = w.all_gather_object
+
+    def slow(object_list, obj, **how):
+        seen.append(("begins", obj))
+        asyncio.run(asyncio.sleep(0.01))  # the others could begin meanwhile
+        real(object_list, obj, **how)
+        seen.append(("ends", obj))
+
+    w.all_gather_object = slow
+
+    async def main():
+        await asyncio.gather(*(w.aio.all_gather_object([None], n) for n in range(5)))
+
+    asyncio.run(main())
+    assert seen == [(what, n) for n in range(5) for what in ("begins", "ends")]
+    w.close()
+
+
+def test_each_begins_when_the_one_before_it_has_ended(cast):
+    runs(cast, in_order, size=1)
