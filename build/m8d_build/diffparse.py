@@ -62,7 +62,7 @@ def parse_diff(text: str, first_line: int = 1) -> tuple[tuple[FilePatch, ...], t
     faults = [
         Fault(first_line + number, "hunk", "an empty line; an empty context line is written as one space")
         for number, line in enumerate(raw)
-        if line == "\n"
+        if line in {"\n", "\r\n"}  # unidiff takes either for context
     ]
     files: list[FilePatch] = []
     number = 0

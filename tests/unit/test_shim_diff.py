@@ -77,6 +77,22 @@ def test_a_line_too_many_above_is_no_fuzz_but_a_refusal(before, after, data):
     assert made is not None
 
 
+BLANKS = (b" ctx\n", b"ctx \n", b"\tctx\n", b"ctx\r\n", b"ctx", b"c tx\n")
+"""A line like ``ctx``, but for white space."""
+
+
+@pytest.mark.parametrize("there", BLANKS)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["above", "removed", "below"])
+def test_white_space_is_no_less_than_other_bytes(there, which):
+    (diff,) = parse_diff(b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,3 +1,3 @@\n ctx\n-ctx\n+new\n ctx\n")
+    before = [b"ctx\n"] * 3
+    assert apply_diff(diff, b"".join(before)) == b"ctx\nnew\nctx\n"
+    if there.endswith(b"\n") or which == 2:  # only the last line may lack its end
+        before[which] = there
+        with pytest.raises(InstallError, match=f"line {which + 1} is "):
+            apply_diff(diff, b"".join(before))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -88,6 +104,9 @@ def test_a_line_too_many_above_is_no_fuzz_but_a_refusal(before, after, data):
         (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,2 +1 @@\n-a\n+b\n", "as many lines"),
         (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n a\n+b\n", "counts agree"),
         (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n*b\n", "as many lines"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,2 +1,2 @@\n\ta\n-a\n+b\n", "as many lines"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,2 +1,2 @@\n\n-a\n+b\n", "as many lines"),
+        (b"--- a/torch/x.py\n+++ b/torch/x.py\n@@ -1,2 +1,2 @@\n\r\n-a\n+b\n", "as many lines"),
         (b"--- a/torch/x.py\n+++ b/torch/y.py\n@@ -1 +1 @@\n-a\n+b\n", "rename"),
         (b"--- a/torch/x.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "removed"),
         (b"--- /dev/null\n+++ b/torch/x.py\n@@ -1 +1 @@\n-a\n+b\n", "new file"),

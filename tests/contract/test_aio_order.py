@@ -1,0 +1,75 @@
+"""What an event loop and its operations owe each other: order among given-up receives, and turns for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+from test_world_more import alone, number, runs
+
+import multiworld as mw
+
+MANY = 400
+
+
+def given_up(me, size, order):
+    """Three receives, given up in `order`; the next three get the messages as they were sent."""
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+
+    async def main():
+        tasks = [asyncio.create_task(w.aio.recv(number(), 0)) for _ in order]
+        await asyncio.sleep(0.05)
+        for which in order:
+            tasks[which].cancel()
+            await asyncio.wait([tasks[which]])
+        w.barrier()
+        got = []
+        for _ in order:
+            await w.aio.recv(t := number(), 0)
+            got.append(t.item())
+        assert got == sorted(got), f"given up in the order {order}, received {got}"
+
+    if me.rank == 1:
+        asyncio.run(main())
+    else:
+        w.barrier()
+        for value in range(len(order)):
+            w.send(number(value), 1)
+    w.barrier()
+    w.close()
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2, 1, 0)])
+def test_receives_given_up_in_any_order_are_received_in_the_order_they_were_posted(cast, order):
+    runs(cast, given_up, 2, order=order)
+
+
+def turns(me, size):
+    """Operations that end at once, and a timer that is always due: it must get its turns."""
+    del size
+    w = alone(me)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        ended, seen = itertools.count(), []
+
+        def due():
+            seen.append(done)
+            loop.call_later(0, due)
+
+        done = 0
+        due()
+        for done in ended:
+            if done == MANY:
+                break
+            await w.aio.all_reduce(number(1))
+        return [later - sooner for sooner, later in itertools.pairwise([*seen, MANY])]
+
+    waited = asyncio.run(main())
+    assert max(waited) <= 20, f"a timer that was due waited for {max(waited)} operations of {MANY}"
+    w.close()
+
+
+def test_the_loop_gets_its_turns_between_operations_that_end_at_once(cast):
+    runs(cast, turns, size=1)
