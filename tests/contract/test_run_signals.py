@@ -210,6 +210,42 @@ def test_the_guard_is_started_again_and_knows_all_workers(tmp_path):
         assert run.leftovers() == []
 
 
+FAILS_ONCE = """
+tell("up")
+if _attempt == 0 and _rank == 1:
+    sys.exit(3)
+"""
+SAYS_ALOUD = """
+import os, sys
+from multiworld.run.main import main
+from multiworld.run.warden import Warden
+plain = Warden._say
+
+def say(self, *lines):
+    with open(os.environ["M8D_SAID"], "a") as file:
+        file.writelines(line + chr(10) for line in lines)
+    plain(self, *lines)
+
+Warden._say = say
+sys.exit(main(sys.argv[1:]))
+"""
+"""The launcher, which writes down what it tells its guard."""
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_the_guard_is_told_of_each_worker_that_is_gone(tmp_path, restart):
+    """A number it still held would be somebody else's sooner or later."""
+    said = tmp_path / "said"
+    command = [sys.executable, "-c", SAYS_ALOUD, *three("--restart", restart), "{script}"]
+    with runkit.launched(tmp_path, FAILS_ONCE, command=command, env={"M8D_SAID": str(said)}) as run:
+        assert run.ended() == 0, run.report()
+        workers = {told.pid for told in run.wait_told("up", 4)}
+    words = [line.split() for line in said.read_text().splitlines()]
+    assert {int(line[2]) for line in words if line[0] == "started"} == workers
+    assert sorted(int(line[1]) for line in words if line[0] == "gone") == sorted(workers)
+    assert words[-1] == ["bye"]
+
+
 def test_the_guard_lets_the_launchers_signals_be_the_launchers_business(tmp_path):
     """Whatever ends a whole session or container at once reaches the guard as well."""
     with runkit.launched(tmp_path, PLAIN, options=three()) as run:

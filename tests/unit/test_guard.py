@@ -1,0 +1,28 @@
+"""What the guard of a launcher's workers makes of what it hears."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from multiworld.run.guard import Guard, start_time
+
+
+def test_what_is_gone_is_forgotten_with_its_handle():
+    guard = Guard()
+    pid = os.getpid()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    guard.hear(f"grace 2.5\nstarting t1\nstarting t2\nstarted t1 {pid} {start_time(pid)} 0\n".encode())
+    assert (guard.grace, guard.starting, guard.workers) == (2.5, {"t2"}, {pid: (start_time(pid), False)})
+    guard.hear(f"gone {pid}\nbye".encode())
+    assert (guard.workers, guard.bye) == ({}, False)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    guard.hear(b"\nand what a newer launcher says\n")
+    assert guard.bye
+
+
+def test_a_number_that_is_anothers_now_is_not_signalled():
+    guard = Guard()
+    pid = os.getpid()
+    guard.hear(f"started t1 {pid} {start_time(pid) - 1} 0\n".encode())
+    guard.end_all()  # this process goes on
