@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from bed.defects import PREMUL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ FLOAT8 = tuple(
 )
 UNKNOWN_DTYPE = ("Unconvertible NCCL type", "PreMulSum Data type must be")
 PREMUL_OF_BFLOAT16 = "bfloat16 premul"
-"""torch gives NCCL the factor as a float32, of which NCCL reads the lower half: 0 for a power of two. Seen in 2.11."""
+"""torch gives NCCL the factor as a float32, of which NCCL reads the lower half: 0 for a power of two."""
 N = 7  # elements: not a multiple of anything
 _SHOWN = 700  # characters of a failure
 _DEEPEST = 8  # NCCL groups inside each other
@@ -94,7 +95,7 @@ class Checks:
         if right:
             return
         if PREMUL_OF_BFLOAT16 in self._name and not got.any():
-            self.defects[self._name] = "pytorch #190745"
+            self.defects[self._name] = PREMUL
         else:
             shown = [each.to(torch.float64).flatten()[:16].tolist() for each in (got, expected)]
             self.failed[self._name] = "{} instead of {}".format(*shown)
