@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import evidence
 import hypothesis
 import pytest
 from bed.fixtures import add_options, named
@@ -42,38 +44,49 @@ def pytest_configure(config):
     named(config)  # a wrong --bed ends the run before it begins
 
 
-# -- a second look (docs/development.md, "Tests")
+# -- what CI leaves out, and what it looks at twice (tests/ci.toml; docs/development.md, "Tests")
 
+CI_RECORD = os.environ.get("M8D_CI_RECORD", "")
 SECOND_LOOK = "M8D_SECOND_LOOK" in os.environ
-REAL_PROCESSES = {"contract", "integration", "testbed"}
-MOST_LOOKS = 3  # in one run of pytest; more are no accident
 
 
 def pytest_collection_modifyitems(config, items):
     if SECOND_LOOK and config.pluginmanager.hasplugin("rerunfailures"):
+        rules = evidence.load()
         for item in items:
-            if REAL_PROCESSES & {*item.path.parts}:
+            if rules.second_look(item.nodeid) is not None:
                 item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    seen = _second_looks(session.config)
-    if len(seen) > MOST_LOOKS and session.exitstatus == pytest.ExitCode.OK:
+    if not CI_RECORD:
+        return
+    record = _record(session.config)
+    record.write(Path(CI_RECORD))
+    if evidence.load().new_skips(record.skipped) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    seen = _second_looks(config)
-    for report in seen:
+    rules, stats = evidence.load(), terminalreporter.stats
+    for report in stats.get("rerun", []):
+        entry = rules.second_look(report.nodeid)
         terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
-    if seen:
-        terminalreporter.section(f"{len(seen)} of at most {MOST_LOOKS} tests had a second look")
-        for report in seen:
-            terminalreporter.write_line(report.nodeid)
+        terminalreporter.write_line(f"It had a second look: {'' if entry is None else entry.reason}")
+    if CI_RECORD and (wrong := rules.new_skips(_record(config).skipped)):
+        terminalreporter.section("skips that CI must not have")
+        for line in wrong:
+            terminalreporter.write_line(line)
 
 
-def _second_looks(config):
+def _record(config):
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return [] if reporter is None else reporter.stats.get("rerun", [])
+    stats = {} if reporter is None else reporter.stats
+    passed = {}
+    for report in stats.get("passed", []):
+        part = evidence.part_of(report.nodeid, config.getoption("--bed"))
+        passed.setdefault(part, []).append(report.nodeid)
+    skipped = [(report.nodeid, evidence.reason_of(report.longrepr)) for report in stats.get("skipped", [])]
+    return evidence.Record(passed, skipped, [report.nodeid for report in stats.get("rerun", [])])
