@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -469,7 +471,13 @@ def short_threads(me: Rank) -> None:
 
 
 def cycles(me: Rank) -> None:
-    """Break and rebuild a group ``count`` times; every rank sees an asynchronous error of its own."""
+    """Break and rebuild a group ``count`` times; every rank sees an asynchronous error of its own.
+
+    It counts what there is after the fifth cycle, after the last one, and after each in which modules were imported:
+    once in some hundreds of cycles torch loads its compiler (triton, sympy, numpy: 30 MB allocated, 150 MB resident),
+    and never again.
+    """
+    modules = 0
     for number in range(me.config["count"]):
         world(me, prefix=f"cycle-{number}")
         warm(me)
@@ -487,10 +495,11 @@ def cycles(me: Rank) -> None:
         del work, tensor
         # A thread that was joined is seen for a moment more.
         until(lambda: {*threads()} <= {"python", "m8d-stream"} and me.bed.count("comms") == 0)
-        if number in (4, me.config["count"] - 1):
+        loaded, modules = len(sys.modules) > modules, len(sys.modules)
+        if number in (4, me.config["count"] - 1) or (number > 4 and loaded):
             me.event(
                 "counted", number=number, broke=broke, text=message, threads=threads(), comms=me.bed.count("comms"),
-                rss=resident(), events=me.bed.count("events"), streams=me.bed.count("streams"),
+                used=used(), rss=resident(), events=me.bed.count("events"), streams=me.bed.count("streams"),
             )  # fmt: skip
         elif not broke:
             me.event("counted", number=number, broke=broke, text=message)
@@ -504,6 +513,29 @@ def threads() -> list[str]:
         with contextlib.suppress(OSError):  # it ended meanwhile
             found.append((each / "comm").read_text().strip())
     return sorted(found)
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def used() -> float:
+    """Megabytes that are allocated and not freed, of all of glibc's arenas; -1 before glibc 2.33.
+
+    Not what the process has (`resident`): each cycle starts threads anew, which take their memory from whichever
+    arena is free, and an arena keeps the pages of what was freed in it.
+    """
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return -1.0
+    mallinfo2.restype = _Mallinfo2
+    found = mallinfo2()
+    return (found.uordblks + found.hblkhd) / 2**20
 
 
 def resident() -> int:
