@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,15 @@ def words(machine: Mapping[str, Any]) -> str:
     said.append(f"Linux {machine['kernel']}")
     said += [f"{each} {machine[each.lower()]}" for each in ("Python", "torch") if machine.get(each.lower())]
     return ", ".join(said)
+
+
+def sources() -> str:
+    """Digest of the code that is measured and measures, for the record."""
+    if str(ROOT / "build") not in sys.path:  # the toolchain is a plain folder
+        sys.path.insert(0, str(ROOT / "build"))
+    from m8d_build.digests import sources_digest  # noqa: PLC0415  (found through the line above)
+
+    return sources_digest("benchmarks")
 
 
 def commit() -> str:

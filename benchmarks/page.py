@@ -126,6 +126,7 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
     for when, parts in by_record.items():
         record = shown[parts[0]].record
         of = f"multiworld {record.multiworld}" + (f", commit {record.commit}" if record.commit else "")
+        of += f", sources {record.sources or 'not recorded'}"
         before, after = (record.machine.get(name) for name in ("load_before", "load_after"))
         load = (
             ""
@@ -146,7 +147,9 @@ def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
 def _goals(figures: Sequence[Figure]) -> str:
     with_goal = [figure for figure in figures if figure.goal is not None]
     met = sum(bool(figure.met) for figure in with_goal)
-    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it.\n"
+    unsure = sum(bool(figure.met) and figure.unsure for figure in with_goal)
+    text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it"
+    text += f", {unsure} of them within error: {met - unsure} reach it for certain.\n"
     text += "Goals of latency are about two members. *Within error* says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
     text += "1.81 times the interquartile range over √samples to either side.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"

@@ -56,6 +56,7 @@ class Record:
         options: the command line.
         parts: how each went, in the order they ran.
         figures: of all of them, in order.
+        sources: digest of the code that was measured and measured with (`m8d_build.digests`); "" if not recorded.
     """
 
     when: str
@@ -65,6 +66,7 @@ class Record:
     options: tuple[str, ...]
     parts: dict[str, PartRun]
     figures: tuple[Figure, ...] = field(default=())
+    sources: str = ""
 
     @property
     def name(self) -> str:

@@ -60,7 +60,7 @@ class Runner:
                 if parts[name].missing == "interrupted":
                     break
         found["load_after"] = machine.load()
-        return Record(when, __version__, commit, found, given, parts, tuple(self._figures))
+        return Record(when, __version__, commit, found, given, parts, tuple(self._figures), machine.sources())
 
     def _part(self, name: str, loader: Callable[[], Part], status: Status) -> PartRun:
         """Measure one part; whatever goes wrong is said, and kept."""

@@ -92,6 +92,7 @@ def _totals(outcomes: Sequence[Outcome]) -> str:
         ["build", *(outcome.build or NOTHING for outcome in outcomes)],
         ["Python", *(outcome.python or NOTHING for outcome in outcomes)],
         ["run on", *(outcome.date for outcome in outcomes)],
+        ["sources", *(outcome.sources or NOTHING for outcome in outcomes)],
         ["to its end", *(_one_line(outcome.trouble) if outcome.trouble else "yes" for outcome in outcomes)],
         *(
             [f"**{verdict}**", *(str(outcome.count(verdict)) for outcome in outcomes)]

@@ -45,6 +45,7 @@ __all__ = [
 
 VERSIONS = ("2.14.1",)  # the newest whose `nccl` is the ProcessGroupNCCL that the patches are for
 TESTS = REPO_ROOT / "tests" / "testbed"
+GPU_TESTS = REPO_ROOT / "tests" / "gpu"  # of `nox -s gpu`; the test bed stands in for hardware
 LIMIT = 3000.0  # seconds that the tests of a build may take; on two free cores it is an eighth of that
 AT_ONCE = 2  # builds
 STEP_PATCHED = "the patched wheel's environment"
@@ -62,7 +63,7 @@ class Asked:
         match: pytest's -k; "" for all tests.
         limit: seconds that the tests of a build may take.
         keep: leave what this run downloads and installs in the cache.
-        tests: the folder with the tests.
+        tests: the folder with the tests; with the test bed's own come those of `nox -s gpu`.
     """
 
     beds: Mapping[str, Path]
@@ -161,7 +162,7 @@ def _builds(
 def command(asked: Asked, name: str, python: Path, packages: Path | None, junit: Path) -> list[str | Path]:
     """Return how pytest is started for one build."""
     return [
-        sys.executable, "-m", "pytest", asked.tests, "-p", "no:cacheprovider", f"--junitxml={junit}",
+        sys.executable, "-m", "pytest", asked.tests, *([GPU_TESTS] if asked.tests == TESTS else []), "-p", "no:cacheprovider", f"--junitxml={junit}",
         f"--bed={name}={python}", *([f"--bed-path={packages}"] if packages is not None else []),
         *(["-k", asked.match] if asked.match else []),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Without ``--bed`` nothing here runs: the test bed stands in for GPUs (`nox -s gpu` is what runs on real ones)."""
+"""Without ``--bed`` nothing here runs: the test bed stands in for GPUs, as in `nox -s testbed` (`nox -s gpu` is what runs on real ones)."""
 
 from __future__ import annotations
 

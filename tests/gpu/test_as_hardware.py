@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 from bed.defects import PREMUL, premul_of_bfloat16
@@ -15,20 +17,30 @@ FEW = ["--only", "lost.all_reduce.wait", "again.rebuilt", "--modes", "aeh2", "--
 pytestmark = pytest.mark.timeout(600)
 
 
-def run(python, library, docs, *args):
-    code = main(["--gpu", f"a-build={python}", "--docs", str(docs), *args], stand_in=library)
+@pytest.fixture
+def run(python, library, pytestconfig):
+    packages = tuple(map(Path, pytestconfig.getoption("--bed-path")))
+    return partial(_run, python, library, packages)
+
+
+def _run(python, library, packages, docs, *args):
+    code = main(
+        ["--gpu", f"a-build={python}", "--docs", str(docs), *args], stand_in=library, packages=packages
+    )
     return code, read(docs / "hardware.json", today="")
 
 
-def test_one_gpu(python, library, tmp_path, monkeypatch):
+def test_one_gpu(run, tmp_path, monkeypatch):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
-    code, records = run(python, library, tmp_path, "--no-checks", *FEW)
+    code, records = run(tmp_path, "--no-checks", *FEW)
     assert code == 0
     assert {each.column.placement for each in records.runs} == {"one-gpu"}
     for each in records.runs:
         assert each.column.gpu.startswith("m8d test bed")
         assert each.column.nccl.startswith("2.")
         assert each.lacking == ()
+        assert each.left_out == ("--only lost.all_reduce.wait again.rebuilt", "--modes aeh2", "--no-checks")
+        assert each.column.sources
         assert {(row.scenario, row.observer.end) for row in each.rows} == {
             ("lost.all_reduce.wait", ALIVE), ("again.rebuilt", ALIVE),
         }  # fmt: skip
@@ -38,9 +50,9 @@ def test_one_gpu(python, library, tmp_path, monkeypatch):
     assert "Nothing was run yet" not in page
 
 
-def test_values_and_worlds(python, library, tmp_path, monkeypatch, capsys):
+def test_values_and_worlds(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
-    code, records = run(python, library, tmp_path, "--only", "none", "--backends", "nccl")
+    code, records = run(tmp_path, "--only", "none", "--backends", "nccl")
     assert code == 0, capsys.readouterr().out
     (only,) = records.runs
     assert len(only.checks) == 9
@@ -51,9 +63,9 @@ def test_values_and_worlds(python, library, tmp_path, monkeypatch, capsys):
     assert sum(bool(check.ms) for check in only.checks) == 2  # killed, stopped
 
 
-def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(python, library, tmp_path, monkeypatch):
+def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(run, tmp_path, monkeypatch):
     monkeypatch.setenv("M8D_BED_DEVICES", "2")
-    code, records = run(python, library, tmp_path, "--no-checks", "--backends", "nccl", *FEW)
+    code, records = run(tmp_path, "--no-checks", "--backends", "nccl", *FEW)
     assert code == 0
     found = {each.column.placement: each for each in records.runs}
     assert list(found) == ["gpus-sockets", "gpus", "one-gpu"]
@@ -62,13 +74,11 @@ def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(python, library, t
     assert {row.scenario for row in found["one-gpu"].rows} == {"lost.all_reduce.wait", "again.rebuilt"}
 
 
-def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(
-    python, library, tmp_path, monkeypatch, capsys
-):
+def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
     monkeypatch.setattr("hardware.session.IN_VAIN", 2)
     monkeypatch.setattr("matrix.runner.START", 0.001)
-    code, records = run(python, library, tmp_path, "--no-checks", "--backends", "nccl", "--jobs", "1",
+    code, records = run(tmp_path, "--no-checks", "--backends", "nccl", "--jobs", "1",
                         "--only", "lost.*", "--modes", "aeh2", "--repeat", "1")  # fmt: skip
     assert code == 3
     assert "2 runs in a row came to nothing" in capsys.readouterr().out

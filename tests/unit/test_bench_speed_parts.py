@@ -148,7 +148,8 @@ def test_fanin_compares_the_best_with_the_best():
         "threads": [400.0, 400.0], "aio": [10.0, 5000.0], "communicator": [300.0, 300.0],
     }  # fmt: skip
     found = {each.name: each for each in fanin.figures_of(16, MB, rates)}
-    assert found["16/1MB/best"].series["of"] == "aio", "the highest median"
+    # The highest median of all is that of `aio`, which stock has nothing like.
+    assert found["16/1MB/best"].series["of"] == "irecv", "the highest median of the ways that stock has, too"
     assert found["16/1MB/irecv"].value == pytest.approx(0.99)
     assert found["16/1MB/irecv"].baseline == pytest.approx(1100 * MB / 1e9)
     assert found["16/1MB/best"].goal == Goal(at_least=0.97)

@@ -146,7 +146,7 @@ def test_tests_that_do_not_end_well(tests, tmp_path, makes, body, says):
 def test_the_command_line_of_pytest(tmp_path):
     asked = Asked({}, match="values")
     said = command(asked, "a", Path("/a/python"), tmp_path, tmp_path / "x.xml")
-    assert said[:4] == [sys.executable, "-m", "pytest", TESTS]
+    assert said[:5] == [sys.executable, "-m", "pytest", TESTS, TESTS.with_name("gpu")]
     assert said[-4:] == ["--bed=a=/a/python", f"--bed-path={tmp_path}", "-k", "values"]
 
 

@@ -59,12 +59,15 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def main(argv: Sequence[str] | None = None, *, stand_in: Path | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, stand_in: Path | None = None, packages: tuple[Path, ...] = ()
+) -> int:
     """Run the command.
 
     Args:
         argv: arguments.
         stand_in: the test bed's library, to test this very code without a GPU.
+        packages: folders with what ranks need beyond torch (numpy), where the build has it not.
 
     Returns:
         0; 1: no GPU; 2: wrong arguments, or a build or machine that cannot be used; 3: runs that came to nothing; 4:
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None, *, stand_in: Path | None = None) -> 
     try:
         known = read(path, today=today)
         if not args.page_only:
-            _run(args, stand_in, today, runs, console)
+            _run(args, stand_in, packages, today, runs, console)
     except (BedError, ValueError) as exc:
         console.print(str(exc), markup=False, style="red")
         code = NO_GPU if isinstance(exc, NoGpu) else NOT_RUN if isinstance(exc, GaveUp) else UNUSABLE
@@ -99,7 +102,12 @@ def main(argv: Sequence[str] | None = None, *, stand_in: Path | None = None) -> 
 
 
 def _run(
-    args: argparse.Namespace, stand_in: Path | None, today: str, runs: list[Run], console: Console
+    args: argparse.Namespace,
+    stand_in: Path | None,
+    packages: tuple[Path, ...],
+    today: str,
+    runs: list[Run],
+    console: Console,
 ) -> None:
     named = parse_named(args.gpu, option="--gpu")
     if not named:
@@ -113,7 +121,7 @@ def _run(
             raise BedError(f"--{option} {getattr(args, option)}", rule="it is 1 or more")
     asked = Asked(
         args.only, args.modes, args.placements, args.backends, args.repeat, args.jobs,
-        checks=not args.no_checks, library=stand_in,
+        checks=not args.no_checks, library=stand_in, packages=packages,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="m8d-gpu-") as folder:
         for name, python in named.items():

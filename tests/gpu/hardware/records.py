@@ -10,6 +10,7 @@ from matrix.cells import Target
 from matrix.outcome import Row
 
 from hardware.selection import ORDER
+from m8d_build.digests import MIXED, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +62,7 @@ class Column:
         nccl: the library's version.
         topics: of the patches in the build; empty for a stock one.
         date: of the last run, ISO.
+        sources, series: digests of what it was made from (`m8d_build.digests`); "" if not recorded.
     """
 
     target: Target
@@ -72,6 +74,8 @@ class Column:
     nccl: str
     topics: tuple[str, ...]
     date: str
+    sources: str = UNKNOWN
+    series: str = UNKNOWN
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -88,12 +92,14 @@ class Run:
         rows: of scenarios.
         checks: of values and worlds.
         lacking: scenarios this machine has too few GPUs for.
+        left_out: why anything else was left out ("--only lost.*"); () if that was not recorded.
     """
 
     column: Column
     rows: tuple[Row, ...] = ()
     checks: tuple[Check, ...] = ()
     lacking: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def merged(self, newer: Run) -> Run:
         """Put newer results in place of older ones of the same; what was not run again stays."""
@@ -102,7 +108,23 @@ class Run:
         known = [row for row in rows.values() if (row.scenario, row.mode) in ORDER]
         known.sort(key=lambda row: (ORDER[row.scenario, row.mode], row.repeat))
         lacking = tuple(dict.fromkeys((*self.lacking, *newer.lacking)))
-        return replace(newer, rows=tuple(known), checks=tuple(checks.values()), lacking=lacking)
+        left_out = tuple(dict.fromkeys((*self.left_out, *newer.left_out)))
+        column = newer.column
+        if len(known) > len({row.key for row in newer.rows}) or len(checks) > len(newer.checks):
+            mixed = {
+                name: MIXED
+                for name in ("sources", "series")
+                if getattr(self.column, name) != getattr(column, name)
+            }
+            column = replace(column, **mixed)
+        return replace(
+            newer,
+            column=column,
+            rows=tuple(known),
+            checks=tuple(checks.values()),
+            lacking=lacking,
+            left_out=left_out,
+        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +166,8 @@ def _run(data: dict[str, Any]) -> Run:
         Check(**{**each, "ms": tuple(each["ms"]), "defects": tuple(each.get("defects", ()))})
         for each in data["checks"]
     )
-    return Run(column, tuple(map(Row.from_json, data["rows"])), checks, tuple(data["lacking"]))
+    rows = tuple(map(Row.from_json, data["rows"]))
+    return Run(column, rows, checks, tuple(data["lacking"]), tuple(data.get("left_out", ())))
 
 
 def write(path: Path, records: Records) -> None:
@@ -156,7 +179,7 @@ def write(path: Path, records: Records) -> None:
 
     runs = ",\n".join(
         f'{{"column": {json.dumps(asdict(run.column), ensure_ascii=False)},\n'
-        f' "lacking": {json.dumps(run.lacking)},\n'
+        f' "lacking": {json.dumps(run.lacking)}, "left_out": {json.dumps(run.left_out)},\n'
         f' "checks": {lines(asdict(each) for each in run.checks)},\n'
         f' "rows": {lines(row.as_json() for row in run.rows)}}}'
         for run in records.runs

@@ -13,7 +13,7 @@ from matrix.words import together, words
 
 from hardware.fidelity import Alike, Answer, as_on_the_bed, bed_rows
 from hardware.placements import PLACEMENTS
-from hardware.selection import HARDWARE
+from hardware.selection import CHECKS, HARDWARE, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,8 +69,11 @@ _LEGEND = """\
 *unblocked* is from the fault until the thread that met it has come through its call and the reading of the result, or
 until the process died: median / maximum over the runs. Modes that end alike share a line. *as on the bed*: whether the
 process's end and what every step returned or raised are those of the same cell of [the matrix](nccl-defects.md); `-`:
-the cell was not run there.
+the cell was not run there. *sources*, *series*: digests of the code it was run with, and of the patches in the build;
+*not recorded*: it was run before they were kept.
 """
+
+NOT_RECORDED = "not recorded"
 
 
 def page(records: Records, bed: Results) -> str:
@@ -116,15 +119,17 @@ def _summary(runs: Sequence[Run], bed: Results) -> str:
                 head.cuda,
                 head.nccl or "unknown",
                 ", ".join(head.topics) or "-",
-                f"{sum(check.right for check in run.checks)} of {len(run.checks)}",
-                f"{len(answers)} cells, {sum(not row.failure for row in run.rows)} runs",
+                f"{sum(check.right for check in run.checks)} of {len(run.checks)}{_not_run(run)}",
+                f"{len(answers)} of {len(wanted())} cells, {sum(not row.failure for row in run.rows)} runs",
                 f"{known.count(Alike.YES)} of {len(known)}",
                 head.date,
+                head.sources or NOT_RECORDED,
+                (head.series or NOT_RECORDED) if head.topics else "-",
             ]
         )
     head = [
         "build and backend", "placement", "GPU", "driver", "torch", "CUDA", "NCCL", "patches", "checks right", "run",
-        "as on the bed", "on",
+        "as on the bed", "on", "sources", "series",
     ]  # fmt: skip
     return "## What was run\n\n" + _table(head, lines)
 
@@ -155,7 +160,29 @@ def _run(run: Run, bed: Results) -> str:
         )
     if run.lacking:
         parts.append(f"Not run, for want of GPUs: {'; '.join(run.lacking)}.\n")
+    parts += _missing(run)
     return "\n".join(parts)
+
+
+def _not_run(run: Run) -> str:
+    count = len(_checks_left_out(run))
+    return f", {count} not run" if count else ""
+
+
+def _checks_left_out(run: Run) -> list[str]:
+    return [name for name in CHECKS if name not in {check.name for check in run.checks}]
+
+
+def _missing(run: Run) -> list[str]:
+    """Say what a whole record would have and this one has not, and why."""
+    there = {(row.scenario, row.mode) for row in run.rows}
+    lacking = {each.partition(":")[0] for each in run.lacking}
+    cells = Counter(name for name, mode in wanted() if (name, mode) not in there and name not in lacking)
+    said = [f"`{name}` ({count} modes)" for name, count in cells.items()] + _checks_left_out(run)
+    if not said:
+        return []
+    why = "; ".join(run.left_out) or "the reason was not recorded"
+    return [f"**Not in this record**: {', '.join(said)}. Why: {why}.\n"]
 
 
 def _answers(run: Run, bed: Results) -> list[tuple[Scenario, list[Row], Answer]]:

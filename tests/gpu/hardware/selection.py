@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hardware.placements import Placement
 
-__all__ = ["HARDWARE", "ORDER", "needs_double", "select"]
+__all__ = ["CHECKS", "HARDWARE", "ORDER", "needs_double", "select", "wanted"]
 
 _UNHANDLED = "aeh0"
 """Nobody is ever let go there: nothing can be measured, and every cell costs its whole deadline."""
@@ -51,6 +51,22 @@ ORDER = {
     (scenario.id, mode): place
     for place, (scenario, mode) in enumerate((each, mode) for each in HARDWARE for mode in each.modes)
 }
+
+
+CHECKS = (
+    *(f"every collective, {size} ranks" for size in (2, 3, 4)),
+    "groups beside the default one, 3 ranks",
+    *(f"worlds: every operation in every way, {size} members" for size in (2, 3)),
+    "worlds: left and rejoined",
+    "worlds: a member is killed and replaced, the others go on",
+    "worlds: a member is stopped and replaced, the others go on",
+)
+"""What is looked at beside the scenarios (`hardware.verify.checks`)."""
+
+
+def wanted() -> tuple[tuple[str, str], ...]:
+    """Return the cells of a whole record: scenario and mode."""
+    return tuple(key for key in ORDER if key[1] != _UNHANDLED)
 
 
 def select(

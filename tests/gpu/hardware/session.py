@@ -18,6 +18,7 @@ from hardware.placements import choices
 from hardware.records import Check, Column, Run
 from hardware.selection import select
 from hardware.verify import checks
+from m8d_build.digests import series_digest, sources_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ class Asked:
         jobs: cells side by side.
         checks: whether values and worlds are looked at.
         library: the test bed's, where it stands in for hardware.
+        packages: folders with what ranks need beyond torch, where the build has it not.
     """
 
     only: Sequence[str] = ()
@@ -66,6 +68,7 @@ class Asked:
     jobs: int = 2
     checks: bool = True
     library: Path | None = None
+    packages: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -117,7 +120,9 @@ def run_build(
         f"{machine.gpu}, driver {machine.driver or 'unknown'}; torch {machine.torch}, NCCL {machine.nccl or 'unknown'}"
     )
     groups = choices(len(machine.gpus), asked.placements)
-    with Launcher(python, asked.library, workdir=scratch / name, extra_path=(HERE,)) as launcher:
+    with Launcher(
+        python, asked.library, workdir=scratch / name, extra_path=(HERE, *asked.packages)
+    ) as launcher:
         accepted = [found for group in groups if (found := _accepted(launcher, group, asked, say))]
         if not accepted:
             raise BedError(
@@ -166,8 +171,18 @@ def _targets(build: Build, asked: Asked) -> Iterator[Target]:
 def _column(target: Target, placement: Placement, machine: Machine, build: Build, today: str) -> Column:
     return Column(
         target, placement.id, machine.gpu, machine.driver, build.torch, build.cuda, machine.nccl or build.nccl,
-        build.topics, today,
+        build.topics, today, sources_digest("hardware"), series_digest(build.torch) if build.topics else "",
     )  # fmt: skip
+
+
+def _left_out(asked: Asked, *, ended: bool) -> tuple[str, ...]:
+    """Say why something may be missing from the record of a run, one reason each."""
+    return (
+        *([f"--only {' '.join(asked.only)}"] if asked.only else []),
+        *([f"--modes {' '.join(asked.modes)}"] if asked.modes else []),
+        *([] if asked.checks else ["--no-checks"]),
+        *([] if ended else ["the run was cut short"]),
+    )
 
 
 def _run_column(
@@ -178,6 +193,7 @@ def _run_column(
         column.target, placed.placement, gpus, only=asked.only, modes=asked.modes, repeat=asked.repeat
     )
     found: list[Check] = []
+    ended = False
     watch = _Watch(placed)
     try:
         if asked.checks:
@@ -192,5 +208,6 @@ def _run_column(
             watch.took(row)
 
         run_cells(placed, cells, scratch=scratch, jobs=asked.jobs, each=took)
+        ended = True
     finally:
-        keep(Run(column, tuple(watch.rows), tuple(found), tuple(lacking)))
+        keep(Run(column, tuple(watch.rows), tuple(found), tuple(lacking), _left_out(asked, ended=ended)))

@@ -34,6 +34,13 @@ under load and say "at once" or "after a timeout", not more. The same as data:
 [nccl-defects.json](nccl-defects.json).
 """
 
+NOT_RECORDED = "not recorded"
+
+_DIGESTS = """\
+*sources*: a digest of the test bed and the matrix that a column was run with; *series*: of the patches in the build.
+*not recorded*: it was run before digests were kept, with a series that may have been changed since.
+"""
+
 _PROMISED = """\
 ## What a patched build promises
 
@@ -93,10 +100,14 @@ def _builds(results: Results) -> str:
                 facts.get("topics", "") if target.patched else "-",
                 f"{len({(row.scenario, row.mode) for row in rows})} cells, {len(rows)} runs",
                 column.date,
+                facts.get("sources") or NOT_RECORDED,
+                (facts.get("series") or NOT_RECORDED) if target.patched else "-",
             ]
         )
-    head = ["column", "torch", "CUDA", "NCCL", "its backend builds", "patches", "run", "on"]
-    return "## What was run\n\n" + _table(head, lines)
+    head = [
+        "column", "torch", "CUDA", "NCCL", "its backend builds", "patches", "run", "on", "sources", "series",
+    ]  # fmt: skip
+    return "## What was run\n\n" + _table(head, lines) + "\n" + _DIGESTS
 
 
 def _defects(results: Results) -> str:
@@ -129,13 +140,18 @@ def _promises(results: Results) -> str:
         told = kept(results.of(target))
         good = sum(not what for what in told.values())
         parts.append(
-            f"{target.name}: **{good} of {len(told)} cells keep every promise.**"
+            f"{target.name}{_of_series(results, target)}: **{good} of {len(told)} cells keep every promise.**"
             + (" Those that do not:" if good < len(told) else "")
             + "\n"
         )
         lines = [[f"`{name}`", mode, "; ".join(what)] for (name, mode), what in told.items() if what]
         parts.append(_table(["scenario", "mode", "what is broken"], lines) if lines else "")
     return _PROMISED + "\n" + "\n".join(parts) if parts else ""
+
+
+def _of_series(results: Results, target: Target) -> str:
+    series = next(each.facts.get("series") for each in results.columns if each.target == target)
+    return f" (series {series})" if series else " (of a series that was not recorded)"
 
 
 def _stock_modes(results: Results) -> str:

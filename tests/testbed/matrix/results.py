@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from m8d_build.digests import MIXED, UNKNOWN
 from matrix.cells import Target
 from matrix.outcome import Row
 
@@ -24,7 +25,8 @@ class Column:
 
     Attributes:
         target: build and backend.
-        facts: "torch", "cuda", "nccl", and, patched, "topics".
+        facts: "torch", "cuda", "nccl", and, patched, "topics"; "sources" and "series": digests of what it was made from
+            (`m8d_build.digests`).
         date: of its last run, ISO.
     """
 
@@ -72,7 +74,16 @@ class Results:
             (column.target.build, column.target.backend): number
             for number, column in enumerate(sorted_columns)
         }
-        kept = {row.key: row for row in self.rows} | {row.key: row for row in rows}
+        newer = {row.key: row for row in rows}
+        kept = {row.key: row for row in self.rows} | newer
+        stayed = {(row.build, row.backend) for key, row in kept.items() if key not in newer}
+        older = {column.target.name: column for column in self.columns}
+        sorted_columns = [
+            _mixed(older[each.target.name], each)
+            if each.target.name in older and (each.target.build, each.target.backend) in stayed
+            else each
+            for each in sorted_columns
+        ]
         known = [
             row
             for row in kept.values()
@@ -80,6 +91,15 @@ class Results:
         ]
         known.sort(key=lambda row: (ranks[row.build, row.backend], place[row.scenario, row.mode], row.repeat))
         return Results(tuple(sorted_columns), tuple(known))
+
+
+def _mixed(older: Column, newer: Column) -> Column:
+    """Return the newer column, which keeps rows of the older: what they were made from may differ."""
+    facts = {
+        name: value if older.facts.get(name, UNKNOWN) == value or name not in {"sources", "series"} else MIXED
+        for name, value in newer.facts.items()
+    }
+    return Column(newer.target, facts, newer.date)
 
 
 def _rank(target: Target) -> tuple[tuple[int, ...], bool, str]:

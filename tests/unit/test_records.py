@@ -1,0 +1,110 @@
+"""Pages written from records say what these were made from, and docs/records.md which are of older code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.page import chosen_of
+from benchmarks.records import KEPT, stored
+from m8d_build.battery import sources_digest as battery_digest
+from m8d_build.digests import MIXED, RECORDS, UNKNOWN, series_digest, sources_digest
+from m8d_build.settings import REPO_ROOT
+
+DOCS = REPO_ROOT / "docs"
+NOT_RECORDED, OLDER, THIS = "not recorded", "older code", "this code"
+PAGES = {
+    "compatibility": "compatibility.md",
+    "nccl-defects": "nccl-defects.md",
+    "hardware": "hardware.md",
+    "benchmarks": "benchmarks/index.md",
+}
+
+
+def compatibility() -> Iterator[tuple[str, str]]:
+    text = (DOCS / PAGES["compatibility"]).read_text(encoding="utf-8")
+    found = re.search(r"^\| sources \| (.+) \|$", text, re.MULTILINE)
+    now = battery_digest(REPO_ROOT / "tests" / "contract")
+    for digest in found[1].split(" | ") if found else [UNKNOWN]:
+        yield digest, now
+
+
+def nccl_defects() -> Iterator[tuple[str, str]]:
+    data = json.loads((DOCS / "nccl-defects.json").read_text(encoding="utf-8"))
+    for column in data["columns"]:
+        facts, target = column["facts"], column["target"]
+        yield facts.get("sources", UNKNOWN), sources_digest("nccl-defects")
+        if target["patched"]:
+            yield facts.get("series", UNKNOWN), series_digest(target["torch"])
+
+
+def hardware() -> Iterator[tuple[str, str]]:
+    data = json.loads((DOCS / "hardware.json").read_text(encoding="utf-8"))
+    for run in data["runs"]:
+        head = run["column"]
+        yield head.get("sources", UNKNOWN), sources_digest("hardware")
+        if head["topics"]:
+            yield head.get("series", UNKNOWN), series_digest(head["torch"])
+
+
+def benchmarks() -> Iterator[tuple[str, str]]:
+    kept, _ = stored(KEPT)
+    for record in chosen_of(kept).values():
+        yield record.sources, sources_digest("benchmarks")
+
+
+MADE_FROM = {
+    "compatibility": compatibility,
+    "nccl-defects": nccl_defects,
+    "hardware": hardware,
+    "benchmarks": benchmarks,
+}
+
+
+def state(record: str) -> tuple[str, str]:
+    """What a page was made from, in words, and what code it is of."""
+    pairs = [*MADE_FROM[record]()]
+    made = {digest for digest, _ in pairs}
+    words = NOT_RECORDED if UNKNOWN in made else ", ".join(sorted(made))
+    return words, THIS if all(digest == now for digest, now in pairs) else OLDER
+
+
+@pytest.mark.parametrize("record", PAGES)
+def test_the_page_of_records_is_right(record):
+    text = (DOCS / "records.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if f"]({PAGES[record]})" in line and line.startswith("| [")]
+    said = tuple(cell.strip() for cell in line.strip("| ").split(" | "))[-2:]
+    assert said == state(record), f"docs/records.md: {PAGES[record]} is of {state(record)[1]}"
+
+
+def test_the_readme_says_where_it_leans_on_older_records():
+    readme = (REPO_ROOT / "README.md").read_text(encoding="utf-8")
+    stale = [page for record, page in PAGES.items() if state(record)[1] == OLDER and f"docs/{page}" in readme]
+    assert not stale or "(docs/records.md)" in readme, f"README leans on {stale}, which are of older code"
+
+
+def test_a_digest_follows_code_and_not_words(tmp_path):
+    for folder in RECORDS["hardware"]:
+        (tmp_path / folder).mkdir(parents=True)
+    code = tmp_path / "multiworld" / "a.py"
+    code.write_text("1")
+    first = sources_digest("hardware", tmp_path)
+    (tmp_path / "multiworld" / "README.md").write_text("words")
+    assert sources_digest("hardware", tmp_path) == first
+    code.write_text("2")
+    assert sources_digest("hardware", tmp_path) not in {first, MIXED, UNKNOWN}
+
+
+def test_a_series_digest_is_of_its_patches(tmp_path):
+    folder = tmp_path / "patches" / "v9.9.9"
+    folder.mkdir(parents=True)
+    assert series_digest("9.9.9", tmp_path) == UNKNOWN
+    (folder / "0001-a.patch").write_text("a")
+    first = series_digest("9.9.9", tmp_path)
+    assert series_digest("9.9.9+cu130.m8d1", tmp_path) == first != UNKNOWN
+    (folder / "0001-a.patch").write_text("b")
+    assert series_digest("9.9.9", tmp_path) != first
+    assert series_digest("2.6.0") != UNKNOWN
