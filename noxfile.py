@@ -77,6 +77,13 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "report", "--show-missing", "--fail-under=100")
 
 
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """One-line mutations of what decides; those that no test finds are shown (`-- FILE ...`, `-- --list`; hours)."""
+    session.install(*TOOLCHAIN, *TEST, *TORCH, "cosmic-ray>=8.3")
+    session.run("python", "tests/mutants.py", *session.posargs, env=ENV)
+
+
 @nox.session(name="tests-torch")
 def tests_torch(session: nox.Session) -> None:
     """The contract tests on torch 2.4 to 2.15, one after the other (`-- --help`; about 6 GB for each version)."""

@@ -52,3 +52,20 @@ def test_nothing_is_held_once_the_exception_is_gone(translate):
         assert kept[0]() is None
     finally:
         gc.enable()
+
+
+class Equal(Exception):
+    """Equal to every other; not the same."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def test_an_equal_error_is_another_one():
+    first, better = Equal("first"), Equal("better")
+    with pytest.raises(Equal) as caught:
+        raise_instead(first, better)
+    assert caught.value is better
+    assert better.__cause__ is first

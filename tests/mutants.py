@@ -1,0 +1,136 @@
+"""Mutations of what decides, and whether a test fails by each: ``nox -s mutants`` (cosmic-ray does the mutating).
+
+    nox -s mutants                                  # everything that is listed here; many hours
+    nox -s mutants -- multiworld/_core/raising.py   # some of it
+    nox -s mutants -- --list
+
+It works in a copy of the tree, one mutation at a time, and shows those that every test survived. Reading them is the
+work: a survivor is a test that is missing, code that does nothing, or a change that means the same. Exit status: 0
+where there are none, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+UNIT = "tests/unit/test_{}.py"
+CORE = "multiworld/_core/{}.py"
+TESTS: dict[str, tuple[str, ...]] = {
+    # decisions
+    **{CORE.format(name): tuple(map(UNIT.format, tests)) for name, tests in {
+        "actions": ("detector", "watchdog_peers"),
+        "detector": ("detector",),
+        "dialing": ("watchdog_peers",),
+        "ledger": ("membership", "membership_rendezvous"),
+        "lifecycle": ("lifecycle",),
+        "links": ("watchdog_peers",),
+        "membership": ("membership", "membership_rendezvous"),
+        "nccl_policy": ("nccl_policy",),
+        "past": ("membership", "membership_rendezvous"),
+        "peers": ("watchdog_peers",),
+        "raising": ("raising",),
+        "refusals": ("membership", "membership_rendezvous"),
+        "request": ("membership", "membership_rendezvous"),
+        "roster": ("membership", "membership_rendezvous"),
+        "tethers": ("tethers",),
+        "wire": ("wire",),
+        "worlds": ("watchdog_peers", "detector"),
+    }.items()},
+    # the launcher's decisions
+    "multiworld/run/restarts.py": (UNIT.format("run_restarts"),),
+    "multiworld/run/seats.py": (UNIT.format("run_seats"),),
+    "multiworld/run/state.py": (UNIT.format("run_state"),),
+    "multiworld/run/guard.py": (UNIT.format("guard"),),
+    "multiworld/run/worldstext.py": (UNIT.format("worlds_file"),),
+    # the edges that are told what to do
+    "multiworld/shim/diff.py": (UNIT.format("shim_diff"),),
+    "multiworld/_c10d/faults.py": ("tests/contract/test_faults.py",),
+    "multiworld/objects.py": ("tests/contract/test_objects.py",),
+}  # fmt: skip
+"""What is mutated, and the tests that are to fail by it."""
+
+# What decides nothing: what a message says, how a type is written.
+_UNINTERESTING = "core/(NumberReplacer|RemoveDecorator|ReplaceBinaryOperator_BitOr_.*)"
+_CONFIG = """\
+[cosmic-ray]
+module-path = "{module}"
+timeout = {timeout}
+excluded-modules = []
+test-command = "{python} -m pytest -q -x -p no:cacheprovider --hypothesis-seed=0 {tests}"
+
+[cosmic-ray.distributor]
+name = "local"
+
+[cosmic-ray.filters.operators-filter]
+exclude-operators = ["{uninteresting}"]
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the mutations of some modules."""
+    parser = argparse.ArgumentParser(
+        "nox -s mutants --", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modules", nargs="*", metavar="FILE", help="default: all that are listed")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS",
+        help="the tests of one mutation may take (120); one that takes longer is found",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="name the files and end")
+    args = parser.parse_args(argv)
+    if args.list:
+        print(*(f"{module}: {' '.join(tests)}" for module, tests in TESTS.items()), sep="\n")
+        return 0
+    unknown = [each for each in args.modules if each not in TESTS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not listed. Look at --list")
+    with tempfile.TemporaryDirectory(prefix="m8d-mutants-") as folder:
+        tree = _copy(Path(folder) / "tree")
+        left = {module: _survivors(tree, module, args.timeout) for module in args.modules or TESTS}
+    for module, text in left.items():
+        print(f"{module}: {'survivors:' if text else 'every mutation was found'}\n{text}")
+    return 1 if any(left.values()) else 0
+
+
+def _copy(to: Path) -> Path:
+    """Copy what git knows of the tree: mutations are made in place."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, names.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+    return to
+
+
+def _survivors(tree: Path, module: str, timeout: float) -> str:
+    """Run the mutations of a module; return the report of those that were not found."""
+    config, session = tree / "mutants.toml", tree / "mutants.sqlite"
+    session.unlink(missing_ok=True)
+    config.write_text(
+        _CONFIG.format(
+            module=module, timeout=timeout, python=sys.executable, tests=" ".join(TESTS[module]),
+            uninteresting=_UNINTERESTING,
+        )
+    )  # fmt: skip
+
+    def run(*command: str, check: bool = True) -> str:
+        done = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True, check=check)
+        return done.stdout
+
+    run("cosmic-ray", "baseline", config.name)  # without a mutation the tests pass
+    run("cosmic-ray", "init", config.name, session.name, "--force")
+    run("cr-filter-operators", session.name, config.name)
+    run("cosmic-ray", "exec", config.name, session.name)
+    report = run("cr-report", session.name, "--surviving-only", "--show-diff")
+    return "" if "SURVIVED" not in report.upper() or "surviving mutants: 0" in report else report
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
