@@ -59,8 +59,8 @@ def unit(session: nox.Session) -> None:
 CORE_TESTS = [
     f"tests/unit/test_{name}.py"
     for name in (
-        "busy", "detector", "lifecycle", "membership", "membership_simulated", "nccl_policy", "raising", "tethers",
-        "watchdog_peers", "wire",
+        "admission", "apart", "busy", "detector", "durations", "lifecycle", "membership", "membership_rendezvous",
+        "membership_simulated", "nccl_policy", "raising", "tethers", "visitors", "watchdog_peers", "wire",
     )
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.raising import not_a_tensor, raise_instead
 
 
 class Work:
@@ -69,3 +69,16 @@ def test_an_equal_error_is_another_one():
         raise_instead(first, better)
     assert caught.value is better
     assert better.__cause__ is first
+
+
+def test_what_is_no_tensor_is_said_by_its_value_and_type():
+    with pytest.raises(AttributeError) as caught:
+        [1, 2].device  # noqa: B018
+    error = not_a_tensor(caught.value)
+    assert isinstance(error, TypeError)
+    assert str(error) == "[1, 2] is a list, and an operation takes a torch.Tensor"
+
+
+@pytest.mark.parametrize("error", [ValueError("device"), AttributeError("no shape", name="shape", obj=1)])
+def test_other_errors_are_no_word_on_tensors(error):
+    assert not_a_tensor(error) is None
