@@ -64,7 +64,9 @@ def pytest_sessionfinish(session):
         return
     record = _record(session.config)
     record.write(Path(CI_RECORD))
-    if evidence.load().new_skips(record.skipped) and session.exitstatus == pytest.ExitCode.OK:
+    rules = evidence.load()
+    wrong = rules.new_skips(record.skipped) or rules.too_many_looks(record.second_looks)
+    if wrong and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -75,8 +77,12 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
         terminalreporter.write_line(f"It had a second look: {'' if entry is None else entry.reason}")
-    if CI_RECORD and (wrong := rules.new_skips(_record(config).skipped)):
-        terminalreporter.section("skips that CI must not have")
+    if not CI_RECORD:
+        return
+    record = _record(config)
+    wrong = rules.new_skips(record.skipped) + rules.too_many_looks(record.second_looks)
+    if wrong:
+        terminalreporter.section("what CI must not have")
         for line in wrong:
             terminalreporter.write_line(line)
 

@@ -52,16 +52,18 @@ class SecondLook:
     """A test that CI may run again when it failed.
 
     Attributes:
-        test: its node id, with or without the parameters.
+        test: its node id, with or without the parameters, or a pattern as in `Skip`.
         reason: why its failure may say nothing of the code.
+        most: looks at most that one run of pytest may have by this.
     """
 
     test: str
     reason: str
+    most: int = 1
 
     def matches(self, node: str) -> bool:
         """Whether it is about this one."""
-        return node == self.test or node.partition("[")[0] == self.test
+        return _like(node, self.test) or node.partition("[")[0] == self.test
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,15 @@ class Rules:
     def second_look(self, node: str) -> SecondLook | None:
         """Return the entry of a test that may be run again."""
         return next((each for each in self.second_looks if each.matches(node)), None)
+
+    def too_many_looks(self, looks: Iterable[str]) -> list[str]:
+        """Say for which entries one run had too many second looks, as lines."""
+        used = Counter(entry for node in looks if (entry := self.second_look(node)) is not None)
+        return [
+            f"{entry.test}: {count} second looks, {entry.most} may be an accident"
+            for entry, count in used.items()
+            if count > entry.most
+        ]
 
     def too_few(self, passed: dict[str, int]) -> list[str]:
         """Say which parts have too few passed tests, as lines."""

@@ -42,6 +42,16 @@ def test_only_listed_tests_are_looked_at_twice():
     assert MADE.second_look("tests/contract/test_b.py::test_net2") is None
 
 
+def test_second_looks_of_a_pattern_are_counted():
+    look = SecondLook("tests/contract/*", "a shared machine", 2)
+    rules = Rules({}, (), (look,))
+    nodes = [f"tests/contract/test_a.py::test_x[{n}]" for n in range(3)]
+    assert rules.second_look(nodes[0]) is look
+    assert rules.second_look("tests/unit/test_a.py::test_x") is None
+    assert rules.too_many_looks(nodes[:2]) == []
+    assert rules.too_many_looks(nodes) == ["tests/contract/*: 3 second looks, 2 may be an accident"]
+
+
 @pytest.mark.parametrize(
     ("where", "beds", "part"),
     [
