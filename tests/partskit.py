@@ -93,6 +93,11 @@ def _span(seconds: float) -> str:
     return f"about {round(seconds / 60)} min"
 
 
+def _part(path: Path) -> str:
+    """Return the folder below tests/ that a test is in; of one that is elsewhere its own folder."""
+    return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else path.parent.name
+
+
 class Parts:
     """The plugin."""
 
@@ -112,9 +117,7 @@ class Parts:
                 item.add_marker(pytest.mark.long)
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        tests = [
-            (item.path.relative_to(HERE).parts[0], self._expected(item.nodeid)) for item in session.items
-        ]
+        tests = [(_part(item.path), self._expected(item.nodeid)) for item in session.items]
         if self._shows:
             self._progress = Progress(tests, time.monotonic())
 

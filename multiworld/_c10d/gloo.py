@@ -204,8 +204,12 @@ class GlooWorld:
         unblocking.unblock([group.target for group in groups], self._posted)
 
     def posted(self, work: Any) -> Any:
-        """A send or a receive of one of these groups was posted in this thread; returns it."""
-        self._posted.add(work)
+        """A send or a receive of one of these groups was posted in this thread; returns it.
+
+        Between the operations of a batch NCCL gives none.
+        """
+        if work is not None:
+            self._posted.add(work)
         if self.aborted:  # perhaps too late to be told with the others
             self.abort()
         return work

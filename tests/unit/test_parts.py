@@ -71,7 +71,7 @@ def test_the_everyday_form_ends_in_time(request):
 
 
 def test_ci_runs_every_test_once():
-    sessions = re.search(r"^sessions=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    sessions = re.search(r"^checks=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert sessions
     ran = [name for name in sessions[1].split() if name.startswith("tests")]
     assert ran == ["tests-all"]
