@@ -30,6 +30,8 @@ def failure() -> str | None:
     kind, traceback = getattr(sys, "last_type", None), getattr(sys, "last_traceback", None)
     if kind is None or hasattr(sys, "ps1") or sys.flags.interactive:
         return None  # of a prompt it is the last one that was shown
+    if issubclass(kind, KeyboardInterrupt):
+        return None  # Ctrl-C is how a user ends a program
     if traceback is not None and traceback.tb_frame.f_back is not None:
         return None  # shown by a console inside of the program, which went on
     return f"its program ended with {_name(kind)}"

@@ -67,7 +67,7 @@ def told(world):
         ("raised", "failed", "its program ended with Odd"),
         ("in the block", "failed", "its program ended with KeyError"),
         ("of torch", "failed", "its program ended with torch.distributed.DistBackendError"),
-        ("interrupted", "failed", "its program ended with KeyboardInterrupt"),
+        ("interrupted", "left", "it closed the world in good order"),
         ("with a hook", "failed", "its program ended with Odd"),
         ("caught", "left", "it closed the world in good order"),
         ("in a thread", "left", "it closed the world in good order"),
