@@ -125,6 +125,16 @@ def settled(pids, before, patience=SOON):
     return now
 
 
+def steady(pids, seconds=1.5):
+    """Sockets of members that have all they will have: tethers and helpers come a moment after a join."""
+    now, since, deadline = [sockets_of(pid) for pid in pids], time.monotonic(), time.monotonic() + SOON
+    while time.monotonic() < min(since + seconds, deadline):
+        time.sleep(0.1)
+        before, now = now, [sockets_of(pid) for pid in pids]
+        since = since if now == before else time.monotonic()
+    return now
+
+
 def call(port, patience=0.05):
     sock = socket.socket()
     sock.settimeout(patience)
@@ -139,7 +149,7 @@ def call(port, patience=0.05):
 def test_four_hundred_idle_connections_leave_a_process_with_256_descriptors_alone(cast):
     with working(cast) as (members, pids):
         ask(members, "join")  # everything that a join leaves behind is there
-        before = [sockets_of(pid) for pid in pids]
+        before = steady(pids)
         ports = sorted(port for pid in pids for port in listening(pid))
         assert len(ports) >= 5, "a store, two watchdogs, two devices"
         held = []
@@ -229,7 +239,7 @@ def test_every_bad_manner_at_every_port(cast, soak_seconds):
     seconds = soak_seconds
     with working(cast) as (members, pids):
         ask(members, "join")
-        before = [sockets_of(pid) for pid in pids]
+        before = steady(pids)
         began, calls = time.monotonic(), [0]
         thread = threading.Thread(target=harass, args=(pids, began + seconds, calls, 1), daemon=True)
         thread.start()
