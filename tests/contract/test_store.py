@@ -193,7 +193,8 @@ def test_one_server_and_one_connection_per_process(address):
         handle.close()
     assert handles[-1].store.get("k3") == b"3"
     handles[-1].close()
-    assert settles(threads, alone)
+    # Fewer where one of an earlier test was on its way out.
+    assert settles(lambda: threads() <= alone, True)
     assert settles(sockets, before)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), timeout=1)

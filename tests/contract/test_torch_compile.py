@@ -24,8 +24,12 @@ BACKENDS = [
         marks=pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler"),
     ),
 ]
-# torch's own: inductor's imports use what torch has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# torch's own: inductor's imports use what torch has deprecated, and import setuptools late.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Distutils was imported before Setuptools"),
+    pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils"),
+]
 LONG = 300.0
 """Seconds: the compiler runs a C++ compiler some times, on a machine that does other things too."""
 
