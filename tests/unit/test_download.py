@@ -37,7 +37,8 @@ OTHERS = "ERROR: Could not find a version that satisfies the requirement demo===
 def write_wheel(path: Path, text: str = "x = 1\n") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("demo.py", text * 50)
+        # Of a fixed time: a zip that is written a moment later would be another file.
+        archive.writestr(zipfile.ZipInfo("demo.py", (2025, 1, 25, 1, 17, 20)), text * 50)
     return path
 
 
