@@ -93,7 +93,7 @@ class Aio:
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        if src is None or gen.parked or gen.direct is None or not gen.direct.sends(tensor):
+        if src is None or gen.parked.waiting or gen.direct is None or not gen.direct.sends(tensor):
             return await self._recv(gen, tensor, src, tag)
         try:
             work = gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag))

@@ -58,7 +58,7 @@ class Collectives:
                 work = gen.pg.recv_anysource([_flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
-            if gen.direct is not None and not gen.parked and gen.direct.sends(tensor):
+            if gen.direct is not None and not gen.parked.waiting and gen.direct.sends(tensor):
                 gen.direct.wait(gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag)))
             else:
                 gen.pg.recv([_flat(gen, tensor)], _peer(gen, src), tag).wait()

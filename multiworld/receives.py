@@ -170,30 +170,30 @@ class Parked:
 
 
 class ParkedReceives:
-    """The parked receives of one generation; false where there are none.
+    """The parked receives of one generation.
 
     Args:
         run: runs a function on a thread of its own.
+
+    Attributes:
+        waiting: those that can be claimed, in order. Operations ask whether there are any: a list answers fastest.
     """
 
     def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._parked: list[Parked] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._parked)
+        self.waiting: list[Parked] = []
 
     def park(self, src: int | None, tag: int, parked: Parked) -> None:
         """Keep a receive whose caller stopped waiting, in the order in which they were posted."""
         parked.src, parked.tag = src, tag
         with self._lock:
-            bisect.insort(self._parked, parked, key=attrgetter("order"))
+            bisect.insort(self.waiting, parked, key=attrgetter("order"))
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._parked.clear()
+            self.waiting.clear()
 
     def claim(self, src: int | None, tag: int, tensor: Any, post: Callable[[Any], Any]) -> TakenOver | None:
         """Return the work of a receive that comes after parked ones whose message may be its own; None if none is.
@@ -208,10 +208,10 @@ class ParkedReceives:
             ValueError: a message that is to come first does not fit into `tensor`; nothing has changed.
         """
         with self._lock:
-            found = [each for each in self._parked if each.tag == tag and _may_match(each, src)]
+            found = [each for each in self.waiting if each.tag == tag and _may_match(each, src)]
             for each in found:
                 each.check_fits(tensor)
-            self._parked = [each for each in self._parked if each not in found]
+            self.waiting = [each for each in self.waiting if each not in found]
         if not found:
             return None
         taken = TakenOver(self, found, src, tag, tensor, post)

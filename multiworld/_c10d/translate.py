@@ -148,7 +148,7 @@ def _posting(original: Any) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         try:
-            if owner is not None and owner.parked and source_at != -1 and group is owner.group and not kwargs:
+            if source_at != -1 and owner is not None and _claims(owner, group) and not kwargs:
                 work = _after_parked(owner, function, group, args, source_at)
                 if work is not None:
                     return work
@@ -161,6 +161,10 @@ def _posting(original: Any) -> Any:
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)
+
+
+def _claims(owner: WorldState, group: Any) -> bool:
+    return owner.parked is not None and owner.parked.waiting and group is owner.group
 
 
 def _after_parked(

@@ -80,7 +80,7 @@ def test_what_concerns_no_parked_receive_is_posted_as_ever(gloo):
     gloo.park(1, source=1)
     assert gloo.claim(2, Tensor()) is None
     assert gloo.receives.claim(1, 7, Tensor(), gloo.post) is None
-    assert gloo.receives
+    assert gloo.receives.waiting
 
 
 def test_the_same_source_goes_in_order(gloo):
@@ -92,7 +92,7 @@ def test_the_same_source_goes_in_order(gloo):
         gloo.claim(1, tensor := Tensor()).wait()
         got.append(tensor.value)
     assert got == ["a", "b"]
-    assert not gloo.receives
+    assert not gloo.receives.waiting
     assert gloo.posted == []
 
 
@@ -113,7 +113,7 @@ def test_any_source_takes_the_parked_message_first_and_keeps_its_own_receive(glo
     settle(parked, "first", 1)
     work.wait()
     assert (tensor.value, work.source_rank()) == ("first", 1)
-    assert gloo.receives  # the one of any source is posted, and waits
+    assert gloo.receives.waiting  # the one of any source is posted, and waits
     again = gloo.claim(None, tensor := Tensor())
     assert len(gloo.posted) == 1
     gloo.arrive(0, "second", 1)
@@ -169,4 +169,4 @@ def test_failing_to_post_gives_everything_back(gloo):
 
     with pytest.raises(RuntimeError, match="no"):
         gloo.receives.claim(None, 0, Tensor(), refuse)
-    assert gloo.receives
+    assert gloo.receives.waiting
