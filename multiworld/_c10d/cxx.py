@@ -124,7 +124,7 @@ def tell(buffer: int, message: str) -> None:
     """Let each present and later wait for the gloo buffer at `buffer` raise a ``std::runtime_error``.
 
     It is what gloo itself does for the buffers of a connection that fails. The buffer must stay alive meanwhile:
-    somebody waits in it, or its work is held.
+    a thread waits in it, or its work is held.
     """
     library = _library()
     error = ctypes.c_void_p()

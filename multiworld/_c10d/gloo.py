@@ -150,7 +150,7 @@ class GlooWorld:
 
         def turn() -> None:
             check()
-            if not self.joining:  # a member whose group stands may send at once: nobody says when all do
+            if not self.joining:  # a member whose group stands may send before all others' stand
                 gate.relieve()
 
         gate = listeners.Gate(size)

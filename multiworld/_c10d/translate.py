@@ -157,7 +157,8 @@ def _posting(original: Any) -> Any:
             try:
                 raise_instead(error, translated(error, group))
             finally:
-                del group, args, kwargs  # who keeps the exception need not keep the group
+                # A kept exception has this frame, and must not keep the group or its world.
+                del group, owner, args, kwargs
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)

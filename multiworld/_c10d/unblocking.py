@@ -6,8 +6,8 @@ being read into (``rx_``). A write that the kernel refuses (EPIPE, ECONNRESET) e
 fails, so a message of any size can be forgotten; a large one that is half sent always is. Its operation then ends at
 its timeout only. A receive from any source belongs to no connection, so no connection's end reaches it either.
 
-After a group was shut down, and as soon as gloo has closed the group's sockets (from then on nothing is written into
-anybody's tensor by them), each such buffer is told what gloo should have told it (`cxx.tell`). A send's or a receive's
+After a group was shut down, and as soon as gloo has closed the group's sockets (from then on they write into
+no tensor), each such buffer is told what gloo should have told it (`cxx.tell`). A send's or a receive's
 buffer is found in its work. A collective's buffer is the one that a worker thread of the group waits in: the kernel
 says at which address a thread waits (``/proc/self/task/ID/syscall``).
 """
