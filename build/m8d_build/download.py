@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import tempfile
 import time
 import zipfile
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -257,7 +257,9 @@ def _hash_file(path: Path) -> Path:
 
 
 def _download(request: WheelRequest, folder: Path, retry: Retry, pip: Pip, reporter: Reporter) -> Path:
-    if importlib.util.find_spec("pip") is None:
+    # Not importlib.util.find_spec: it also asks setuptools' import hook, which warns (an error under `-W error`) where
+    # this process has imported distutils.
+    if PathFinder.find_spec("pip") is None:
         raise PrerequisiteMissing(
             f"{sys.executable} has no pip",
             rule=f"pip downloads {request}",

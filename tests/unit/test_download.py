@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import sys
 import zipfile
@@ -296,10 +295,19 @@ def test_the_users_copy_of_the_official_file_must_have_its_hash(settings, tmp_pa
 
 
 def test_a_python_without_pip_is_told_how_to_get_it(settings, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else found(name))
+    monkeypatch.setattr(sys, "path", [])
     with pytest.raises(PrerequisiteMissing, match="ensurepip"):
         get_wheel(DEMO, settings, pip=FakePip([]))
+
+
+def test_an_import_hook_is_not_asked_for_pip(settings, monkeypatch):
+    # setuptools' hook warns when it is asked for pip in a process that has imported distutils.
+    class Hook:
+        def find_spec(self, name, path=None, target=None):
+            assert name != "pip"
+
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    get_wheel(DEMO, settings, pip=FakePip([PURE]))
 
 
 def test_two_downloads_at_once_do_not_meet(settings, kept, monkeypatch):
