@@ -18,7 +18,7 @@ import torch.distributed.distributed_c10d
 
 import multiworld as mw
 import multiworld._c10d.groups
-import multiworld._c10d.router
+import multiworld._c10d.routing.router
 import multiworld.joining
 from benchmarks.forks import Zygote, forever
 from benchmarks.meetings import Meeting

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import multiworld as mw
 from benchmarks.stock import Stock
 from benchmarks.timing import settle, undisturbed
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 from multiworld.communicator import WorldCommunicator
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from benchmarks.latency_ops import PLAIN, Operation
 from benchmarks.rounds import order
 from benchmarks.stock import Stock, plain_calls
 from benchmarks.timing import gathered, settle, told, undisturbed
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 from multiworld.communicator import WorldCommunicator
 
 if TYPE_CHECKING:

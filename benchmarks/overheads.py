@@ -34,7 +34,7 @@ _IMPORTS = {
 """In a fresh interpreter, without torch unless it says so."""
 _AFTER_TORCH = {
     "multiworld_after_torch": "import multiworld",
-    "join_after_torch": "import multiworld; multiworld.join; import multiworld._c10d.groups, multiworld._net.store",
+    "join_after_torch": "import multiworld; multiworld.join; import multiworld._c10d.groups, multiworld._net.stores.store",
 }
 """In a fresh interpreter that has loaded torch. The last is all that a first join loads."""
 _NOTES = {

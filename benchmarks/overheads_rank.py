@@ -13,7 +13,7 @@ import torch.distributed
 import multiworld as mw
 from benchmarks.meetings import Meeting
 from benchmarks.rounds import quiet
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 from multiworld.events import Bus, WorldActive
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d
 
 import multiworld as mw
 import multiworld._c10d.groups
-import multiworld._c10d.router
+import multiworld._c10d.routing.router
 import multiworld.joining
 import multiworld.planned
 from benchmarks.forks import Zygote, forever

@@ -1,7 +1,7 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.direct`, `endings`).
+future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.direct`, `endings`).
 Cancelling ends the waiting, not the operation: torch cannot take back
 what was posted. A cancelled receive is kept, and the next receive of the same source and tag gets its message;
 until then its tensor belongs to it.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._c10d.endings import Ending, Habit
+    from multiworld._c10d.gloo.waiting import Ending, Habit
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -292,11 +292,11 @@ class Aio:
         loop = asyncio.get_running_loop()
         lane = self._lane
         if lane is None or lane.loop() is not loop:
-            from multiworld._c10d import endings  # noqa: PLC0415  (a world exists, so torch is loaded)
+            from multiworld._c10d.gloo import waiting  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-            lane = self._lane = endings.lane_of(loop)
-            self._make = endings.Ending
-            self._sends, self._receives, self._others = endings.Habit(), endings.Habit(), endings.Habit()
+            lane = self._lane = waiting.lane_of(loop)
+            self._make = waiting.Ending
+            self._sends, self._receives, self._others = waiting.Habit(), waiting.Habit(), waiting.Habit()
         ending: Ending = self._make(work, lane, loop, order)
         return ending
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from multiworld._c10d.endings import Ending
+    from multiworld._c10d.gloo.waiting import Ending
     from multiworld._c10d.groups import Group
-    from multiworld._c10d.state import WorldState
-    from multiworld._core.roster import Roster
-    from multiworld._net.rendezvous import Rendezvous
-    from multiworld._net.store import StoreHandle
+    from multiworld._c10d.routing.state import WorldState
+    from multiworld._core.membership.roster import Roster
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld._net.stores.store import StoreHandle
     from multiworld.watchdog import Attachment
 
 __all__ = ["LEFT_GRACE", "Generation", "posting"]
@@ -169,7 +169,7 @@ class Generation:
 
     def activate(self) -> None:
         """Everyone is there, and `group` is set. Verdicts take effect with `heed`."""
-        from multiworld._c10d import direct  # noqa: PLC0415  (torch is loaded by now)
+        from multiworld._c10d.gloo import direct  # noqa: PLC0415  (torch is loaded by now)
 
         with self._lock:
             self._life, _ = lifecycle.step(self._life, lifecycle.Joined())

@@ -1,6 +1,6 @@
 """The watchdog: one thread per process that knows, for all worlds, who is still there.
 
-It drives: sockets (`multiworld._net.liveness`) feed decisions (`multiworld._core.peers`), and what was decided is
+It drives: sockets (`multiworld._net.liveness.sockets`) feed decisions (`multiworld._core.liveness.peers`), and what was decided is
 carried out. Worlds that share a peer share its connection.
 
 A verdict reaches its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may attach, report
@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld import settings
-from multiworld._core.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
-from multiworld._core.detector import WorldId, world_id
-from multiworld._core.peers import MAX_STRANGERS, Peers
-from multiworld._core.wire import MAX_KEY, Beat, Close, encode
-from multiworld._net.attachment import Attachment
-from multiworld._net.evidence import Answered, Helper
-from multiworld._net.liveness import (
+from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
+from multiworld._core.liveness.detector import WorldId, world_id
+from multiworld._core.liveness.peers import MAX_STRANGERS, Peers
+from multiworld._core.liveness.wire import MAX_KEY, Beat, Close, encode
+from multiworld._net.descriptor_table import Vault
+from multiworld._net.liveness.attachment import Attachment
+from multiworld._net.liveness.evidence import Answered, Helper
+from multiworld._net.liveness.sockets import (
     Accepted,
     Closed,
     Connected,
@@ -39,7 +40,6 @@ from multiworld._net.liveness import (
     Sockets,
     strangers_at_most,
 )
-from multiworld._net.vault import Vault
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -51,7 +51,7 @@ from multiworld.notices import WatchDog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._core.roster import Endpoint, Roster
+    from multiworld._core.membership.roster import Endpoint, Roster
 
 __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import capabilities, faults, gloo, inflight, nccl, selection, together
-from multiworld._net.torchstore import PollingStore
+from multiworld._c10d import capabilities, faults
+from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl import coalescing, inflight
+from multiworld._c10d.routing import selection
+from multiworld._net.stores.torchstore import PollingStore
 from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from multiworld._c10d.state import WorldState
+    from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["Group", "GroupSpec", "backends", "build"]
 
@@ -177,7 +181,7 @@ def _default_group(
 
 
 def _traffic(spec: GroupSpec, state: WorldState) -> inflight.Traffic:
-    from multiworld._c10d import router  # noqa: PLC0415  (it imports what this imports)
+    from multiworld._c10d.routing import router  # noqa: PLC0415  (it imports what this imports)
 
     router.install_nccl()
     decision = capabilities.decide_nccl(capabilities.nccl_name(spec.backend) or "nccl")
@@ -308,7 +312,7 @@ class Group:
             Whether all is gone. False also while user code still holds the group (a DDP model of this world).
         """
         self.abort()
-        together.close_left(self._traffic)  # of this thread: the abort waits for it
+        coalescing.close_left(self._traffic)  # of this thread: the abort waits for it
         with self._lock:
             if self._closing is None:
                 self._closing = threading.Thread(target=self._destroy, name="m8d-destroy", daemon=True)

@@ -67,7 +67,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
         store = _serve_anywhere(first.master_addr or "")
         yield made.at(store.port, _Held(store))
     else:
-        from multiworld._net.store import open_store  # noqa: PLC0415  (loads torch)
+        from multiworld._net.stores.store import open_store  # noqa: PLC0415  (loads torch)
 
         where = address(first.master_addr or "", first.master_port)
         held = open_store(
@@ -81,7 +81,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
 
 def _serve_anywhere(host: str) -> Any:
     """Serve a store at a free port of `host`; from the choice of the port on, nobody else can have it."""
-    from multiworld._net.storeserver import StoreServer  # noqa: PLC0415  (loads torch)
+    from multiworld._net.stores.server import StoreServer  # noqa: PLC0415  (loads torch)
     from multiworld.errors import StoreBindError  # noqa: PLC0415
 
     try:

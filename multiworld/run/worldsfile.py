@@ -19,7 +19,7 @@ from multiworld.run.worldstext import parse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._net.address import StoreAddress
+    from multiworld._net.stores.address import StoreAddress
     from multiworld.run.plan import PlannedWorld, WorldsPlan
 
 __all__ = ["check_backends", "check_stores", "load"]
@@ -154,7 +154,7 @@ class _Check:
         )
 
     def _look(self) -> PlanError | None:
-        from multiworld._net.address import StoreAddress  # noqa: PLC0415  (only where stores are checked)
+        from multiworld._net.stores.address import StoreAddress  # noqa: PLC0415  (only where stores are checked)
         from multiworld.errors import InvalidJoinError  # noqa: PLC0415  (only here)
 
         try:
@@ -176,7 +176,7 @@ class _Check:
         )
 
     def _look_at_host(self, address: StoreAddress) -> PlanError | None:
-        from multiworld._net.tcpclient import NotAStoreError, TcpClient  # noqa: PLC0415  (same as in _look)
+        from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient  # noqa: PLC0415  (same as in _look)
 
         last: Exception | None = None
         for family, _, _, _, to in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):

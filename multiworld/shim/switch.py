@@ -64,7 +64,7 @@ def enabled() -> bool:
 
 
 def _router() -> Any:
-    return import_module("multiworld._c10d.router")
+    return import_module("multiworld._c10d.routing.router")
 
 
 def _manager() -> type:

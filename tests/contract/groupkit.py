@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multiworld._c10d import groups, router
-from multiworld._c10d.state import WorldState
-from multiworld._net.store import PollingStore, open_store
+from multiworld._c10d import groups
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing.state import WorldState
+from multiworld._net.stores.store import PollingStore, open_store
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "groupkit"])

@@ -14,9 +14,12 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon, threads
 
-from multiworld._c10d import gloo, groups, nccl, router
-from multiworld._c10d.inflight import Traffic
-from multiworld._net.store import PollingStore
+from multiworld._c10d import groups
+from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl.inflight import Traffic
+from multiworld._c10d.routing import router
+from multiworld._net.stores.store import PollingStore
 from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
 

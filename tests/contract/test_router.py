@@ -16,8 +16,8 @@ import torch.distributed.distributed_c10d as c10d
 from routerkit import routed
 from torchstate import differences, everything
 
-from multiworld._c10d import router
-from multiworld._c10d import state as state_module
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing import state as state_module
 from multiworld.errors import RouterError, WorldClosedError
 
 resolve = torch._C._distributed_c10d._resolve_process_group

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from multiworld._net import vault as vault_module
-from multiworld._net.vault import Vault
+from multiworld._net import descriptor_table as vault_module
+from multiworld._net.descriptor_table import Vault
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="Linux has tables of descriptors for a thread"
@@ -28,7 +28,7 @@ FAREWELL = b"bye"
 
 BEGIN = """
 import json, os, signal, socket, sys, time
-from multiworld._net.vault import Vault
+from multiworld._net.descriptor_table import Vault
 
 port, more = int(sys.argv[1]), json.loads(sys.argv[2])
 vault = Vault.start(b"bye")
@@ -220,7 +220,7 @@ def test_it_takes_no_signal():
     """A handler of Python's writes to a descriptor, which is another one in the vault's table."""
     source = """
 import signal, os
-from multiworld._net.vault import Vault
+from multiworld._net.descriptor_table import Vault
 signal.signal(signal.SIGUSR1, lambda *_: None)
 vault = Vault.start(b"")
 assert vault.opened()
@@ -367,6 +367,6 @@ def no_descriptor(*_):
 def test_where_it_cannot_start_there_is_none_and_nothing_is_left(monkeypatch, name, replacement):
     before = files()
     with monkeypatch.context() as patch:
-        patch.setattr(f"multiworld._net.vault.{name}", replacement)
+        patch.setattr(f"multiworld._net.descriptor_table.{name}", replacement)
         assert Vault.start(FAREWELL) is None
     assert files() == before

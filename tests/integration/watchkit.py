@@ -141,12 +141,12 @@ def join(children, world="w", *, hang=PATIENCE, generation=1, token=SECRET, time
 
 
 def main():  # noqa: PLR0915  (a list of commands)
-    from multiworld._core.roster import Endpoint, Member, Roster
-    from multiworld._net import vault
+    from multiworld._core.membership.roster import Endpoint, Member, Roster
+    from multiworld._net import descriptor_table
     from multiworld.watchdog import Watchdog
 
     if "--no-vault" in sys.argv:  # as where the system refuses it
-        vault.alone = lambda _: False
+        descriptor_table.alone = lambda _: False
 
     lock = threading.Lock()
 
@@ -240,7 +240,7 @@ def main():  # noqa: PLR0915  (a list of commands)
                 watched=sum(each.theirs is not None for each in ties),
             )  # fmt: skip
         elif command == "close":
-            from multiworld._core.roster import Endpoint as Place
+            from multiworld._core.membership.roster import Endpoint as Place
 
             dog.release_endpoint(Place(asked["host"], asked["port"]))
             say("closed")

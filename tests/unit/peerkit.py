@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.actions import Broke, Dial, Drop, Keep, Loose, Ready, Refusal, Send
-from multiworld._core.detector import Ending, Probe
-from multiworld._core.peers import Peers
-from multiworld._core.roster import Endpoint, Member, Roster
-from multiworld._core.wire import Close, Parser, encode
+from multiworld._core.liveness.actions import Broke, Dial, Drop, Keep, Loose, Ready, Refusal, Send
+from multiworld._core.liveness.detector import Ending, Probe
+from multiworld._core.liveness.peers import Peers
+from multiworld._core.liveness.wire import Close, Parser, encode
+from multiworld._core.membership.roster import Endpoint, Member, Roster
 
 TOKEN = b"0123456789abcdef"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core.admission import DEAF, callers_of, encode
+from multiworld._core.packet_filter import DEAF, callers_of, encode
 
 SYN, RST, ACK, PUSH, FIN = 0x02, 0x04, 0x10, 0x08, 0x01
 

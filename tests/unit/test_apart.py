@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multiworld._core.apart import apart
-from multiworld._core.roster import Endpoint, Member
+from multiworld._core.membership.reachability import apart
+from multiworld._core.membership.roster import Endpoint, Member
 
 
 def at(host, hostname):

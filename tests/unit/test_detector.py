@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, process, rosters
 
-from multiworld._core.detector import GRACE, Detector, Ending, Probe, Verdict, world_id
+from multiworld._core.liveness.detector import GRACE, Detector, Ending, Probe, Verdict, world_id
 from multiworld.events import Cause
 
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from multiworld._core.detector import Ending, Probe
-from multiworld._core.roster import Endpoint
-from multiworld._core.wire import Beat, Hello, encode
-from multiworld._net import liveness, tcpinfo
-from multiworld._net.liveness import Accepted, Closed, Connected, Received, Sockets
+from multiworld._core.liveness.detector import Ending, Probe
+from multiworld._core.liveness.wire import Beat, Hello, encode
+from multiworld._core.membership.roster import Endpoint
+from multiworld._net.liveness import tcpinfo
+from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, Sockets
 from multiworld.errors import MultiworldError
 
 PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
@@ -69,7 +69,7 @@ def test_a_dial_without_a_descriptor_is_a_connection_that_never_was(sockets, mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("multiworld._net.liveness.socket.socket", none_left)
+        patched.setattr("multiworld._net.liveness.sockets.socket.socket", none_left)
         sockets.dial(7, endpoint)
     assert sockets.wait(PATIENCE) == [Closed(7, Ending.DEAD, refused=False)]
     sockets.dial(8, endpoint)
@@ -270,7 +270,7 @@ def test_a_peer_that_never_reads_is_given_up_and_beats_do_not_pile_up(sockets, m
         waiting = len(entry.unsent)
         sockets.send(accepted.channel, Beat(2), droppable=True)
         assert len(entry.unsent) == waiting
-        monkeypatch.setattr(liveness, "_UNSENT", 100)
+        monkeypatch.setattr(sockets, "_UNSENT", 100)
         while entry.error is None:
             sockets.send(accepted.channel, Beat(1))
         assert until(sockets, Closed)[0].ending is Ending.STUCK

@@ -11,13 +11,13 @@ import time
 import pytest
 from meetkit import PATIENCE, Clock, MemoryStore, ask, together, until
 
-from multiworld._core.ledger import decode
-from multiworld._core.roster import Endpoint
-from multiworld._net import probe as probing
-from multiworld._net import rendezvous as module
+from multiworld._core.membership.ledger import decode
+from multiworld._core.membership.roster import Endpoint
 from multiworld._net.patience import NoAnswerError, in_time
-from multiworld._net.probe import answers
-from multiworld._net.rendezvous import Rendezvous
+from multiworld._net.stores import probe as probing
+from multiworld._net.stores import rendezvous as module
+from multiworld._net.stores.probe import answers
+from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import (
     BackendError,
     BrokenWorldException,

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
-from multiworld._core import peers as peers_module
-from multiworld._core.actions import Dial, Drop, Keep, Loose, Send
-from multiworld._core.detector import Ending
-from multiworld._core.links import Link
-from multiworld._core.tethers import DELAY, Pledge, Tethers
-from multiworld._core.wire import Attach, Attached, Beat, Close, Goodbye, Hello, Tether
+from multiworld._core.liveness import peers as peers_module
+from multiworld._core.liveness.actions import Dial, Drop, Keep, Loose, Send
+from multiworld._core.liveness.connection import Link
+from multiworld._core.liveness.detector import Ending
+from multiworld._core.liveness.early_close import DELAY, Pledge, Tethers
+from multiworld._core.liveness.wire import Attach, Attached, Beat, Close, Goodbye, Hello, Tether
 from multiworld.events import Cause
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from multiworld import watchdog
-from multiworld._core import detector
-from multiworld._core.roster import Member, Roster
-from multiworld._core.wire import Attach, Beat, Hello, encode
-from multiworld._net.liveness import Sockets
+from multiworld._core.liveness import detector
+from multiworld._core.liveness.wire import Attach, Beat, Hello, encode
+from multiworld._core.membership.roster import Member, Roster
+from multiworld._net.liveness.sockets import Sockets
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -497,7 +497,7 @@ def test_a_flood_of_strangers_does_not_keep_members_out(group):
 
 FORK = """
 import os, sys, time
-from multiworld._core.roster import Member, Roster
+from multiworld._core.membership.roster import Member, Roster
 from multiworld.watchdog import Watchdog
 
 PATIENCE = 30.0

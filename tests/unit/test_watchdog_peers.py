@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
-from multiworld._core import peers as peers_module
-from multiworld._core.actions import Drop, Send, Why
-from multiworld._core.detector import Ending
-from multiworld._core.dialing import Dialing
-from multiworld._core.roster import Endpoint
-from multiworld._core.wire import (
+from multiworld._core.liveness import peers as peers_module
+from multiworld._core.liveness.actions import Drop, Send, Why
+from multiworld._core.liveness.detector import Ending
+from multiworld._core.liveness.dialing import Dialing
+from multiworld._core.liveness.wire import (
     Attach,
     Attached,
     Beat,
@@ -27,6 +26,7 @@ from multiworld._core.wire import (
     Reason,
     Refused,
 )
+from multiworld._core.membership.roster import Endpoint
 from multiworld.events import Cause
 
 

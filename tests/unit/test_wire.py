@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core import wire
-from multiworld._core.links import Link
-from multiworld._core.wire import (
+from multiworld._core.liveness import wire
+from multiworld._core.liveness.connection import Link
+from multiworld._core.liveness.wire import (
     Attach,
     Attached,
     Beat,

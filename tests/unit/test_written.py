@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from multiworld._c10d import written
+from multiworld._c10d.gloo import write_accounting
 
 ANNOUNCED, MESSAGE = b"a" * 48, b"b" * 48
 PATIENCE = 30.0
 
 pytestmark = pytest.mark.skipif(
-    written.here().count() is None, reason="this system does not say what a thread writes"
+    write_accounting.here().count() is None, reason="this system does not say what a thread writes"
 )
 
 
@@ -28,7 +28,7 @@ def sink():
 
 
 def test_an_announcement_and_a_message_are_one_message(sink):
-    mine = written.here()
+    mine = write_accounting.here()
     since = mine.count()
     os.write(sink, ANNOUNCED)
     assert not mine.message(4, since), "it waits for its receiver"
@@ -40,14 +40,14 @@ def test_an_announcement_and_a_message_are_one_message(sink):
 
 
 def test_an_announcement_that_is_as_long_as_a_message_is_none(sink):
-    mine = written.here()
+    mine = write_accounting.here()
     since = mine.count()
     os.write(sink, ANNOUNCED + MESSAGE + b"1234")
     assert not mine.message(4, since)
 
 
 def test_what_other_threads_write_does_not_count(sink):
-    mine = written.here()
+    mine = write_accounting.here()
     since = mine.count()
     thread = threading.Thread(target=lambda: [os.write(sink, ANNOUNCED), os.write(sink, MESSAGE + b"1234")])
     thread.start()
@@ -56,11 +56,11 @@ def test_what_other_threads_write_does_not_count(sink):
 
 
 def test_each_thread_has_its_own_as_long_as_it_lives():
-    mine, files, others = written.here(), [], []
+    mine, files, others = write_accounting.here(), [], []
 
     def other():
-        found = written.here()
-        assert found is written.here()
+        found = write_accounting.here()
+        assert found is write_accounting.here()
         others.append(found is mine)
         files.append(found._file)
 
@@ -70,7 +70,7 @@ def test_each_thread_has_its_own_as_long_as_it_lives():
     del thread
     gc.collect()
     assert others == [False]
-    assert written.here() is mine
+    assert write_accounting.here() is mine
     with pytest.raises(OSError):
         os.fstat(files[0])
 
@@ -83,7 +83,7 @@ def test_a_system_that_does_not_say_is_asked_once(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "open", refuse)
-    nothing = written.Written()
+    nothing = write_accounting.Written()
     assert nothing.count() is None
     assert not nothing.message(4, None)
     assert not nothing.message(4, (0, 0))
@@ -91,7 +91,7 @@ def test_a_system_that_does_not_say_is_asked_once(monkeypatch):
 
 
 def test_a_system_that_says_something_else_is_no_proof(monkeypatch):
-    mine = written.Written()
+    mine = write_accounting.Written()
     monkeypatch.setattr(os, "pread", lambda *args: b"nothing")
     assert mine.count() is None
     monkeypatch.undo()
@@ -99,11 +99,11 @@ def test_a_system_that_says_something_else_is_no_proof(monkeypatch):
 
 
 def test_a_forked_process_asks_for_its_own(sink):
-    mine = written.here()
+    mine = write_accounting.here()
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            found = written.here()
+            found = write_accounting.here()
             since = found.count()
             os.write(sink, ANNOUNCED)
             os.write(sink, MESSAGE + b"1234")
@@ -114,4 +114,4 @@ def test_a_forked_process_asks_for_its_own(sink):
     os.close(write)
     assert os.read(read, 1) == b"1"
     os.close(read)
-    assert written.here() is mine
+    assert write_accounting.here() is mine

@@ -1,0 +1,127 @@
+"""One connection between two processes, from the first byte to trust: who is at the other end, and what it proved.
+
+The dialer says `Hello` to a named process, the listener answers with its own; from then on each end may prove,
+world by world, that it is a member (`Attach`). An end trusts the connection when the first proof of the other
+end holds. Before that, nothing the other end says changes anything but this connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+
+from multiworld._core.liveness.wire import Attach, Hello, Tether, proof
+
+__all__ = ["HANDSHAKE", "Link", "Place"]
+
+HANDSHAKE = 0.9
+"""Seconds that whoever connects has to prove that it is a member (the contract says: within 1 s)."""
+
+# Longer than the listener's: the dialer must not give up what the listener has just accepted.
+_DIALER_HANDSHAKE = 1.5
+_CONNECT = 3.0
+
+Place = tuple[str, int]
+"""A member of a generation: key and rank."""
+
+
+@dataclass
+class Link:
+    """The state of one connection.
+
+    Attributes:
+        channel: its number among this process's connections.
+        own: this process's id.
+        nonce: this end's.
+        dialed: whether this end dialed.
+        since: when it was dialed or accepted, and from the connection's establishment on: when that was.
+        peer: id of the process at the other end; only claimed as long as the link is not trusted.
+        established: whether TCP's handshake is done.
+        trusted: whether the other end proved to be a member of a world that it shares with this process.
+        knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never trusted.
+        proven: members that the other end proved to be.
+        accepted: members of this process that the other end accepted.
+        offered: members of this process that were offered to the other end.
+        waiting: proofs for worlds that this process does not know (yet).
+        wanted: seconds between signs of life that the other end wants.
+        asked: the same, as this end asked for it; 0 before it did.
+        beat_at: when the next sign of life is due.
+        beats: how many were sent.
+    """
+
+    channel: int
+    own: str
+    nonce: bytes
+    dialed: bool
+    since: float
+    peer: str = ""
+    established: bool = True
+    trusted: bool = False
+    knocking: bool = False
+    their_nonce: bytes = b""
+    proven: set[Place] = field(default_factory=set)
+    accepted: set[Place] = field(default_factory=set)
+    offered: set[Place] = field(default_factory=set)
+    waiting: dict[Place, bytes] = field(default_factory=dict)
+    wanted: float = 1.0
+    asked: float = 0.0
+    beat_at: float = 0.0
+    beats: int = 0
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the other end said `Hello`."""
+        return bool(self.their_nonce)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the connection may take, since `since`, to be established, and then to be trusted."""
+        if not self.dialed:
+            return HANDSHAKE
+        return _DIALER_HANDSHAKE if self.established else _CONNECT
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two signs of life: what the more impatient end wants.
+
+        Also where that is this end: its own beats are what the other host acknowledges, or not.
+        """
+        return min(self.wanted, self.asked)
+
+    def hello(self) -> Hello:
+        """Return this end's greeting."""
+        return Hello(self.own, self.peer, self.nonce)
+
+    def greet(self, frame: Hello) -> bool:
+        """Take the other end's greeting; False where it is not one for this process, or not the first."""
+        if self.greeted or frame.to != self.own or frame.process == self.own:
+            return False
+        if self.dialed and frame.process != self.peer:
+            return False
+        self.peer = frame.process
+        self.their_nonce = frame.nonce
+        if not self.dialed:
+            # The process with the smaller id dials. The other way round it is only a question.
+            self.knocking = frame.process > self.own
+        return True
+
+    def offer(self, token: bytes, place: Place) -> Attach:
+        """Return the proof that this process is a member."""
+        self.offered.add(place)
+        return Attach(*place, self._proof(token, place, mine=True))
+
+    def pledge(self, token: bytes, place: Place) -> Tether:
+        """Return what makes this connection a tether of this process."""
+        return Tether(*place, self._proof(token, place, mine=True, tether=True))
+
+    def holds(self, token: bytes, place: Place, given: bytes, *, tether: bool = False) -> bool:
+        """Whether `given` proves that the other end is that member; of an `Attach`, or of a `Tether`."""
+        return hmac.compare_digest(self._proof(token, place, mine=False, tether=tether), given)
+
+    def _proof(self, token: bytes, place: Place, *, mine: bool, tether: bool = False) -> bytes:
+        ends = ((self.own, self.nonce), (self.peer, self.their_nonce))
+        dialer, listener = ends if self.dialed else ends[::-1]
+        return proof(
+            token, from_dialer=mine is self.dialed, dialer=dialer[0], listener=listener[0],
+            nonces=(dialer[1], listener[1]), key=place[0], rank=place[1], tether=tether,
+        )  # fmt: skip
