@@ -246,6 +246,7 @@ def _build(
     from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415
 
     from multiworld._c10d import capabilities, groups  # noqa: PLC0415
+    from multiworld._c10d.group_spec import GroupSpec  # noqa: PLC0415
     from multiworld._c10d.routing import router  # noqa: PLC0415
     from multiworld._c10d.routing.state import WorldState  # noqa: PLC0415
     from multiworld._net.stores.store import PollingStore  # noqa: PLC0415
@@ -287,7 +288,7 @@ def _build(
                 call=in_time_for(store, world=plan.name, deadline=deadline, cancelled=cancelled),
             )
             group = groups.build(
-                groups.GroupSpec(
+                GroupSpec(
                     world=plan.name,
                     generation=roster.generation,
                     rank=plan.rank,

@@ -9,7 +9,6 @@ import math
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +25,10 @@ from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
-
+    from multiworld._c10d.group_spec import GroupSpec
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["Group", "GroupSpec", "backends", "build"]
+__all__ = ["Group", "backends", "build"]
 
 _IDLE = 0.05
 """Seconds for gloo's workers to let go of what they worked on, where somebody else still holds the group."""
@@ -41,40 +39,6 @@ _SETTLE = 0.25
 
 _REASON = 0.3
 """Seconds to learn why a connection broke while the group was being built."""
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """What a group is built from.
-
-    Attributes:
-        world: name.
-        generation: 1 or more.
-        rank: of this process.
-        size: number of members.
-        backend: "gloo", "nccl", "cpu:gloo,cuda:nccl", or any name registered with torch.
-        device: of this process; None where the backend has none of its own.
-        timeout: seconds, of each operation and of building.
-        store: where the members of this generation meet; no other generation's keys are in it.
-        local_host: numeric address at which gloo listens, unless GLOO_SOCKET_IFNAME says otherwise.
-        check_cancelled: called while the group is being built; raises to give up.
-        gpu: index of the one NCCL uses where `device` names none; the current one if None.
-        fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends that
-            block in C++ (NCCL); `store` if None.
-    """
-
-    world: str
-    generation: int
-    rank: int
-    size: int
-    backend: str
-    device: torch.device | None
-    timeout: float
-    store: Store
-    local_host: str
-    check_cancelled: Callable[[], None]
-    fresh_store: Callable[[], Store] | None = None
-    gpu: int | None = None
 
 
 def build(spec: GroupSpec, state: WorldState) -> Group:

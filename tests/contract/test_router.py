@@ -52,7 +52,8 @@ def test_import_changes_nothing():
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torchstate
 before = torchstate.everything()
-from multiworld._c10d import captured, groups, mesh, router, selection, state, translate
+from multiworld._c10d import groups
+from multiworld._c10d.routing import default_groups, mesh, router, selection, state, translate
 assert not router.installed()
 found = torchstate.differences(before, torchstate.everything())
 assert not found, found
@@ -522,7 +523,7 @@ def test_the_default_group_of_an_import_is_not_remembered(when):
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import inspect, torch, torch.distributed as dist
 from routerkit import routed
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 when = {when!r}
 if when == "before":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -13,6 +13,7 @@ import pytest
 from multiworld._core.liveness.detector import Ending, Probe
 from multiworld._core.liveness.wire import Beat, Hello, encode
 from multiworld._core.membership.roster import Endpoint
+from multiworld._net.liveness import sockets as module
 from multiworld._net.liveness import tcpinfo
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, Sockets
 from multiworld.errors import MultiworldError
@@ -270,7 +271,7 @@ def test_a_peer_that_never_reads_is_given_up_and_beats_do_not_pile_up(sockets, m
         waiting = len(entry.unsent)
         sockets.send(accepted.channel, Beat(2), droppable=True)
         assert len(entry.unsent) == waiting
-        monkeypatch.setattr(sockets, "_UNSENT", 100)
+        monkeypatch.setattr(module, "_UNSENT", 100)
         while entry.error is None:
             sockets.send(accepted.channel, Beat(1))
         assert until(sockets, Closed)[0].ending is Ending.STUCK

@@ -30,7 +30,7 @@ from multiworld.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._c10d.groups import GroupSpec
+    from multiworld._c10d.group_spec import GroupSpec
     from multiworld._c10d.nccl.inflight import Traffic
 
 __all__ = [

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.nccl.inflight import Traffic
 
-__all__ = ["Together", "close_left", "of", "start"]
+__all__ = ["Coalescing", "close_left", "of", "start"]
 
 _here = threading.local()  # .open: by id of the process group, what this thread has open
 
 
-class Together:
+class Coalescing:
     """What one thread puts together in one process group.
 
     Args:
@@ -93,21 +93,21 @@ class Together:
             self.forget()
 
 
-def _open() -> dict[int, Together]:
-    found: dict[int, Together] | None = getattr(_here, "open", None)
+def _open() -> dict[int, Coalescing]:
+    found: dict[int, Coalescing] | None = getattr(_here, "open", None)
     if found is None:
         found = _here.open = {}
     return found
 
 
-def of(group: Any) -> Together | None:
+def of(group: Any) -> Coalescing | None:
     """Return what this thread has open in a process group; None if nothing."""
     return _open().get(id(group))
 
 
 @contextlib.contextmanager
 def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> Iterator[None]:
-    """While torch starts to put operations together; see `Together` for the arguments.
+    """While torch starts to put operations together; see `Coalescing` for the arguments.
 
     Raises:
         torch.distributed.DistBackendError: the world is over.
@@ -122,7 +122,7 @@ def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[
             raise
         found.depth += 1
         return
-    fresh = Together(group, traffic, pending, end)
+    fresh = Coalescing(group, traffic, pending, end)
     traffic.opened(fresh)
     _open()[id(group)] = fresh
     try:

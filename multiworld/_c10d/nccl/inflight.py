@@ -23,8 +23,14 @@ import torch.distributed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Protocol
 
-    from multiworld._c10d.nccl.coalescing import Together
+    class OpenGroup(Protocol):
+        """A group of NCCL operations that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
+
+        @property
+        def queued(self) -> bool: ...
+
 
 __all__ = ["Traffic", "failure_of", "plain_wait"]
 
@@ -88,7 +94,7 @@ class Traffic:
         self._quiet = threading.Event()
         self._here = threading.local()
         self._aborting: list[threading.Thread] = []
-        self._open: set[Together] = set()
+        self._open: set[OpenGroup] = set()
 
     # -- calls into torch ---------------------------------------------------------------------------------------
 
@@ -123,16 +129,16 @@ class Traffic:
             if not self._inside and self.over.is_set():
                 self._quiet.set()
 
-    def opened(self, together: Together) -> None:
-        """A thread begins to put operations together, which is a call until `closed`; raises as `call`."""
+    def opened(self, group: OpenGroup) -> None:
+        """Count an opened NCCL group as a call until `closed`; raises as `call`."""
         self.enter()
         with self._lock:
-            self._open.add(together)
+            self._open.add(group)
 
-    def closed(self, together: Together) -> None:
+    def closed(self, group: OpenGroup) -> None:
         """It is through with that."""
         with self._lock:
-            self._open.discard(together)
+            self._open.discard(group)
         self.leave()
 
     def verify(self) -> None:

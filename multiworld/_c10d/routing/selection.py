@@ -1,7 +1,6 @@
-"""Which world is selected in this thread or asyncio task: a stack in one context variable.
+"""Which world is selected in this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
 
-The stack is a tuple whose bottom is None (torch's own default state). A context variable is per thread and per
-asyncio task. Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of
+Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of
 context variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
 """
 
@@ -12,11 +11,11 @@ import ctypes
 import functools
 import sys
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d.routing import stack
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["current", "enter", "entering", "leave", "propagating", "selected", "top", "tracing"]
+__all__ = ["current", "enter", "leave", "propagating", "selected", "top", "tracing"]
 
-_NOTHING: tuple[WorldState | None, ...] = (None,)
-
-_stack: ContextVar[tuple[WorldState | None, ...]] = ContextVar("multiworld_selection", default=_NOTHING)
-
-top = _stack.get
+top: Callable[[], tuple[WorldState | None, ...]] = stack.top
 """The stack itself, for code where every call counts: ``top()[-1]``."""
 
-_set = _stack.set
+_put: Callable[[tuple[WorldState | None, ...]], object] = stack.put
 
 _KEY = "multiworld"
 # Whether any backward pass carried a selection yet: until then no look-up asks torch's thread-local state.
@@ -45,12 +40,12 @@ _here = threading.local()
 # Private, without types, and in every version since 2.0.
 _has: Any = torch._C._is_key_in_tls  # type: ignore[attr-defined, unused-ignore]
 _get: Any = torch._C._get_obj_in_tls  # type: ignore[attr-defined, unused-ignore]
-_put: Any = torch._C._stash_obj_in_tls  # type: ignore[attr-defined, unused-ignore]
+_stash: Any = torch._C._stash_obj_in_tls  # type: ignore[attr-defined, unused-ignore]
 
 
 def current() -> WorldState | None:
     """Return the state of the world selected here; None means torch's own default state."""
-    state = _stack.get()[-1]
+    state = top()[-1]
     if state is None:
         if _traced and (trace := getattr(_here, "trace", None)) is not None:
             answer: WorldState | None = trace.answer()
@@ -61,24 +56,13 @@ def current() -> WorldState | None:
     return state
 
 
-def entering(state: WorldState) -> Callable[[], None]:
-    """Return what selects `state`, as `enter` does, for one that is entered again and again."""
-    alone = (None, state)  # the stack of one block, the usual
-
-    def enter_again() -> None:
-        stack = top()
-        _set(alone if len(stack) == 1 else (*stack, state))
-
-    return enter_again
-
-
 def enter(state: WorldState | None) -> None:
     """Select `state` in this thread or task, until the `leave` that belongs to it.
 
     Args:
         state: a world's, or None for torch's own default state inside a world's block.
     """
-    _set((*top(), state))
+    _put((*top(), state))
 
 
 def leave() -> Any:
@@ -90,19 +74,19 @@ def leave() -> Any:
     Raises:
         RouterError: nothing was entered here.
     """
-    stack = top()
-    depth = len(stack)
+    entered = top()
+    depth = len(entered)
     if depth == 2:
-        _set(_NOTHING)
+        _put(stack.EMPTY)
     elif depth > 1:
-        _set(stack[:-1])
+        _put(entered[:-1])
     else:
         raise RouterError(
             "A world was left that is not entered in this thread or task",
             rule="Each leave belongs to an enter in the same thread and the same asyncio task",
             next_step="Use `with world:` and do not carry the block across threads or tasks",
         )
-    return stack[-1]
+    return entered[-1]
 
 
 @contextlib.contextmanager
@@ -160,7 +144,7 @@ class tracing:  # noqa: N801  (a context manager, used as one)
         global _traced  # noqa: PLW0603  (only ever goes from False to True)
         self.state = current()
         self._before = getattr(_here, "trace", None)
-        _set((*top(), None))
+        _put((*top(), None))
         _here.trace = self
         _traced = True
 
@@ -198,13 +182,13 @@ def _stasher() -> Callable[[str, object], None]:
     probe = object()
     increase(probe)
     count = sys.getrefcount(probe)
-    _put("multiworld_probe", probe)
+    _stash("multiworld_probe", probe)
     if sys.getrefcount(probe) > count:
         # Counted: the reference given beforehand is one too many. It stays: an object's worth of memory, once.
-        return _put  # type: ignore[no-any-return]
+        return _stash  # type: ignore[no-any-return]
 
     def put(key: str, value: object) -> None:
         increase(value)
-        _put(key, value)
+        _stash(key, value)
 
     return put

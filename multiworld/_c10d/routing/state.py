@@ -24,7 +24,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts
-from multiworld._c10d.routing.selection import entering
+from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
 
 __all__ = [
