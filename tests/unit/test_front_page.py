@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -76,3 +77,13 @@ def test_the_picture_shows_one_broken_world_beside_a_stopped_group(theme) -> Non
     words = " ".join(root.itertext())
     for part in ("hub", "multiworld", "one torchrun group", f"{worlds.WORKERS - 1} go on", "all stop"):
         assert part in words
+
+
+def test_both_front_pages_show_the_picture_light_and_dark() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    shown = re.findall(r'(?:src|srcset)="([^"]+)"', readme[: readme.index("\n## ")])
+    assert sorted(shown) == ["docs/pictures/worlds-dark.svg", "docs/pictures/worlds-light.svg"]
+    for theme in worlds.THEMES:
+        # Both GitHub and the site's theme hide the one of the other colours by its fragment.
+        assert f"(pictures/worlds-{theme.name}.svg#gh-{theme.name}-mode-only)" in index
