@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -29,7 +30,7 @@ STYLE: Any = {  # matplotlib types the keys one by one
     "svg.hashsalt": "multiworld",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.5,
+    "font.size": 8.5,
     # A light card of its own, so that a dark page does not swallow the dark text.
     "figure.facecolor": "#FCFCFC",
     "savefig.facecolor": "#FCFCFC",
@@ -37,32 +38,35 @@ STYLE: Any = {  # matplotlib types the keys one by one
     "axes.edgecolor": "#8A8A8A",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 10,
+    "axes.titlesize": 8.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.7,
     "axes.axisbelow": True,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 7.5,
+    "legend.handlelength": 1.6,
+    "legend.columnspacing": 1.0,
 }
+WIDTH = 3.55
+"""Inches of every picture, 341 pixels: a phone shows one as large as it is, a page for desks has two side by side."""
 
 
-def panels(
-    count: int, *, across: int = 2, height: float = 3.2, width: float = 4.6
-) -> tuple[Canvas, list[Axes]]:
-    """A canvas with `count` panels, at most `across` side by side; height and width of one, in inches."""
-    columns = min(count, across)
-    rows = -(-count // columns)
-    canvas = Canvas(figsize=(max(width * columns, 7.6), height * rows), layout="constrained")
-    grid = canvas.subplots(rows, columns, squeeze=False)
-    axes: list[Axes] = [*grid.flat]
-    for left_over in axes[count:]:
-        left_over.set_visible(False)
-    return canvas, axes[:count]
+def panels(*heights: float) -> tuple[Canvas, list[Axes]]:
+    """A canvas with a panel for each height, in inches, one below the other."""
+    canvas = Canvas(figsize=(WIDTH, sum(heights)), layout="constrained")
+    grid = canvas.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
+    return canvas, [*grid.flat]
+
+
+def title(canvas: Canvas, words: str) -> None:
+    """Write above all panels what the picture shows."""
+    lines = textwrap.fill(words, 46)
+    canvas.suptitle(lines, x=0.02, ha="left", fontsize=9.5, fontweight="bold")
 
 
 def save(canvas: Canvas, path: Path) -> Path:
@@ -81,7 +85,11 @@ def bytes_axis(axes: Axes, sizes: Iterable[float]) -> None:
     """A logarithmic axis of message sizes, labelled 4 B, 1 KB, 64 MB."""
     ticks = sorted(set(sizes))
     axes.set_xscale("log", base=2)
-    few = ticks if len(ticks) <= 6 else [*ticks[:-1:2], ticks[-1]]
+    apart = (ticks[-1] / ticks[0]) ** (1 / 7)  # at least: labels must not touch each other
+    few: list[float] = []
+    for tick in reversed(ticks):
+        if not few or few[-1] / tick >= apart:
+            few.append(tick)
     axes.set_xticks(few, [size_words(size) for size in few])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("size of a message or part")

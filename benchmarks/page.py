@@ -37,11 +37,23 @@ LAYOUTS = {
 """Parts whose figures stand in a grid: what is a row's name, and what a column's."""
 HEAD = """# Speed
 
-What multiworld costs beside plain `torch.distributed`, and how long faults take to be known and healed. Ratios are
-ours/stock, measured side by side: both in the same processes (pymultiworld and this package: each in its own), their rounds
-taking turns, a ratio for each round. What is shown is the median of the rounds and, as its spread, the first and third quartile. Absolute values are for
-orientation: they are those of one machine. In the tables a ratio stands in brackets behind the absolute value, and
-what misses its goal is bold.
+This page shows what worlds cost beside plain `torch.distributed` (stock), and how long faults take to be detected and
+healed. A line is the median, its band the first to the third quartile, red a goal; where times are compared, less than 1
+is faster than stock. The [goals](#goals) follow the pictures, then the [method](#method) and the figures of each part.
+
+"""
+METHOD = """## Method
+
+Ratios are ours/stock, measured side by side: both in the same processes (pymultiworld and this package: each in its own),
+their rounds taking turns, a ratio for each round. Tables have the median of the rounds and, as its spread, the first and
+third quartile. Absolute values are those of one machine. A ratio stands in brackets behind the absolute value, and a
+figure that misses its goal is bold.
+
+A measured process does nothing else; garbage is collected between rounds, torch has one thread. In stock's rounds
+multiworld's routing is taken out of torch. The first rounds are dropped. The forms of a round change places from round
+to round.
+
+The records:
 
 """
 REPEAT = """## Repeat it
@@ -57,10 +69,6 @@ Each part has options of its own: `.nox/bench/bin/python -m benchmarks.latency -
 environment. The quick form leaves pymultiworld out where its environment is not in the cache. A run is compared with the last one of the same
 form on the same kind of machine, and says which figures have changed by more than their spreads; any two records:
 `python -m benchmarks --compare OLDER NEWER`. `python -m benchmarks.page RECORD...` writes this page from records.
-
-A process to measure in does nothing else; garbage is collected between rounds, torch has one thread. In stock's rounds
-multiworld's routing is taken out of torch. The first rounds are dropped. The forms of a round change places from round
-to round.
 """
 
 
@@ -74,7 +82,6 @@ class Shown:
         record: whose figures.
         run: how it went.
         figures: its figures.
-        pictures: (file, title) of each.
         torch: what the part measures, where that is not the torch of the record's machine.
     """
 
@@ -83,7 +90,6 @@ class Shown:
     record: Record
     run: PartRun
     figures: tuple[Figure, ...]
-    pictures: tuple[tuple[str, str], ...] = ()
     torch: str = ""
 
 
@@ -99,22 +105,39 @@ def chosen_of(found: Iterable[Record]) -> dict[str, Record]:
     return chosen
 
 
-def render(shown: Mapping[str, Shown], names: Mapping[str, str], notes: Notes) -> str:
+def render(
+    shown: Mapping[str, Shown], names: Mapping[str, str], notes: Notes, pictures: Iterable[Picture]
+) -> str:
     """The page.
 
     Args:
         shown: the parts, in order.
         names: for each record's time, the name of its file.
         notes: the texts by hand.
+        pictures: those that there are, in order.
 
     Raises:
         ValueError: a figure's goal is not in `benchmarks.goals`.
     """
     figures = [figure for part in shown.values() for figure in part.figures]
-    text = HEAD + _runs(shown, names) + _goals(figures) + REPEAT
+    pictures = [*pictures]
+    text = (
+        HEAD
+        + _pictures(each for each in pictures if each.opens)
+        + _goals(figures)
+        + METHOD
+        + _runs(shown, names)
+        + REPEAT
+    )
     for name, part in shown.items():
-        text += _part(name, part, notes)
+        text += _part(name, part, notes, [each for each in pictures if each.part == name and not each.opens])
     return text
+
+
+def _pictures(pictures: Iterable[Picture]) -> str:
+    """One paragraph: as many pictures stand side by side as the page is wide. Each has its title in it."""
+    text = "".join(f"![{each.title}]({each.name}.svg)\n" for each in pictures)
+    return text and text + "\n"
 
 
 def _runs(shown: Mapping[str, Shown], names: Mapping[str, str]) -> str:
@@ -170,10 +193,8 @@ def _own_limit(target: Target, figure: Figure) -> str:
     return "" if target.limit else f"{figure.goal} {'' if figure.unit == 'ratio' else figure.unit}".strip()
 
 
-def _part(name: str, part: Shown, notes: Notes) -> str:
-    text = f"\n## {part.title}\n\n{part.description}\n\n"
-    for file, title in part.pictures:
-        text += f"![{title}]({file})\n\n*{title}.*\n\n"
+def _part(name: str, part: Shown, notes: Notes, pictures: Sequence[Picture]) -> str:
+    text = f"\n## {part.title}\n\n{part.description}\n\n" + _pictures(pictures)
     if name in notes.parts:
         text += notes.parts[name].strip() + "\n\n"
     layout = LAYOUTS.get(name)
@@ -271,11 +292,11 @@ def text_of(found: Mapping[str, Record], drawn: Iterable[Picture], notes: Notes)
     shown = {}
     for name in sorted(chosen, key=cli.PARTS.index):
         part, record = cli.load(name), chosen[name]
-        own = tuple((f"{each.name}.svg", each.title) for each in drawn if each.part == name)
         shown[name] = Shown(
-            part.title, part.description, record, record.parts[name], record.of(name), own, part.torch
+            part.title, part.description, record, record.parts[name], record.of(name), part.torch
         )
-    return render(shown, {record.when: name for name, record in found.items()}, notes)
+    own = [each for each in drawn if each.part in shown]
+    return render(shown, {record.when: name for name, record in found.items()}, notes, own)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

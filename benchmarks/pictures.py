@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 FORMS = {
     "stock": "torch.distributed",
-    "with": "with w: around each call",
-    "with_round": "with w: around all calls",
+    "with": "with w: around a call",
     "world": "World",
     "aio": "World.aio",
-    "communicator": "WorldCommunicator",
     "pg": "plain ProcessGroup",
 }
+"""The forms that are drawn; the tables have the others, which lie next to one of these."""
 WAYS = {
     "stock_irecv": "one stock group, irecv",
     "stock_threads": "one stock group, threads",
@@ -55,12 +54,14 @@ class Picture:
         part: whose figures it shows.
         title: for those who cannot see it, and below it.
         draw: from the part's figures to a canvas; None if there is nothing to draw.
+        opens: it stands at the page's opening, otherwise with its part.
     """
 
     name: str
     part: str
     title: str
     draw: Callable[[Sequence[Figure]], Canvas | None]
+    opens: bool = True
 
 
 def draw_all(figures: Sequence[Figure], folder: Path) -> list[Picture]:
@@ -69,6 +70,8 @@ def draw_all(figures: Sequence[Figure], folder: Path) -> list[Picture]:
     for picture in PICTURES:
         with mpl.rc_context(STYLE):
             canvas = picture.draw([figure for figure in figures if figure.part == picture.part])
+            if canvas is not None:
+                drawing.title(canvas, picture.title)
         if canvas is not None:
             drawing.save(canvas, folder / f"{picture.name}.svg")
             drawn.append(picture)
@@ -95,7 +98,7 @@ def _ratio_over_size(figures: Sequence[Figure], op: str) -> Canvas | None:
     members = _has(figures, "members")
     if not members:
         return None
-    canvas, axes = drawing.panels(len(members), height=3.6)
+    canvas, axes = drawing.panels(*[2.5] * len(members))
     for count, each in zip(members, axes, strict=True):
         own = _told(figures, members=count)
         for style, form in enumerate(FORMS):
@@ -116,7 +119,7 @@ def _throughput(figures: Sequence[Figure]) -> Canvas | None:
     ops = [op for op in ("send_recv", "all_reduce") if _told(figures, op=op, members=2)]
     if not ops:
         return None
-    canvas, axes = drawing.panels(len(ops), height=3.6)
+    canvas, axes = drawing.panels(*[2.5] * len(ops))
     for op, each in zip(ops, axes, strict=True):
         own = _told(figures, op=op, members=2)
         for style, form in enumerate(FORMS):
@@ -143,7 +146,7 @@ def _fanin(figures: Sequence[Figure]) -> Canvas | None:
     sizes = _has(rated, "bytes")
     if not sizes:
         return None
-    canvas, axes = drawing.panels(len(sizes), height=3.3)
+    canvas, axes = drawing.panels(*[2.2] * len(sizes))
     for size, each in zip(sizes, axes, strict=True):
         own = _told(rated, bytes=size)
         unit = next(iter(own)).absolute_unit or next(iter(own)).unit
@@ -170,7 +173,7 @@ def _worlds(figures: Sequence[Figure]) -> Canvas | None:
     kinds = [kind for kind, points in found.items() if len(points) > 1]
     if not kinds:
         return None
-    canvas, axes = drawing.panels(len(kinds), height=2.9)
+    canvas, axes = drawing.panels(*[2.2] * len(kinds))
     for kind, each in zip(kinds, axes, strict=True):
         forms = [(kind, "one after the other" if kind == "join" else "")]
         if kind == "join":
@@ -187,7 +190,7 @@ def _worlds(figures: Sequence[Figure]) -> Canvas | None:
             each.axhline(min(usual), color=STOCK, lw=1, ls=":", label="a plain gloo group")
             each.legend()
         drawing.counts_axis(each, points, "worlds in the process")
-        each.set_ylim(bottom=0)
+        each.set_ylim(0, 1.1 * each.get_ylim()[1])
         each.set_title(f"{PER_WORLD[kind]}, for each world")
         each.set_ylabel(drawing.unit_words(next(iter(points.values())).unit))
     return canvas
@@ -211,7 +214,7 @@ def _detection(figures: Sequence[Figure]) -> Canvas | None:
     kinds = [kind for kind in ("crash", "stop") if _samples(figures, kind)]
     if not kinds:
         return None
-    canvas, axes = drawing.panels(len(kinds), height=3.3)
+    canvas, axes = drawing.panels(*[2.9] * len(kinds))
     for kind, each in zip(kinds, axes, strict=True):
         for style, (count, values) in enumerate(_samples(figures, kind).items()):
             shares = [place / len(values) for place in range(len(values) + 1)]
@@ -221,7 +224,7 @@ def _detection(figures: Sequence[Figure]) -> Canvas | None:
             figure for figure in figures if figure.name.startswith(kind) and figure.name.endswith("/floor")
         ]
         if floors:
-            label = "end of file on a plain TCP connection, median"
+            label = "end of a plain TCP connection, median"
             each.axvline(floors[0].value, color=STOCK, lw=1, ls=":", label=label)
         for figure in figures:
             if figure.goal is not None and figure.name == f"{kind}/1/p99":
@@ -230,7 +233,7 @@ def _detection(figures: Sequence[Figure]) -> Canvas | None:
                     color=drawing.GOAL,
                     lw=1.2,
                     ls="--",
-                    label="goal for the 99th percentile",
+                    label="goal, 99th percentile",
                 )
         if min(min(values) for values in _samples(figures, kind).values()) > 0:
             each.set_xscale("log")
@@ -240,7 +243,7 @@ def _detection(figures: Sequence[Figure]) -> Canvas | None:
         each.set_title("killed" if crash else "stopped")
         each.set_xlabel("ms from the signal to the program's knowing" if crash else "ms beyond hang_timeout")
         each.set_ylabel("share of the faults")
-        each.legend(loc="lower right")
+        each.legend(loc="upper left", bbox_to_anchor=(0, -0.28), borderaxespad=0)
     return canvas
 
 
@@ -259,7 +262,7 @@ def _rebuild(figures: Sequence[Figure]) -> Canvas | None:
     """A bar for each kind of break: what its time went to, at the median; the spread of the whole below it."""
     if not figures:
         return None
-    canvas, (axes,) = drawing.panels(1, across=1, height=0.9 + 0.5 * len(figures))
+    canvas, (axes,) = drawing.panels(2.2 + 0.45 * len(figures))
     for place, figure in enumerate(reversed(figures)):
         reached = 0.0
         for style, phase in enumerate(PHASES):
@@ -274,9 +277,9 @@ def _rebuild(figures: Sequence[Figure]) -> Canvas | None:
     axes.set_yticks(range(len(figures)), [figure.name for figure in reversed(figures)])
     axes.set_ylim(-0.6, len(figures) - 0.4)
     axes.set_xlim(left=0)
-    axes.set_xlabel("ms after the break; below each bar: median, quartiles, 99th percentile (|), largest (x)")
+    axes.set_xlabel("ms after the break\nbelow a bar: median, quartiles,\n99th percentile (|), largest (x)")
     axes.grid(visible=False, axis="y")
-    _legend(canvas, [axes], across=2)
+    _legend(canvas, [axes], across=1)
     return canvas
 
 
@@ -286,15 +289,14 @@ def units_of(figures: Iterable[Figure]) -> list[str]:
 
 
 def _dots(figures: Sequence[Figure]) -> Canvas | None:
-    """A panel for each unit: whatever the part has measured, on logarithmic axes."""
+    """A panel for each unit that several figures have, on logarithmic axes."""
     shown = [figure for figure in figures if figure.low > 0]
-    units = units_of(shown)
-    if not units:
+    panels = {unit: [figure for figure in shown if figure.unit == unit] for unit in units_of(shown)}
+    panels = {unit: own for unit, own in panels.items() if len(own) > 2}
+    if not panels:
         return None
-    most = max(sum(figure.unit == unit for figure in shown) for unit in units)
-    canvas, axes = drawing.panels(len(units), across=1, height=max(1.6, 0.6 + 0.26 * most), width=7.6)
-    for unit, each in zip(units, axes, strict=True):
-        own = [figure for figure in shown if figure.unit == unit]
+    canvas, axes = drawing.panels(*[0.7 + 0.22 * len(own) for own in panels.values()])
+    for (unit, own), each in zip(panels.items(), axes, strict=True):
         drawing.dots(each, own, [figure.name for figure in own])
         each.set_xscale("log")
         drawing.plain_log(each.xaxis)
@@ -306,7 +308,7 @@ def _dots(figures: Sequence[Figure]) -> Canvas | None:
 
 def _ratio_words(figures: Sequence[Figure]) -> str:
     rates = any(figure.absolute_unit.endswith("/s") for figure in figures)
-    return "ours / theirs" + (" (of throughput more is better, of times less)" if rates else "")
+    return "ours / theirs" + ("\nthroughput: more is better\ntimes: less is better" if rates else "")
 
 
 def _middle(value: float | Sequence[float]) -> float:
@@ -314,7 +316,7 @@ def _middle(value: float | Sequence[float]) -> float:
     return float(value) if isinstance(value, (int, float)) else median(value)
 
 
-def _legend(canvas: Canvas, axes: Sequence[Axes], across: int = 4) -> None:
+def _legend(canvas: Canvas, axes: Sequence[Axes], across: int = 2) -> None:
     """One for all panels, below them."""
     found: dict[str, Any] = {}
     for each in axes:
@@ -325,18 +327,19 @@ def _legend(canvas: Canvas, axes: Sequence[Axes], across: int = 4) -> None:
 
 PICTURES = (
     Picture(
-        "latency-send-recv", "latency", "Time of a message, send and recv, over its size, against torch.distributed",
+        "latency-send-recv", "latency", "Time of a message (send, recv) against torch.distributed",
         lambda figures: _ratio_over_size(figures, "send_recv"),
     ),
     Picture(
-        "latency-all-reduce", "latency", "Time of an all_reduce over its size, against torch.distributed",
+        "latency-all-reduce", "latency", "Time of an all_reduce against torch.distributed",
         lambda figures: _ratio_over_size(figures, "all_reduce"),
     ),
-    Picture("throughput", "latency", "Throughput over size", _throughput),
-    Picture("fanin", "fanin", "One leader that receives from many", _fanin),
-    Picture("worlds", "worlds", "What each world costs, over their number", _worlds),
-    Picture("detection", "detection", "Until a lost member is known: all faults, as a share", _detection),
+    Picture("detection", "detection", "Time to detect a lost member: all faults, as a share", _detection),
     Picture("rebuild", "rebuild", "From a world's break to the next generation's first operation", _rebuild),
-    Picture("overheads", "overheads", "Small things", _dots),
-    Picture("peers", "peers", "Against pymultiworld", _dots),
+    Picture("worlds", "worlds", "Cost of each world, by number of worlds", _worlds),
+    Picture("fanin", "fanin", "One leader that receives from many workers", _fanin),
+    Picture("throughput", "latency", "Throughput, by size of the message", _throughput, opens=False),
+    Picture("overheads", "overheads", "Overheads of single calls and imports", _dots, opens=False),
+    Picture("peers", "peers", "Against pymultiworld", _dots, opens=False),
 )  # fmt: skip
+"""In the order of the page: it opens with two side by side, of about the same height."""

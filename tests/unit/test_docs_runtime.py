@@ -111,7 +111,7 @@ def test_states_and_causes_are_all_explained() -> None:
     page = rows(text("concepts.md"))
     explained = [bare(row[0]) for row in page if len(row) == 2 and row[0].startswith("`")]
     assert explained == [*(s.name for s in State), *(c.value for c in events.Cause)]
-    for name in ("faults.md", "../README.md"):
+    for name in ("faults.md", "index.md", "../README.md"):
         named = [row[1] for row in rows(text(name)) if len(row) > 2 and re.fullmatch(r"`[a-z]+`", row[1])]
         assert set(map(bare, named)) == {c.value for c in events.Cause}
 
