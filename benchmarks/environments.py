@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "build"), str(ROOT)]  # the toolchain is a plain folder
 
 from m8d_build import proc  # noqa: E402  (found through the line above)
-from m8d_build.battery_env import environment  # noqa: E402
-from m8d_build.blobs import file_sha256  # noqa: E402
-from m8d_build.disk import needs_room, remove_tree  # noqa: E402
-from m8d_build.envs import Environment  # noqa: E402
+from m8d_build.environments.venvs import Environment  # noqa: E402
 from m8d_build.errors import CommandFailed, WheelMismatch, WheelUnreachable  # noqa: E402
-from m8d_build.lock import hold  # noqa: E402
+from m8d_build.files.blobs import file_sha256  # noqa: E402
+from m8d_build.files.disk import needs_room, remove_tree  # noqa: E402
+from m8d_build.files.lock import hold  # noqa: E402
+from m8d_build.testing.environment import environment  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

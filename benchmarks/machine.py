@@ -55,7 +55,7 @@ def sources() -> str:
     """Digest of the code that is measured and measures, for the record."""
     if str(ROOT / "build") not in sys.path:  # the toolchain is a plain folder
         sys.path.insert(0, str(ROOT / "build"))
-    from m8d_build.digests import sources_digest  # noqa: PLC0415  (found through the line above)
+    from m8d_build.files.digests import sources_digest  # noqa: PLC0415  (found through the line above)
 
     return sources_digest("benchmarks")
 

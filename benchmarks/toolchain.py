@@ -22,10 +22,10 @@ from benchmarks.part import Part, Run, main
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "build"), str(ROOT)]  # the toolchain is a plain folder
 
-from m8d_build.apply import apply_series, revert_series  # noqa: E402  (found through the line above)
 from m8d_build.errors import SourceUnreachable  # noqa: E402
-from m8d_build.rules import verify  # noqa: E402
-from m8d_build.series import load_series  # noqa: E402
+from m8d_build.series.apply import apply_series, revert_series  # noqa: E402  (found through the line above)
+from m8d_build.series.read import load_series  # noqa: E402
+from m8d_build.series.rules import verify  # noqa: E402
 from m8d_build.settings import Settings  # noqa: E402
 from m8d_build.sources import fetch_source  # noqa: E402
 from m8d_build.targets import load_targets  # noqa: E402
@@ -133,10 +133,10 @@ def _once(name: str, value: float, unit: str, goal: Goal | None, note: str) -> F
 
 def _download(version: str, settings: Settings) -> None:
     """Have every wheel in the cache before the clock starts."""
-    from m8d_build.download import WheelRequest, get_wheel, official_request  # noqa: PLC0415
-    from m8d_build.facts import pinned_requirements  # noqa: PLC0415
-    from m8d_build.toolbox import required_packages  # noqa: PLC0415
-    from m8d_build.wheelfile import open_wheel  # noqa: PLC0415
+    from m8d_build.environments.download import WheelRequest, get_wheel, official_request  # noqa: PLC0415
+    from m8d_build.overlay.toolbox import required_packages  # noqa: PLC0415
+    from m8d_build.wheel.facts import pinned_requirements  # noqa: PLC0415
+    from m8d_build.wheel.wheelfile import open_wheel  # noqa: PLC0415
 
     target = load_targets(settings.patches).get(version)
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"

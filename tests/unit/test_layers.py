@@ -141,8 +141,8 @@ def test_the_toolchain_keeps_its_doors(path):
     name, seen = name_of(path), facts(path)
     if not inside(name, "proc.py"):
         assert not STARTS_PROGRAMS & (seen.imports | seen.touches), "only proc starts programs"
-    if not inside(name, "gitdoor/"):
-        assert "git" not in roots(seen.imports), "only gitdoor imports git"
+    if not inside(name, "gitrepo/"):
+        assert "git" not in roots(seen.imports), "only gitrepo imports git"
     if not inside(name, "elf/"):
         assert "elftools" not in roots(seen.imports), "only elf imports elftools"
     if not inside(name, "settings.py", "proc.py"):  # proc hands the environment on and reads nothing of it
@@ -174,10 +174,10 @@ def test_the_toolchain_takes_little_of_multiworld(path):
 def test_nothing_ends_the_process_or_swallows_errors(path):
     seen = facts(path)
     allowed = {"sys.exit"} if path.name == "__main__.py" else set()
-    if name_of(path) in {"proc.py", "gitdoor/fetch.py"}:
+    if name_of(path) in {"proc.py", "gitrepo/fetch.py"}:
         allowed |= {"os.kill"}  # of the programs they started themselves
     assert ENDS_THE_PROCESS & seen.touches <= allowed
-    if not inside(name_of(path), "proc.py", "gitdoor/fetch.py", "run/cells.py", "run/guard.py"):
+    if not inside(name_of(path), "proc.py", "gitrepo/fetch.py", "run/cells.py", "run/guard.py"):
         assert not SENDS_SIGNALS & seen.touches, "only launchers send signals, to what they started"
     assert not seen.faults
 
