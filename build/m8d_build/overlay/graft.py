@@ -14,6 +14,7 @@ from m8d_build.elf.edit import Edit, Editor, apply_to_file
 from m8d_build.elf.image import open_image
 from m8d_build.elf.names import Entity, entity_of, is_own, scope_of
 from m8d_build.elf.read import Library, facts_of, read_library
+from m8d_build.elf.symbols import LINKER_SYMBOLS
 from m8d_build.errors import AlreadyGrafted, CheckFailed, ElfInvalid
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ __all__ = [
 ]
 
 SHOWN = 20
-# Every shared library has its own; some linkers export them.
-LINKER_SYMBOLS = frozenset({"_init", "_fini", "_edata", "_end", "__bss_start"})
 RELINK = "This is a fault of the overlay's link step; report it with the log"
 
 

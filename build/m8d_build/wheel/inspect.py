@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from m8d_build.elf.read import read_library
+from m8d_build.elf.symbols import LINKER_SYMBOLS
 from m8d_build.errors import WheelInvalid
 from m8d_build.files.disk import needs_room
-from m8d_build.overlay.graft import LINKER_SYMBOLS
 from m8d_build.series.read import load_series
 from m8d_build.wheel.changes import BLOCK
 from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
