@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchmarks import records
-from benchmarks.compare import compare
+from benchmarks.figures import records
+from benchmarks.figures.compare import compare
+from benchmarks.figures.table import show_comparison, show_goals
 from benchmarks.runner import Runner
-from benchmarks.table import show_comparison, show_goals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.part import Part
-    from benchmarks.records import Record
+    from benchmarks.figures.records import Record
+    from benchmarks.measuring.part import Part
 
 PARTS = ("overheads", "latency", "fanin", "worlds", "detection", "rebuild", "toolchain", "peers")
 NOT_QUICK = frozenset({"peers"})
@@ -36,7 +36,7 @@ def load(name: str) -> Part:
     Raises:
         ImportError: it needs a package that is not installed.
     """
-    part: Part = importlib.import_module(f"benchmarks.{name}").PART
+    part: Part = importlib.import_module(f"benchmarks.{name}.part").PART
     return part
 
 
@@ -106,7 +106,7 @@ def _run(
     if args.keep or args.page:
         paths.append(records.save(record, records.KEPT))
     if args.page:
-        from benchmarks.page import write  # noqa: PLC0415  (it asks this module for the parts)
+        from benchmarks.page.write import write  # noqa: PLC0415  (it asks this module for the parts)
 
         paths.append(write(sorted(records.KEPT.glob("*.json"))))
     console.print()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.page import chosen_of
-from benchmarks.records import KEPT, stored
+from benchmarks.figures.records import KEPT, stored
+from benchmarks.page.write import chosen_of
 from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, series_digest, sources_digest
 from m8d_build.settings import REPO_ROOT
 from m8d_build.testing.versions import sources_digest as battery_digest
