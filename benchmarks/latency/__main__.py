@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from benchmarks.cli import run_alone
 from benchmarks.latency.part import PART
-from benchmarks.measuring.part import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(PART))
+    raise SystemExit(run_alone(PART))

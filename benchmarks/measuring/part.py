@@ -1,4 +1,4 @@
-"""A part of the benchmarks, and what makes it runnable alone: `python -m benchmarks.latency`."""
+"""A part of the benchmarks, and what it is told about its run."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Part:
-    """A part; its module has it as `PART`.
+    """A part; `benchmarks.NAME.part` has it as `PART`.
 
     Attributes:
-        name: its module in `benchmarks`, and the `part` of its figures.
+        name: its folder in `benchmarks`, and the `part` of its figures.
         title: for tables and the page.
         description: what is measured and how, in a few sentences.
         measure: yields figures as they are there. May raise `Unavailable`.
@@ -71,10 +71,3 @@ class Part:
         if self.add_options is not None:
             self.add_options(parser)
         return parser.parse_args([])
-
-
-def main(part: Part, argv: list[str] | None = None) -> int:
-    """Run one part from the command line; its exit status."""
-    from benchmarks.cli import run_alone  # noqa: PLC0415  (rich is loaded when something runs)
-
-    return run_alone(part, argv)

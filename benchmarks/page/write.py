@@ -12,13 +12,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import cli
 from benchmarks.figures import records
 from benchmarks.figures.goals import answers
 from benchmarks.figures.machine import words
 from benchmarks.figures.table import measure, number, spread, verdict
 from benchmarks.page import notes as texts
 from benchmarks.page.pictures import draw_all
+from benchmarks.parts import PARTS, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -266,12 +266,12 @@ def text_of(found: Mapping[str, Record], drawn: Iterable[Picture], notes: Notes)
         ValueError: see `render`; or a text is about a part that there is not, or a figure that a part shown has not.
     """
     chosen = chosen_of(found.values())
-    left = notes.strangers(cli.PARTS, {part: record.of(part) for part, record in chosen.items()})
+    left = notes.strangers(PARTS, {part: record.of(part) for part, record in chosen.items()})
     if left:
         raise ValueError(f"notes.toml has texts that nothing answers to: {left}: correct their keys")
     shown = {}
-    for name in sorted(chosen, key=cli.PARTS.index):
-        part, record = cli.load(name), chosen[name]
+    for name in sorted(chosen, key=PARTS.index):
+        part, record = load(name), chosen[name]
         own = tuple((f"{each.name}.svg", each.title) for each in drawn if each.part == name)
         shown[name] = Shown(
             part.title, part.description, record, record.parts[name], record.of(name), own, part.torch

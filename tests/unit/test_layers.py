@@ -50,7 +50,7 @@ ROOMS = (
     "cli",
 )  # fmt: skip
 # Packages without circles, and the deferred imports that may close one: (importer, imported): why.
-WITHOUT_CIRCLES: dict[Path, dict[tuple[str, str], str]] = {TOOLCHAIN: {}}
+WITHOUT_CIRCLES: dict[Path, dict[tuple[str, str], str]] = {TOOLCHAIN: {}, ROOT / "benchmarks": {}}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
 STARTS_PROGRAMS = {
