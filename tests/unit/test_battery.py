@@ -13,14 +13,16 @@ import pytest
 from rich.console import Console
 from sourcekit import make_settings
 
-from m8d_build import battery, battery_env, proc
-from m8d_build.battery import Asked, earlier, folder_of, resolve, run_battery, sources_digest
-from m8d_build.battery_env import packages_for, remove_added, requirements
+from m8d_build import proc
 from m8d_build.cli import main
-from m8d_build.envs import Environment
+from m8d_build.environments.venvs import Environment
 from m8d_build.errors import CommandFailed, WheelUnreachable
 from m8d_build.progress import Silent
 from m8d_build.settings import REPO_ROOT
+from m8d_build.testing import environment as battery_env
+from m8d_build.testing import versions as battery
+from m8d_build.testing.environment import packages_for, remove_added, requirements
+from m8d_build.testing.versions import Asked, earlier, folder_of, resolve, run_battery, sources_digest
 
 PYPROJECT = (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8")
 TODAY = "2026-11-20"
@@ -241,8 +243,8 @@ def cli(tmp_path, *arguments):
 @pytest.fixture
 def played(monkeypatch):
     """What run_battery is asked for; it answers that all went well except on the versions in the list."""
-    from m8d_build.battery_results import PASSED, Case, Outcome
     from m8d_build.cli import battery as command
+    from m8d_build.testing.results import PASSED, Case, Outcome
 
     asked, bad = [], []
 

@@ -7,10 +7,10 @@ import re
 import pytest
 from packaging.version import Version
 
-from m8d_build.battery import VERSIONS
-from m8d_build.battery_page import BEGIN, END, put_into, render
-from m8d_build.battery_results import FAILED, PASSED, SKIPPED, Case, Outcome, from_json, read_junit, to_json
 from m8d_build.settings import REPO_ROOT
+from m8d_build.testing.page import BEGIN, END, put_into, render
+from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, from_json, read_junit, to_json
+from m8d_build.testing.versions import VERSIONS
 
 JUNIT = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites name="pytest tests"><testsuite name="pytest" errors="2" failures="2" skipped="3" tests="10">

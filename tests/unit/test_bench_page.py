@@ -9,13 +9,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks import notes as texts
-from benchmarks import page, records
-from benchmarks.figures import Goal, distribution, ratio, summary
-from benchmarks.goals import TARGETS, answers
-from benchmarks.notes import BadNotes, Notes
-from benchmarks.pictures import PICTURES, draw_all, units_of
-from benchmarks.records import PartRun, Record
+from benchmarks.figures import records
+from benchmarks.figures.figure import Goal, distribution, ratio, summary
+from benchmarks.figures.goals import TARGETS, answers
+from benchmarks.figures.records import PartRun, Record
+from benchmarks.page import notes as texts
+from benchmarks.page import write as page
+from benchmarks.page.notes import BadNotes, Notes
+from benchmarks.page.pictures import PICTURES, draw_all, units_of
 
 MACHINE = {
     "cpu": "Some CPU", "cores": 2, "memory_gb": 25.3, "kernel": "6.1", "python": "3.11.7", "torch": "2.13.0",

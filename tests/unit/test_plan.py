@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m8d_build.plan import (
+from m8d_build.overlay.plan import (
     EXPECTED_SECONDS,
     UNKNOWN_MB,
     Layout,
@@ -19,9 +19,9 @@ from m8d_build.plan import (
     overlay_file_name,
     overlay_rpath,
 )
+from m8d_build.overlay.toolbox import Toolbox
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import Abi, Unit, load_targets
-from m8d_build.toolbox import Toolbox
 
 OLD_ABI = Abi(cxx11_abi=False, abi_version=11, std="gnu++17", cuda="12.4")
 NEW_ABI = Abi(cxx11_abi=True, abi_version=0, std="gnu++20", cuda="13.0")

@@ -9,7 +9,7 @@ from m8d_build import proc
 from m8d_build.errors import PrerequisiteMissing
 
 if TYPE_CHECKING:
-    from m8d_build.envs import Environment
+    from m8d_build.environments.venvs import Environment
 
 __all__ = ["PROBES", "build_extension", "build_preload", "extension_command", "nccl_library"]
 

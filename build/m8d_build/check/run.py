@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
-from m8d_build.blobs import file_sha256
 from m8d_build.check.cases import all_cases
 from m8d_build.check.jobs import Observed, observe, read_ends, supervisor_plan
 from m8d_build.check.native import PROBES, build_extension, build_preload
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
-from m8d_build.compile import compiler_identity
-from m8d_build.download import get_wheel, official_request
-from m8d_build.envs import Environment, Environments, Recipe, pip_check
+from m8d_build.environments.download import get_wheel, official_request
+from m8d_build.environments.venvs import Environment, Environments, Recipe, pip_check
 from m8d_build.errors import OutputUnwritable
+from m8d_build.files.blobs import file_sha256
+from m8d_build.overlay.compile import compiler_identity
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:

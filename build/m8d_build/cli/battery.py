@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 from rich.table import Table
 
-from m8d_build.battery import LIMIT, VERSIONS, Asked, earlier, folder_of, resolve, run_battery, sources_digest
-from m8d_build.battery_page import put_into, render
-from m8d_build.battery_results import FAILED, PASSED, SKIPPED, Outcome
 from m8d_build.cli import print_json
 from m8d_build.cli._common import add_test_options, positive, say
 from m8d_build.errors import BehaviourFailed, OutputUnwritable
 from m8d_build.progress import Progress, Silent
+from m8d_build.testing.page import put_into, render
+from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Outcome
+from m8d_build.testing.versions import (
+    LIMIT,
+    VERSIONS,
+    Asked,
+    earlier,
+    folder_of,
+    resolve,
+    run_battery,
+    sources_digest,
+)
 
 if TYPE_CHECKING:
     import argparse

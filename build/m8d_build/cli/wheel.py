@@ -6,22 +6,22 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.blobs import file_sha256
 from m8d_build.cli import print_json
 from m8d_build.cli._common import positive
 from m8d_build.elf.read import glibc_floor
 from m8d_build.errors import CheckFailed, PrerequisiteMissing
-from m8d_build.facts import read_facts
-from m8d_build.graft import graft_edits
-from m8d_build.lock import hold
-from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.plan import local_label
-from m8d_build.repack import Edit, Put, repack
-from m8d_build.series import load_series
+from m8d_build.files.blobs import file_sha256
+from m8d_build.files.lock import hold
+from m8d_build.overlay.graft import graft_edits
+from m8d_build.overlay.plan import local_label
+from m8d_build.overlay.toolbox import extract
+from m8d_build.series.read import load_series
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import load_targets
-from m8d_build.toolbox import extract
-from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
+from m8d_build.wheel.facts import read_facts
+from m8d_build.wheel.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
+from m8d_build.wheel.repack import Edit, Put, repack
+from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
 from multiworld import __version__
 from multiworld.errors import MarkerError
 from multiworld.shim.loader import LOADER_ENTRY, loader_text

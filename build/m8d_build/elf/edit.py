@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.disk import needs_room
 from m8d_build.elf.dynamic import DynamicTable, Tag
 from m8d_build.elf.hashes import GnuHash, gnu_hash, unfindable_hash
 from m8d_build.elf.image import DYN_SIZE
 from m8d_build.errors import AlreadyGrafted, BuildError, ElfInvalid, OutputUnwritable
+from m8d_build.files.disk import needs_room
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

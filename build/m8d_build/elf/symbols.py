@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
     from m8d_build.elf.image import Image
 
-__all__ = ["ABSOLUTE", "SYMBOL_SIZE", "UNDEFINED", "Symbol", "read_symbols"]
+__all__ = ["ABSOLUTE", "LINKER_SYMBOLS", "SYMBOL_SIZE", "UNDEFINED", "Symbol", "read_symbols"]
 
 SYMBOL_SIZE = 24
 UNDEFINED, ABSOLUTE = 0, 0xFFF1
+# Every shared library has its own; some linkers export them.
+LINKER_SYMBOLS = frozenset({"_init", "_fini", "_edata", "_end", "__bss_start"})
 _LAYOUT = struct.Struct("<IBBHQQ")
 _BINDINGS = {0: "LOCAL", 1: "GLOBAL", 2: "WEAK", 10: "UNIQUE"}
 _KINDS = {0: "NOTYPE", 1: "OBJECT", 2: "FUNC", 3: "SECTION", 4: "FILE", 5: "COMMON", 6: "TLS", 10: "IFUNC"}

@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from m8d_build.disk import move_into_place, remove_tree
+from m8d_build.files.disk import move_into_place, remove_tree
 from m8d_build.sources.base import Provided, Unavailable
-from m8d_build.sources.check import differences
+from m8d_build.sources.identity import differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from m8d_build import proc
-from m8d_build.disk import needs_room, remove_tree
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
+from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.sources.base import Provided, Unavailable, last_words
 from m8d_build.sources.unpack import ARCHIVE_ERRORS, unpack
 
