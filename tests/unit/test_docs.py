@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build import battery, errors
+from m8d_build import errors
 from m8d_build.cli import commands
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import Target, load_targets
+from m8d_build.testing import versions
 
 README = (REPO_ROOT / "README.md").read_text(encoding="utf-8")
 WHEELS = (REPO_ROOT / "docs" / "patched-wheels.md").read_text(encoding="utf-8")
@@ -77,9 +78,9 @@ def test_the_versions_policy_names_what_is_supported_and_tested() -> None:
     minors = re.findall(r"Python :: (3\.\d+)", project)
     assert supported["Python"][0] == ", ".join(minors)
     (first, last) = re.findall(r"\d\.\d+", supported["torch"][0])
-    for version in battery.VERSIONS:
+    for version in versions.VERSIONS:
         assert version in supported["torch"][1]
-    assert (battery.VERSIONS[0].rpartition(".")[0], battery.VERSIONS[-1]) == (first, last)
+    assert (versions.VERSIONS[0].rpartition(".")[0], versions.VERSIONS[-1]) == (first, last)
     for page in (README, VERSIONS, INSTALL):
         assert f"{first} to {last}" in page
     for page in (CONTRIBUTING, README):
