@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 
-from multiworld.run.control import ControlServer
-from multiworld.run.happenings import Happenings
-from multiworld.run.worldstext import parse
-from multiworld.run.worldstore import WorldStore
+from multiworld.run.control.server import ControlServer
+from multiworld.run.events import Happenings
+from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.worldsfile.parse import parse
 
 
 class Meeting:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.launch.resolving import environment_of
+from multiworld.launch.host import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld.launch.config import MultiprocessConfig
-    from multiworld.launch.slip import Slip
+    from multiworld.launch.result_file import Slip
 
 __all__ = ["INTERRUPTED", "Job", "run"]
 

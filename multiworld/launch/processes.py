@@ -12,11 +12,11 @@ from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.child import INTERRUPTED, Job, run
-from multiworld.launch.culprit import Failure, culprit
+from multiworld.launch.complete import LaunchPlan, plan
 from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
-from multiworld.launch.plan import LaunchPlan, plan
-from multiworld.launch.resolving import environment_of, gather, serving, with_environment
-from multiworld.launch.slip import Slip
+from multiworld.launch.first_failure import Failure, culprit
+from multiworld.launch.host import environment_of, gather, serving, with_environment
+from multiworld.launch.result_file import Slip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -126,10 +126,10 @@ def main():
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    from multiworld.run.happenings import Happenings
-    from multiworld.run.lane import shut_down
-    from multiworld.run.nodes import NodesSpec, make_nodes
-    from multiworld.run.plan import Role, WorldsPlan
+    from multiworld.run.events import Happenings
+    from multiworld.run.nodes.interface import NodesSpec, make_nodes
+    from multiworld.run.nodes.rendezvous import shut_down
+    from multiworld.run.worldsfile.spec import Role, WorldsPlan
 
     options = json.loads(sys.argv[1])
     backend, endpoint, run_id = options["backend"], options["endpoint"], options["run_id"]

@@ -19,10 +19,10 @@ import torch
 from worldkit import PATIENCE, left_over, outcome
 
 import multiworld as mw
-from multiworld.run.control import ControlServer
-from multiworld.run.happenings import Happenings, WorldChanged
-from multiworld.run.worldstext import parse
-from multiworld.run.worldstore import WorldStore
+from multiworld.run.control.server import ControlServer
+from multiworld.run.events import Happenings, WorldChanged
+from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.worldsfile.parse import parse
 
 log = logging.getLogger("measured")
 

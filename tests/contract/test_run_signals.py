@@ -61,7 +61,7 @@ def guards(run: runkit.Run) -> list[int]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == run.pid and b"guard.py" in line:
+        if parent == run.pid and b"orphan_reaper.py" in line:
             found.append(pid)
     return found
 
@@ -218,7 +218,7 @@ if _attempt == 0 and _rank == 1:
 SAYS_ALOUD = """
 import os, sys
 from multiworld.run.main import main
-from multiworld.run.warden import Warden
+from multiworld.run.workers.reaper_client import Warden
 plain = Warden._say
 
 def say(self, *lines):
@@ -296,8 +296,8 @@ def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
 WHILE_IT_TELLS = """
 import os, signal, sys
 from multiworld.run import main
-from multiworld.run.happenings import WorkerStarted
-from multiworld.run.journal import Journal
+from multiworld.run.events import WorkerStarted
+from multiworld.run.view.log import Journal
 
 tell = Journal.__call__
 started = []

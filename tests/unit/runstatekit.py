@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from multiworld.run import happenings as h
-from multiworld.run.state import RunState
+from multiworld.run import events as h
+from multiworld.run.view.state import RunState
 
 AT = 1_700_000_000.0
 

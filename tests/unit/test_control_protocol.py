@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiworld._net.control import MAX_LINE, ControlClient, Lines, ProtocolError, encode
-from multiworld.run import control, folders
-from multiworld.run.control import ControlServer
+from multiworld.run.control import server as control
+from multiworld.run.control import sockets as folders
+from multiworld.run.control.server import ControlServer
 from multiworld.run.errors import RunError
-from multiworld.run.happenings import Happenings
-from multiworld.run.worldstext import parse
+from multiworld.run.events import Happenings
+from multiworld.run.worldsfile.parse import parse
 
 PATIENCE = 60.0
 PLAN = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from multiworld.run.guard import Guard, start_time
+from multiworld.run.workers.orphan_reaper import Guard, start_time
 
 
 def test_what_is_gone_is_forgotten_with_its_handle():

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiworld.launch.complete import Facts, address, plan
 from multiworld.launch.config import MultiprocessConfig
-from multiworld.launch.culprit import Failure, culprit
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.first_failure import Failure, culprit
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
-from multiworld.launch.plan import Facts, address, plan
 
 CPU = Facts({}, 0, frozenset({"gloo", "fake"}), "gloo")
 GPUS = Facts({}, 4, frozenset({"gloo", "nccl"}), "nccl")

@@ -40,7 +40,7 @@ LAYERS = (
         "joinplan",
         "notices",
     ),
-    ("cli", "shim", "manager", "communicator", "planned", "launch", "run", "__main__"),
+    ("cli", "shim", "manager", "communicator", "joinall", "launch", "run", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
@@ -177,7 +177,9 @@ def test_nothing_ends_the_process_or_swallows_errors(path):
     if name_of(path) in {"proc.py", "gitdoor/fetch.py"}:
         allowed |= {"os.kill"}  # of the programs they started themselves
     assert ENDS_THE_PROCESS & seen.touches <= allowed
-    if not inside(name_of(path), "proc.py", "gitdoor/fetch.py", "run/cells.py", "run/guard.py"):
+    if not inside(
+        name_of(path), "proc.py", "gitdoor/fetch.py", "run/workers/process.py", "run/workers/orphan_reaper.py"
+    ):
         assert not SENDS_SIGNALS & seen.touches, "only launchers send signals, to what they started"
     assert not seen.faults
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from multiworld.run.happenings import Happening, Happenings
+from multiworld.run.events import Happening, Happenings
 from multiworld.run.signals import Arrivals
 
 

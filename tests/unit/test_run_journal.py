@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed
 
-from multiworld.run import happenings as h
-from multiworld.run.digest import Digest
-from multiworld.run.journal import Journal, as_json, as_text
+from multiworld.run import events as h
+from multiworld.run.view.log import Journal, as_json, as_text
+from multiworld.run.view.log_filter import Digest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-output.md").read_text(encoding="utf-8")
 # The grammar of the page "What a run shows".
@@ -243,7 +243,7 @@ def test_nothing_is_lost_when_the_process_ends_without_closing_it(tmp_path):
     import sys
 
     script = (
-        "import sys\nfrom multiworld.run.journal import Journal\nfrom multiworld.run.happenings import Note\n"
+        "import sys\nfrom multiworld.run.view.log import Journal\nfrom multiworld.run.events import Note\n"
         "journal = Journal(sys.stderr)\nfor at in range(500): journal(Note(1.0, 20, f'note {at}'))\n"
     )
     done = subprocess.run(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run.places import Place, environment, places, prefixes
-from multiworld.run.plan import Member, PlannedWorld, Role, WorldsPlan
-from multiworld.run.restarts import Restart, Restarts
-from multiworld.run.seats import Seating
+from multiworld.run.nodes.slots import Seating
+from multiworld.run.workers.ranks import Place, environment, places, prefixes
+from multiworld.run.workers.restarts import Restart, Restarts
+from multiworld.run.worldsfile.spec import Member, PlannedWorld, Role, WorldsPlan
 
 
 def test_no_restarts_by_default_as_under_torchrun():

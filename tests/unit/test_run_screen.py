@@ -16,11 +16,11 @@ from rich.console import Console
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 from terminalkit import CODES, on_a_terminal, text_of
 
-from multiworld.run import happenings as h
+from multiworld.run import events as h
 from multiworld.run.errors import RunError
-from multiworld.run.picture import STYLES, layout, plain
-from multiworld.run.screen import Screen, _Above, _Raw, coloured, open_screen
-from multiworld.run.state import RunState
+from multiworld.run.view.layout import STYLES, layout, plain
+from multiworld.run.view.screen import Screen, _Above, _Raw, coloured, open_screen
+from multiworld.run.view.state import RunState
 
 
 def shown(*told: h.Happening, width: int, height: int | None = None) -> list[str]:

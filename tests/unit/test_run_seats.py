@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run import seats
-from multiworld.run.seats import Card, Node
+from multiworld.run.nodes import slots as seats
+from multiworld.run.nodes.slots import Card, Node
 
 TOKEN = "ab" * 16
 

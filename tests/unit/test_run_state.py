@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.events import MemberBusy
-from multiworld.planned.link import Link
-from multiworld.run import happenings as h
-from multiworld.run.state import LAST, UP_AFTER, RunState, world_state
-from multiworld.run.words import ending, natural, one_line, span
+from multiworld.joinall.launcher import Link
+from multiworld.run import events as h
+from multiworld.run.view.messages import ending, natural, one_line, span
+from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
 
 ALIVE = {"starting", "up"}
 STATES = {*ALIVE, "failed", "restarting", "ended", "stopped"}

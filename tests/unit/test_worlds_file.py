@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multiworld.run import worldsfile
 from multiworld.run.errors import PlanError
-from multiworld.run.plan import Member
-from multiworld.run.tomllines import Places
-from multiworld.run.worldsfile import check_backends, check_stores, load
-from multiworld.run.worldstext import parse
+from multiworld.run.worldsfile import load as worldsfile
+from multiworld.run.worldsfile.load import check_backends, check_stores, load
+from multiworld.run.worldsfile.parse import parse
+from multiworld.run.worldsfile.positions import Places
+from multiworld.run.worldsfile.spec import Member
 
 GOOD = """\
 # who is there
