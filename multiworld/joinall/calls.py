@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from multiworld.joinall.joins import UNDO_BUDGET, Joins, Wish, close
+from multiworld.joinall.joins import UNDO_BUDGET, JoinRequest, Joins, close
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def join_all(
         UnknownWorldError: this worker is in no world of that name.
         JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed again.
     """
-    worlds, _ = _here().join(names, Wish(rejoin, timeout, _gpu_here(), threading.Event()))
+    worlds, _ = _here().join(names, JoinRequest(rejoin, timeout, _gpu_here(), threading.Event()))
     return worlds
 
 
@@ -52,7 +52,7 @@ async def join_all_async(
 ) -> dict[str, World]:
     """`join_all`, awaitable. Cancelling it closes what was joined here."""
     loop = asyncio.get_running_loop()
-    wish = Wish(rejoin, timeout, _gpu_here(), threading.Event())
+    request = JoinRequest(rejoin, timeout, _gpu_here(), threading.Event())
     result: asyncio.Future[dict[str, World]] = loop.create_future()
     result.add_done_callback(seen)  # its awaiter may be cancelled
     taken = threading.Lock()
@@ -70,17 +70,17 @@ async def join_all_async(
         fresh: list[World] = []
         error: BaseException | None = None
         try:
-            worlds, fresh = _here().join(names, wish)
+            worlds, fresh = _here().join(names, request)
         except BaseException as exc:  # noqa: BLE001  (it is raised where this is awaited)
             error = exc
         with taken:
-            gone = wish.stop.is_set()
-            wish.fresh = fresh
+            gone = request.stop.is_set()
+            request.fresh = fresh
         if gone:
             close(fresh)
         try:
             loop.call_soon_threadsafe(settle, worlds, error)
-        except RuntimeError:  # the loop was closed meanwhile: nobody waits
+        except RuntimeError:  # the loop was closed meanwhile
             close(fresh)
 
     threading.Thread(target=work, daemon=True, name="m8d-join-all").start()
@@ -88,15 +88,15 @@ async def join_all_async(
         return await asyncio.shield(result)
     except asyncio.CancelledError:
         with taken:
-            wish.stop.set()
-            late = wish.fresh
+            request.stop.set()
+            late = request.fresh
         if late:  # it had come about already
             threading.Thread(target=close, args=(late,), daemon=True, name="m8d-join-all").start()
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
 
 
-_mine: list[Joins] = []  # this process's, once it has called
+_mine: list[Joins] = []  # of this process, from its first call on
 
 
 def _here() -> Joins:
@@ -107,8 +107,8 @@ def _here() -> Joins:
 
 
 def _forked() -> None:
-    """In a forked child: the line is the parent's, and the child may have one of its own."""
-    _mine[-1].link.forked()
+    """Drop the parent's connection in a forked child, which makes its own."""
+    _mine[-1].launcher.forked()
     _mine.append(Joins())
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from multiworld import joining
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
 from multiworld.events import State
-from multiworld.joinall.launcher import Link
-from multiworld.joinall.rejoining import Healer
+from multiworld.joinall.launcher import LauncherClient
+from multiworld.joinall.rejoining import Rejoiner
 from multiworld.registry import registry
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiworld.joinplan import JoinPlan
     from multiworld.world import World
 
-__all__ = ["UNDO_BUDGET", "Joins", "Wish", "close"]
+__all__ = ["UNDO_BUDGET", "JoinRequest", "Joins", "close"]
 
 ANSWER = 10.0
 """Seconds that the launcher has to answer; its process may be busy starting workers."""
@@ -33,11 +33,11 @@ UNDO_BUDGET = 5.0
 _LOOK_EVERY = 0.5
 
 _RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
-"""What another member's fate, or deadline, can do to a join: worth another try while there is time."""
+"""Errors that another member's end, or its deadline, can cause: retried while there is time."""
 
 
-class Wish:
-    """What a call of `join_all` asks for; `stop` is set when nobody wants it any more."""
+class JoinRequest:
+    """Options of one call of `join_all`; `stop` is set when the call was cancelled."""
 
     def __init__(
         self, rejoin: bool, timeout: float | dt.timedelta | None, gpu: int | None, stop: threading.Event
@@ -49,8 +49,8 @@ class Wish:
         self.fresh: list[World] = []
 
 
-class Flight:
-    """One world on its way: joined by one thread, waited for by whoever wants it."""
+class PendingJoin:
+    """One world being joined, by one thread; any number of calls may wait for it."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -60,21 +60,21 @@ class Flight:
 
 
 class Joins:
-    """The worlds that this process was given, and those that it joins just now.
+    """The worlds that the launcher assigned to this process, and those being joined.
 
     Attributes:
-        link: to the launcher.
+        launcher: its client.
     """
 
     def __init__(self) -> None:
-        self.link = Link()
+        self.launcher = LauncherClient()
         self._lock = threading.Lock()
-        self._flights: dict[str, Flight] = {}
-        self._kept: dict[str, Healer] = {}
+        self._pending: dict[str, PendingJoin] = {}
+        self._kept: dict[str, Rejoiner] = {}
 
-    def join(self, names: Sequence[str], wish: Wish) -> tuple[dict[str, World], list[World]]:
-        """All that `names` says, active; and those of them that this call joined."""
-        assigned = self.link.ask(ANSWER)
+    def join(self, names: Sequence[str], request: JoinRequest) -> tuple[dict[str, World], list[World]]:
+        """Return the worlds of `names`, active, and those of them that this call joined."""
+        assigned = self.launcher.ask(ANSWER)
         for name in names:
             if name not in assigned:
                 raise UnknownWorldError(
@@ -84,121 +84,131 @@ class Joins:
                     next_step="Name one of them, or make this worker a member in the worlds file",
                 )
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
-        plans = {name: assigned[name].plan(wish.timeout, wish.gpu) for name in wanted}
-        own: dict[str, Flight] = {}
+        plans = {name: assigned[name].plan(request.timeout, request.gpu) for name in wanted}
+        own: dict[str, PendingJoin] = {}
         with self._lock:
             for name in wanted:
-                if name not in self._flights:
-                    own[name] = self._flights[name] = Flight()
-            flights = {name: self._flights[name] for name in wanted}
+                if name not in self._pending:
+                    own[name] = self._pending[name] = PendingJoin()
+            pending_joins = {name: self._pending[name] for name in wanted}
         news = threading.Event()
         try:
-            for name, flight in own.items():
-                before = [flights[each] for each in assigned[name].after if each in flights]
+            for name, pending in own.items():
+                before = [pending_joins[each] for each in assigned[name].after if each in pending_joins]
                 threading.Thread(
-                    target=self._fly,
-                    args=(plans[name], flight, before, wish, news),
+                    target=self._join_one,
+                    args=(plans[name], pending, before, request, news),
                     daemon=True,
                     name=f"m8d-join-{name}",
                 ).start()
-            self._await(flights, wish, news)
+            self._await(pending_joins, request, news)
         except BaseException:
-            wish.stop.set()
+            request.stop.set()
             self._undo(own)
             raise
-        worlds = {name: flight.world for name, flight in flights.items() if flight.world is not None}
-        return worlds, [flight.world for flight in own.values() if flight.world is not None and flight.fresh]
+        worlds = {name: pending.world for name, pending in pending_joins.items() if pending.world is not None}
+        return worlds, [
+            pending.world for pending in own.values() if pending.world is not None and pending.fresh
+        ]
 
-    def _await(self, flights: dict[str, Flight], wish: Wish, news: threading.Event) -> None:
-        """Wait until all have landed; each takes no longer than its own timeout, and those it waits for."""
-        left = dict(flights)
+    def _await(
+        self, pending_joins: dict[str, PendingJoin], request: JoinRequest, news: threading.Event
+    ) -> None:
+        """Wait until all joins have ended; each takes at most its own timeout and that of those it waits for."""
+        left = dict(pending_joins)
         while left:
-            for name, flight in tuple(left.items()):
-                if flight.done.is_set():
+            for name, pending in tuple(left.items()):
+                if pending.done.is_set():
                     del left[name]
-                    if flight.error is not None:
-                        raise flight.error
-            if wish.stop.is_set():
-                raise JoinAbandonedError(next(iter(flights)), "join_all was cancelled")
+                    if pending.error is not None:
+                        raise pending.error
+            if request.stop.is_set():
+                raise JoinAbandonedError(next(iter(pending_joins)), "join_all was cancelled")
             if left:
-                news.wait(_LOOK_EVERY)  # other calls' flights make no news here
+                news.wait(_LOOK_EVERY)  # joins of other calls do not set it
                 news.clear()
 
-    def _undo(self, own: dict[str, Flight]) -> None:
+    def _undo(self, own: dict[str, PendingJoin]) -> None:
         deadline = time.monotonic() + UNDO_BUDGET
-        for name, flight in own.items():
-            flight.done.wait(max(0.0, deadline - time.monotonic()))
+        for name, pending in own.items():
+            pending.done.wait(max(0.0, deadline - time.monotonic()))
             with self._lock:
-                if self._flights.get(name) is flight:  # its thread never began, or is not through yet
-                    del self._flights[name]
-        close([flight.world for flight in own.values() if flight.world is not None and flight.fresh])
+                if self._pending.get(name) is pending:  # its thread never began, or has not ended yet
+                    del self._pending[name]
+        close([pending.world for pending in own.values() if pending.world is not None and pending.fresh])
 
     # -- one world ----------------------------------------------------------------------------------------------
 
-    def _fly(
-        self, plan: JoinPlan, flight: Flight, before: list[Flight], wish: Wish, news: threading.Event
+    def _join_one(
+        self,
+        plan: JoinPlan,
+        pending: PendingJoin,
+        before: list[PendingJoin],
+        request: JoinRequest,
+        news: threading.Event,
     ) -> None:
         try:
             for each in before:
-                while not each.done.wait(_LOOK_EVERY) and not wish.stop.is_set():
+                while not each.done.wait(_LOOK_EVERY) and not request.stop.is_set():
                     continue
-                if each.error is not None or wish.stop.is_set():
-                    raise JoinAbandonedError(  # noqa: TRY301  (it is told as others are)
+                if each.error is not None or request.stop.is_set():
+                    raise JoinAbandonedError(  # noqa: TRY301  (recorded below, as every error is)
                         plan.name, f"world {plan.name!r} comes after one that could not be joined"
                     )
-            flight.world, flight.fresh = self._bring(plan, wish)
-            if wish.stop.is_set() and flight.fresh:
-                flight.world.close(UNDO_BUDGET)
+            pending.world, pending.fresh = self._bring(plan, request)
+            if request.stop.is_set() and pending.fresh:
+                pending.world.close(UNDO_BUDGET)
         except Exception as exc:  # noqa: BLE001  (raised by join_all)
-            flight.error = exc
+            pending.error = exc
         finally:
             with self._lock:
-                if self._flights.get(plan.name) is flight:
-                    del self._flights[plan.name]
-            flight.done.set()
+                if self._pending.get(plan.name) is pending:
+                    del self._pending[plan.name]
+            pending.done.set()
             news.set()
 
-    def _bring(self, plan: JoinPlan, wish: Wish) -> tuple[World, bool]:
-        """The world, active, and whether this joined it."""
+    def _bring(self, plan: JoinPlan, request: JoinRequest) -> tuple[World, bool]:
+        """Return the world, active, and whether this call joined it."""
         world, kept = registry.worlds().get(plan.name), self._kept.get(plan.name)
         if world is not None and (
             world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
         ):
             return world.wait_active(plan.timeout), False
-        if world is not None:  # broken, and nobody joins it again
-            return self._try(plan, wish, partial(_again, world)), False
+        if world is not None:  # broken, without a `Rejoiner`
+            return self._try(plan, request, partial(_again, world)), False
         if kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
-        joined = self._try(plan, wish, joining.join_planned)
-        if wish.rejoin:
+        joined = self._try(plan, request, joining.join_planned)
+        if request.rejoin:
             with self._lock:
-                self._kept[plan.name] = Healer(joined, self.link)
+                self._kept[plan.name] = Rejoiner(joined, self.launcher)
         return joined, True
 
     def _try(
-        self, plan: JoinPlan, wish: Wish, join: Callable[[JoinPlan, Callable[[], bool]], World]
+        self, plan: JoinPlan, request: JoinRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
     ) -> World:
-        """Join until the plan's timeout: what ends an attempt may be another member's deadline, or its death."""
+        """Join, and retry until the plan's timeout: an attempt may fail by another member's deadline, or its end."""
         deadline = time.monotonic() + plan.timeout
         last: Exception | None = None
         while True:
             try:
-                made = replace(plan, store=self.link.store_of(plan))
-                return join(made, self._giving_up(made, wish, deadline if last is not None else None))
+                made = replace(plan, store=self.launcher.store_of(plan))
+                return join(made, self._giving_up(made, request, deadline if last is not None else None))
             except _RETRIED as exc:
                 out_of_time = time.monotonic() + AGAIN >= deadline
-                if wish.stop.is_set() or (out_of_time and last is None):
+                if request.stop.is_set() or (out_of_time and last is None):
                     raise
                 if out_of_time:
-                    # The present one says that this gave up; the one before says why there was no world.
+                    # `exc` only says that this attempt was given up; the error before it says why the join failed.
+
                     raise last or exc from exc
                 last = exc
-            wish.stop.wait(AGAIN)
+            request.stop.wait(AGAIN)
 
-    def _giving_up(self, plan: JoinPlan, wish: Wish, deadline: float | None) -> Callable[[], bool]:
+    def _giving_up(self, plan: JoinPlan, request: JoinRequest, deadline: float | None) -> Callable[[], bool]:
         def give_up() -> bool:
             late = deadline is not None and time.monotonic() >= deadline
-            return wish.stop.is_set() or late or self.link.moved(plan.store, plan)
+            return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)
 
         return give_up
 

@@ -1,4 +1,4 @@
-"""A worker's launcher, as its worlds see it: which they are, where they meet, and how they stand."""
+"""Client of the launcher in a worker: fetches the worker's worlds and store, reports the worlds' states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiworld.events import Event
     from multiworld.joinplan import JoinPlan
 
-__all__ = ["Assigned", "Link"]
+__all__ = ["AssignedWorld", "LauncherClient"]
 
 _STATES: dict[type[Event], str] = {
     WorldJoining: "joining",
@@ -41,8 +41,8 @@ _STATES: dict[type[Event], str] = {
 
 
 @dataclass(frozen=True)
-class Assigned:
-    """One world of this worker, as the launcher tells it."""
+class AssignedWorld:
+    """One world of this worker, from the launcher's answer."""
 
     name: str
     rank: int
@@ -56,7 +56,7 @@ class Assigned:
     after: tuple[str, ...]
 
     @classmethod
-    def read(cls, said: dict[str, Any], local_rank: str) -> Assigned:
+    def read(cls, said: dict[str, Any], local_rank: str) -> AssignedWorld:
         """Read it from the launcher's answer."""
         device = said.get("device")
         return cls(
@@ -73,7 +73,7 @@ class Assigned:
         )
 
     def plan(self, timeout: float | dt.timedelta | None, gpu: int | None) -> JoinPlan:
-        """What to join, with the caller's timeout, if any, and the GPU that is current in the caller's thread."""
+        """Return the join's plan, with the caller's timeout, if any, and the current GPU of the caller's thread."""
         made = make_plan(
             self.name,
             self.rank,
@@ -89,25 +89,25 @@ class Assigned:
         )
 
 
-class Link:
-    """This process's line to its launcher, made when it is first needed."""
+class LauncherClient:
+    """This process's connection to its launcher, made when it is first needed."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._calling = threading.Lock()
         self._client: ControlClient | None = None
-        self._assigned: dict[str, Assigned] = {}
+        self._assigned: dict[str, AssignedWorld] = {}
         self._causes: dict[str, str] = {}
         self._closed: set[str] = set()
 
-    def ask(self, patience: float) -> dict[str, Assigned]:
-        """This worker's worlds, by name: what the launcher says now, or said last.
+    def ask(self, patience: float) -> dict[str, AssignedWorld]:
+        """Return this worker's worlds by name, from the launcher's answer or, if it does not answer, its last one.
 
         Args:
-            patience: seconds.
+            patience: seconds to wait for an answer.
 
         Raises:
-            MultiworldError: it never said anything.
+            MultiworldError: the launcher has never answered.
         """
         deadline = time.monotonic() + patience
         if not self._calling.acquire(timeout=patience):
@@ -124,7 +124,7 @@ class Link:
                 if (error := answer.get("error")) is not None:
                     raise _refusal(str(error))
                 local_rank = settings.environment("LOCAL_RANK") or "0"
-                told = [Assigned.read(each, local_rank) for each in answer["worlds"]]
+                told = [AssignedWorld.read(each, local_rank) for each in answer["worlds"]]
                 self._assigned = {each.name: each for each in told}
         finally:
             self._calling.release()
@@ -157,7 +157,7 @@ class Link:
         return answer
 
     def store_of(self, plan: JoinPlan) -> Any:
-        """Where a world meets now: a launcher's store may have moved since.
+        """Return the present store of a world: the launcher's may have moved since.
 
         Raises:
             StoreUnreachableError: the launcher has no store.
@@ -173,7 +173,7 @@ class Link:
         return store
 
     def moved(self, store: Any, plan: JoinPlan) -> bool:
-        """Whether a world meets elsewhere than at `store` now."""
+        """Whether the present store of a world is another than `store`."""
         return bool(self._present(plan) != store)
 
     def _present(self, plan: JoinPlan) -> Any:
@@ -181,7 +181,7 @@ class Link:
         return client.store or plan.store if plan.served and client is not None else plan.store
 
     def _tell(self, event: Event) -> None:
-        """Every event of every world of this process goes to the launcher. Never blocks."""
+        """Report an event of a world to the launcher. Never blocks."""
         client, state = self._client, _STATES.get(type(event))
         if client is None or state is None or os.getpid() != self._pid:
             return
@@ -191,7 +191,7 @@ class Link:
             self._causes[world] = cause
         elif isinstance(event, WorldJoinFailed):
             if world in self._closed:
-                return  # it was given up for that, which was told
+                return  # it was given up because of the close, which was reported
             detail, cause = str(event.error), self._causes.get(world, "")
         elif isinstance(event, MemberBusy):
             if event.busy and len(event.ranks) == 1:
@@ -215,7 +215,7 @@ class Link:
         )
 
     def forked(self) -> None:
-        """In a forked child: the line is the parent's."""
+        """Close the parent's connection in a forked child."""
         if self._client is not None:
             self._client.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from multiworld.launch.errors import signal_name
 
-__all__ = ["Failure", "culprit"]
+__all__ = ["Failure", "first_failure"]
 
 _FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
 
@@ -42,7 +42,7 @@ class Failure:
         return f"rank {self.rank}: {signal_name(self.exit_code) or f'exit code {self.exit_code}'}"
 
 
-def culprit(failures: list[Failure]) -> tuple[Failure, list[Failure]]:
+def first_failure(failures: list[Failure]) -> tuple[Failure, list[Failure]]:
     """Return the first one and the others.
 
     A process that was killed from outside comes first: its peers raise because of it, and may be quicker to say so

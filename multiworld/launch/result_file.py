@@ -11,12 +11,12 @@ import os
 from multiprocessing import reduction
 from typing import Any
 
-__all__ = ["Slip"]
+__all__ = ["ResultFile"]
 
 _BEGAN, _RESULT, _FAILURE = b"B", b"R", b"F"
 
 
-class Slip:
+class ResultFile:
     """Written by one process, read by its parent afterwards. The first byte says what it holds."""
 
     def __init__(self) -> None:

@@ -1,29 +1,23 @@
-"""What happens in a run, as frozen records, and the bus that hands them to the log, the screen and ``status``.
+"""Events of a run, as frozen records, and their bus, to which the log, the live view and ``status`` subscribe.
 
 Times are ``time.time()`` seconds: they are shown to people and compared between hosts.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from multiworld.events import Bus
 
 __all__ = [
-    "Happening", "Happenings", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunStarted", "SeatTaken",
-    "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerStarted", "WorkerStopped", "WorldChanged",
+    "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted", "SlotTaken", "WorkerEnded",
+    "WorkerFailed", "WorkerRestarting", "WorkerStarted", "WorkerStopped", "WorldChanged",
 ]  # fmt: skip
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Happening:
-    """Base of all of them.
+class RunEvent:
+    """Base of a run's events.
 
     Attributes:
         at: ``time.time()`` seconds.
@@ -33,7 +27,7 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class RunStarted(Happening):
+class RunStarted(RunEvent):
     """The launcher begins.
 
     Attributes:
@@ -52,24 +46,24 @@ class RunStarted(Happening):
 
 
 @dataclass(frozen=True)
-class SeatTaken(Happening):
-    """This node has (or lost) its place among the nodes.
+class SlotTaken(RunEvent):
+    """This node has got a slot, or lost it.
 
     Attributes:
-        seat: 0, 1, ...; None: a spare node, without workers.
-        nodes: how many nodes have a seat.
+        slot: 0, 1, ...; None: a spare node, without workers.
+        nodes: number of slots.
     """
 
-    seat: int | None
+    slot: int | None
     nodes: int
 
 
 @dataclass(frozen=True)
-class WorkerStarted(Happening):
+class WorkerStarted(RunEvent):
     """A worker's process was started.
 
     Attributes:
-        rank, role, role_rank, local_rank: its place; the same in every attempt.
+        rank, role, role_rank, local_rank: of the worker; the same in every attempt.
         pid: of the new process.
         attempt: 0 for the first start, one more after each restart.
     """
@@ -83,8 +77,8 @@ class WorkerStarted(Happening):
 
 
 @dataclass(frozen=True)
-class WorkerFailed(Happening):
-    """A worker's process ended with another exit code than 0, and nobody asked it to.
+class WorkerFailed(RunEvent):
+    """A worker's process ended with another exit code than 0, unasked.
 
     Attributes:
         exitcode: negative: the signal that ended it.
@@ -99,7 +93,7 @@ class WorkerFailed(Happening):
 
 
 @dataclass(frozen=True)
-class WorkerRestarting(Happening):
+class WorkerRestarting(RunEvent):
     """A failed worker will be started again.
 
     Attributes:
@@ -115,7 +109,7 @@ class WorkerRestarting(Happening):
 
 
 @dataclass(frozen=True)
-class WorkerEnded(Happening):
+class WorkerEnded(RunEvent):
     """A worker's process ended with exit code 0."""
 
     rank: int
@@ -123,7 +117,7 @@ class WorkerEnded(Happening):
 
 
 @dataclass(frozen=True)
-class WorkerStopped(Happening):
+class WorkerStopped(RunEvent):
     """The launcher ended a worker's process."""
 
     rank: int
@@ -132,16 +126,16 @@ class WorkerStopped(Happening):
 
 
 @dataclass(frozen=True)
-class WorldChanged(Happening):
-    """A worker said how one of its worlds stands.
+class WorldChanged(RunEvent):
+    """A worker reported the state of one of its worlds.
 
     Attributes:
         rank: of the worker in the run (not in the world).
         world: its name.
-        state: "joining", "active", "broken" or "closed"; "failed" for a join that came to nothing.
+        state: "joining", "active", "broken" or "closed"; "failed" for a join that failed.
         generation: 0 as long as it is not known.
-        detail: of a breakage or a failed join; of an active world: which member is busy.
-        cause: of a breakage ("left" is no fault), and of the one that a failed join comes after; else empty.
+        detail: of a breakage or a failed join; of an active world: its busy members.
+        cause: of a breakage ("left" is no fault), or of the breakage before a failed join; else empty.
     """
 
     rank: int
@@ -153,77 +147,45 @@ class WorldChanged(Happening):
 
 
 @dataclass(frozen=True)
-class NodeJoined(Happening):
-    """A node took a seat, or stands by as a spare (`seat` is None)."""
+class NodeJoined(RunEvent):
+    """A node took a slot, or is a spare (`slot` is None)."""
 
     node: str
-    seat: int | None
+    slot: int | None
 
 
 @dataclass(frozen=True)
-class NodeLost(Happening):
+class NodeLost(RunEvent):
     """A node's launcher is gone.
 
     Attributes:
         node: host name.
-        seat: that it had.
+        slot: that it had.
         cause: "crashed", "hung", "unreachable", "left".
         worlds: names of the worlds that cannot be whole without it.
     """
 
     node: str
-    seat: int | None
+    slot: int | None
     cause: str
     worlds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Note(Happening):
-    """Anything else that people should read; `level` is one of logging's numbers."""
+class Note(RunEvent):
+    """Any other text for the log; `level` is one of logging's numbers."""
 
     level: int
     text: str
 
 
 @dataclass(frozen=True)
-class RunEnded(Happening):
-    """The launcher is done; `exitcode` is what it will return."""
+class RunEnded(RunEvent):
+    """The launcher ends, with `exitcode`."""
 
     exitcode: int
     reason: str
 
 
-class Happenings:
-    """Hands what happens to those who listen, in the thread that saw it. A listener that raises is logged.
-
-    Args:
-        signals: exceptions by which a signal's handler ends the run. They can be raised inside a listener and are no
-            fault of it: `publish` raises them.
-    """
-
-    def __init__(self, *, signals: tuple[type[BaseException], ...] = ()) -> None:
-        self._signals = signals
-        self._lock = threading.Lock()
-        self._listeners: tuple[Callable[[Happening], None], ...] = ()
-
-    def listen(self, fn: Callable[[Happening], None]) -> None:
-        """Call ``fn(happening)`` for everything from now on; it must be quick."""
-        with self._lock:
-            self._listeners = (*self._listeners, fn)
-
-    def publish(self, happening: Happening) -> None:
-        """Hand it to every listener.
-
-        Raises:
-            BaseException: one of `signals`, once all listeners were called.
-        """
-        signalled: BaseException | None = None
-        for fn in self._listeners:
-            try:
-                fn(happening)
-            except self._signals as came:  # noqa: PERF203  (each listener has its own fate)
-                signalled = came
-            except Exception:  # noqa: BLE001  (a listener's fault stays there)
-                _log.exception("a listener failed on %r", happening)
-        if signalled is not None:
-            raise signalled
+EventBus = Bus[RunEvent]
+"""Hands the events of a run to the log, the live view and ``status``."""

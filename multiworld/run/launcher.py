@@ -31,21 +31,23 @@ from multiworld.errors import MultiworldError
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.errors import ArgumentsError, PlanError, RunError
-from multiworld.run.events import Happenings, Note, RunEnded, RunStarted
-from multiworld.run.nodes.interface import NodesSpec, make_nodes
+from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
+from multiworld.run.nodes.interface import NodesSpec
+from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.rendezvous import shut_down
-from multiworld.run.nodes.single import OneNode
+from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
 from multiworld.run.options import configure
 from multiworld.run.signals import Wake, numbers
-from multiworld.run.view.log import Journal
+from multiworld.run.view.log import EventLog
 from multiworld.run.view.screen import NO_TERMINAL, open_screen
 from multiworld.run.view.state import RunState
-from multiworld.run.workers.agent import GROUP_HINT, Outfit, WorkerAgent
+from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
-from multiworld.run.workers.reaper_client import Warden
+from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
-from multiworld.run.worldsfile.load import check_backends, check_stores, load
+from multiworld.run.worldsfile.checks import check_backends, check_stores
+from multiworld.run.worldsfile.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.interface import Nodes
     from multiworld.run.options import Options
-    from multiworld.run.worldsfile.spec import WorldsPlan
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["launch"]
 
@@ -90,7 +92,7 @@ class _Run:
     entrypoint: Callable[..., Any] | str
     arguments: list[str]
     plan: WorldsPlan | None
-    happenings: Happenings
+    bus: EventBus
     grace: float
 
     @property
@@ -124,8 +126,8 @@ def launch(options: Options, stream: TextIO) -> int:
     if options.worlds is not None:
         plan = load(options.worlds)
         check_backends(plan)
-    state, happenings = RunState(), Happenings(signals=(SignalException,))
-    happenings.listen(state.apply)
+    state, bus = RunState(), EventBus(signals=(SignalException,))
+    bus.subscribe(state.apply)
     with ExitStack() as faces:
         screen = open_screen(state) if options.ui else None
         if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
@@ -137,21 +139,19 @@ def launch(options: Options, stream: TextIO) -> int:
         if screen is None:
             # A program that reads JSON wants everything, people what they have to know.
             as_json = options.log_format == "json"
-            journal = Journal(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
-            happenings.listen(journal)
-            faces.callback(journal.close)
+            event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
+            bus.subscribe(event_log)
+            faces.callback(event_log.close)
         else:
             screen.start()
             faces.callback(screen.stop)
         if options.ui and screen is None:
-            happenings.publish(Note(time.time(), logging.WARNING, NO_TERMINAL))
+            bus.publish(Note(time.time(), logging.WARNING, NO_TERMINAL))
         grace = getattr(config, "shutdown_timeout", None)
         if options.grace is not None:
             grace = options.grace
-        run = _Run(
-            options, config, entrypoint, arguments, plan, happenings, float(30 if grace is None else grace)
-        )
-        happenings.publish(
+        run = _Run(options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace))
+        bus.publish(
             RunStarted(
                 time.time(),
                 config.run_id,
@@ -164,10 +164,10 @@ def launch(options: Options, stream: TextIO) -> int:
         try:
             end = _run_to_end(run, state)
         except BaseException as exc:
-            happenings.publish(RunEnded(time.time(), 1, f"{type(exc).__name__}: {exc}"))
+            bus.publish(RunEnded(time.time(), 1, f"{type(exc).__name__}: {exc}"))
             raise
         with suppress(SignalException):  # the run has ended: a signal now changes nothing
-            happenings.publish(RunEnded(time.time(), end.code, end.reason))
+            bus.publish(RunEnded(time.time(), end.code, end.reason))
     if end.report:
         complain(end.report)
     return end.code
@@ -273,13 +273,13 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         "master_port": port,
     }
     spec = WorkerSpec(**asked)
-    warden = Warden(run.grace, time.monotonic)
-    parts.callback(warden.close)
+    reaper = ReaperClient(run.grace, time.monotonic)
+    parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
     control = ControlServer(
         choose(config.run_id),
         run.plan,
-        run.happenings,
+        run.bus,
         state.snapshot,
         store=lambda: stores[0]() if stores else "",
     )
@@ -297,25 +297,25 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         settings.set_environment({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
     agent: WorkerAgent | GroupAgent
     if run.options.restart == "group":
-        agent = _group_agent(run, spec, warden, environment, numbers(names or _SIGNALS), stores, parts)
+        agent = _group_agent(run, spec, reaper, environment, numbers(names or _SIGNALS), stores, parts)
     else:
-        outfit = Outfit(
+        context = AgentContext(
             nodes=_nodes(run, spec),
             restarts=Restarts(
                 config.max_restarts, run.options.restart_backoff, run.options.restart_backoff_max
             ),
-            happenings=run.happenings,
-            warden=warden,
+            bus=run.bus,
+            reaper=reaper,
             wake=Wake(),
             signals=numbers(names or _SIGNALS),
             grace=run.grace,
             plan=run.plan,
             environment=environment,
         )
-        parts.callback(outfit.wake.close)
-        parts.callback(outfit.nodes.close)
-        workers = agent = WorkerAgent(spec, run.logs_specs, outfit, **_torch_options(run))
-        stores.append(lambda: "" if workers.seating is None else workers.seating.store)
+        parts.callback(context.wake.close)
+        parts.callback(context.nodes.close)
+        workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
+        stores.append(lambda: "" if workers.assignment is None else workers.assignment.store)
     initialize_metrics(MetricsConfig(config.metrics_cfg))
     return _result_of(run, agent, leave)
 
@@ -347,7 +347,7 @@ def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
     config, options = run.config, run.options
     if config.max_nodes == 1:
         serve = None if run.plan is None else _HERE
-        return OneNode(config.nproc_per_node, run.happenings, serve=serve)
+        return SingleNode(config.nproc_per_node, run.bus, serve=serve)
     asked = NodesSpec(
         run_id=config.run_id,
         endpoint=config.rdzv_endpoint,
@@ -359,13 +359,13 @@ def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
         on_loss=options.on_node_loss,
         hang_timeout=options.node_hang_timeout,
     )
-    return make_nodes(asked, spec.rdzv_handler, run.happenings, run.plan)
+    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan)
 
 
 def _group_agent(
     run: _Run,
     spec: WorkerSpec,
-    warden: Warden,
+    reaper: ReaperClient,
     environment: dict[str, str],
     signals: tuple[Signals, ...],
     stores: list[Callable[[], str]],
@@ -378,8 +378,8 @@ def _group_agent(
     return GroupAgent(
         spec,
         run.logs_specs,
-        happenings=run.happenings,
-        warden=warden,
+        bus=run.bus,
+        reaper=reaper,
         environment=environment,
         signals=signals,
         plan=run.plan,

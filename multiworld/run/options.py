@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
-    from multiworld.run.worldsfile.spec import WorldsPlan
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["Options", "build_parser", "configure", "parse"]
 

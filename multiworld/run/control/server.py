@@ -1,4 +1,4 @@
-"""The launcher's ear: workers say who they are, ask for their worlds and report them; ``status`` asks how it goes."""
+"""Control-socket server: workers fetch their worlds and report their states; ``m8d-run status`` gets a snapshot."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from typing import TYPE_CHECKING, Any
 from multiworld._net.control import Lines, ProtocolError, encode
 from multiworld.run.errors import RunError
 from multiworld.run.events import WorldChanged
-from multiworld.run.worldsfile.spec import LAUNCHER
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld.run.events import Happenings
-    from multiworld.run.worldsfile.spec import WorldsPlan
+    from multiworld.run.events import EventBus
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["VARIABLE", "ControlServer"]
 
 VARIABLE = "M8D_CONTROL"
-"""The environment variable that tells a worker the socket's path."""
+"""Environment variable with the socket's path, for workers."""
 
 STATES = frozenset({"joining", "active", "broken", "closed", "failed"})
 _BLOCK = 1 << 16
 _MOST_UNREAD = 4 << 20
-"""Bytes that wait for a client that does not read; with more it is cut off."""
+"""Bytes that may wait for a client that does not read; with more it is cut off."""
 _LOOK_EVERY = 0.5
-"""Seconds between two looks at the store's address, while there are workers."""
+"""Seconds between two checks of the store's address, while there are workers."""
 _IDLE = 10.0
 _FULL = 0.5
-"""Seconds without accepting, when the process has no descriptor left."""
+"""Seconds without accepting, after the process had no descriptor left."""
 _CLOSING = 2.0
 _HELLO = 10.0
-"""Seconds that a client has to say who it is."""
+"""Seconds that a client has to send its hello."""
 _MOST_SILENT = 64
-"""Clients that may not have said it yet; the oldest makes room."""
+"""Clients without a hello; the oldest is cut off for one more."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class ControlServer:
 
     Args:
         path: of the socket; its folder is made, and removed in the end, unless it is there already.
-        plan: the worlds file; None where there is none.
-        happenings: where workers' reports go, as `WorldChanged`.
-        snapshot: what ``status`` gets: a dictionary for JSON. Quick; called in the server's thread.
-        store: present address of the store that planned worlds meet at; empty where there is none yet. Quick.
+        plan: of the worlds file; None without one.
+        bus: gets the workers' reports, as `WorldChanged`.
+        snapshot: returns a dictionary for JSON, the answer to ``status``. Quick; called in the server's thread.
+        store: returns the present address of the store that planned worlds meet at; "" if there is none yet. Quick.
 
     Attributes:
         path: as given.
@@ -65,14 +65,14 @@ class ControlServer:
         self,
         path: str,
         plan: WorldsPlan | None,
-        happenings: Happenings,
+        bus: EventBus,
         snapshot: Callable[[], dict[str, Any]],
         *,
         store: Callable[[], str],
     ) -> None:
         self.path = path
         self._plan = plan
-        self._happenings = happenings
+        self._bus = bus
         self._snapshot = snapshot
         self._store = store
         self._known = ""
@@ -85,7 +85,7 @@ class ControlServer:
         self._thread = threading.Thread(target=self._run, daemon=True, name="m8d-control-server")
 
     def env(self) -> dict[str, str]:
-        """What workers need in their environment."""
+        """Environment variables for workers."""
         return {VARIABLE: self.path}
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class ControlServer:
             with contextlib.suppress(FileExistsError):
                 path.parent.mkdir(mode=0o700)
                 self._made_folder = True
-            # Under another name first: who finds the socket finds somebody who listens.
+            # Under another name first: a client that finds the socket can connect.
             listener.bind(str(fresh))
             fresh.chmod(0o600)
             listener.listen(1024)
@@ -126,7 +126,7 @@ class ControlServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up on everybody and remove the socket; takes 2 s at most. Harmless when repeated."""
+        """Close all connections and remove the socket; takes 2 s at most. Harmless when repeated."""
         self._closing = True
         if self._listener is None:
             return
@@ -140,7 +140,7 @@ class ControlServer:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         if self._made_folder:
-            with contextlib.suppress(OSError):  # somebody else's file is in it
+            with contextlib.suppress(OSError):  # it has a file that is not this server's
                 path.parent.rmdir()
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ControlServer:
                 self._send(client, {"store": address})
 
     def _silent(self) -> list[_Client]:
-        """Who has not said who it is, the oldest first."""
+        """Clients without a hello, the oldest first."""
         return sorted((each for each in self._clients if not each.said), key=lambda each: each.since)
 
     def _accept(self) -> None:
@@ -194,7 +194,7 @@ class ControlServer:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as exc:  # no descriptor is left: those who wait are accepted later
+        except OSError as exc:  # no descriptor is left: waiting clients are accepted later
             _log.warning("control socket: %s", exc)
             self._selector.unregister(self._listener)
             self._paused_until = time.monotonic() + _FULL
@@ -260,7 +260,7 @@ class ControlServer:
         if why and not self._closing:
             _log.warning("control socket: %s was cut off: %s", client, why)
 
-    # -- what is said -------------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------
 
     def _hear(self, client: _Client, message: dict[str, Any]) -> None:
         if message.get("hello") == "worker":
@@ -288,10 +288,8 @@ class ControlServer:
         texts = all(isinstance(each, str) for each in (world, state, detail, cause))
         if not texts or state not in STATES or not _whole(generation):
             raise ProtocolError(f"report {str(message)[:200]!r}")
-        if client.attempt >= self._attempts.get(
-            rank, 0
-        ):  # else the last words of one that was replaced meanwhile
-            self._happenings.publish(
+        if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
+            self._bus.publish(
                 WorldChanged(
                     time.time(), rank, world[:200], state, int(generation), detail[:2000], cause[:20]
                 )
@@ -300,12 +298,12 @@ class ControlServer:
     def _status(self) -> dict[str, Any]:
         try:
             return {"snapshot": self._snapshot()}
-        except Exception as exc:  # noqa: BLE001  (whatever it is: the others are served on)
+        except Exception as exc:  # noqa: BLE001  (a faulty snapshot must not end the server)
             _log.exception("control socket: no snapshot could be made")
             return {"error": f"no snapshot: {exc}"}
 
     def _worlds(self, client: _Client, rank: int) -> dict[str, Any]:
-        """The worlds of one worker, with the store's present address."""
+        """Return the worlds of one worker, with the store's present address."""
         address = client.told = self._address()
         answer: dict[str, Any] = {"worlds": [], "store": address}
         if self._plan is None:
@@ -337,13 +335,13 @@ class ControlServer:
     def _address(self) -> str:
         try:
             self._known = self._store()
-        except Exception:  # noqa: BLE001  (same)
+        except Exception:  # noqa: BLE001  (a faulty store must not end the server)
             _log.exception("control socket: the store's address is not known")
         return self._known
 
 
 class _Client:
-    """Somebody who is connected."""
+    """One connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

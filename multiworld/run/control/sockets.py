@@ -1,4 +1,4 @@
-"""Where the control sockets of this user's launchers are: a folder for each launcher, in a folder of the user's own."""
+"""Paths of the control sockets of this user's launchers: a folder for each launcher, in a folder of the user."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LONGEST = 107
 """Bytes of a unix socket's path (sockaddr_un has 108, the last one is zero)."""
 
 _YOUNG = 60.0
-"""Seconds for which a folder without a socket may be that of a launcher that begins, or ends."""
+"""Seconds for which a folder without a socket may belong to a launcher that is starting, or ending."""
 _ASKING = 1.0
-"""Seconds that a launcher has to accept a connection; the kernel does it for one that stands still."""
+"""Seconds that a connection may take; the kernel accepts it for a stopped launcher."""
 
 
 def roots() -> list[Path]:
@@ -35,16 +35,16 @@ def roots() -> list[Path]:
     runtime = settings.environment("XDG_RUNTIME_DIR")
     if runtime and runtime.startswith("/"):
         found.append(Path(runtime) / "m8d-run")
-    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder of this user's own, or none)
+    bases = (tempfile.gettempdir(), "/tmp")  # noqa: S108  (in it a folder that `_safe` has checked)
     found += [Path(base) / f"m8d-run-{os.getuid()}" for base in bases]
     return list(dict.fromkeys(found))
 
 
 def choose(run_id: str) -> str:
-    """Choose the path of this launcher's socket, whose folder is still to be made; sweep what dead launchers left.
+    """Choose the path of this launcher's socket, whose folder is still to be made; remove those of dead launchers.
 
     Args:
-        run_id: the rendezvous id; what does not suit a file name is replaced, and it is cut.
+        run_id: the rendezvous id; it is cut, and characters that do not suit a file name are replaced.
 
     Raises:
         RunError: this user has no folder for sockets.
@@ -73,8 +73,8 @@ def sockets() -> list[Path]:
 
 
 def sweep(root: Path) -> None:
-    """Remove what launchers that are no more have left in `root`."""
-    with contextlib.suppress(OSError):  # others sweep too
+    """Remove sockets and folders of dead launchers in `root`."""
+    with contextlib.suppress(OSError):  # another launcher may be removing them as well
         for folder in list(root.iterdir()):
             path = folder / SOCKET
             if path.exists():
@@ -88,21 +88,21 @@ def sweep(root: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Whether somebody listens at a socket."""
+    """Whether a process listens at a socket."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_ASKING)
         try:
             sock.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # a long queue, somebody else's: not ours to remove
+        except OSError:  # a full queue, or no permission: it may be in use
             return True
     return True
 
 
 def _own(root: Path) -> bool:
-    """Make `root`, if need be; whether it is a folder of this user's that nobody else can enter."""
-    with contextlib.suppress(OSError):  # it is there, or it cannot be made
+    """Make `root`, if need be; return whether it is a folder of this user, and private."""
+    with contextlib.suppress(OSError):  # it exists, or cannot be made: `_safe` tells
         root.mkdir(mode=0o700)
     return _safe(root) and os.access(root, os.W_OK)
 

@@ -1,8 +1,9 @@
-"""How the agents of several nodes watch each other: the worlds' own watchdog, with small worlds of two agents.
+"""Links between the agents of several nodes: the worlds' watchdog, with small worlds of two agents.
 
-Each pair of agents has four of them, over one connection. That one ends tells the other side something:
+Each pair of agents has four of them, over one connection. The end of each has its own meaning:
 
-- ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; what ends after it says nothing;
+- ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it mean
+  nothing;
 - ``going`` is left in good order when the node ends the run for all;
 - ``working``, one for each of the two, is left in good order when all workers of that node have ended with 0.
 """
@@ -27,69 +28,69 @@ if TYPE_CHECKING:
 
     from multiworld._net.attachment import Attachment
     from multiworld.events import Breakage
-    from multiworld.run.nodes.slots import Node, Table
+    from multiworld.run.nodes.slots import Membership, Node
 
-__all__ = ["Bonds", "Sign", "tie"]
+__all__ = ["PeerLinks", "PeerSignal", "link_epoch"]
 
 _log = logging.getLogger(__name__)
 
-BONDING = 30.0
-"""Seconds within which two agents that know of each other have to be connected."""
+CONNECTING = 30.0
+"""Seconds that two agents have to connect once both are in the membership."""
 
 _SETTLED = 1.0
-"""Seconds after which a connection that ended would have ended all four worlds."""
+"""Seconds within which a lost connection ends all four worlds."""
 
 _ALIVE, _GOING = "alive", "going"
 
 
 @dataclass(frozen=True)
-class Sign:
-    """What became known of another agent.
+class PeerSignal:
+    """News of another agent.
 
     Attributes:
         id: of its node.
-        tie: what `tie` gave for it and this node; another one after either was away.
+        epoch: of the link, see `link_epoch`.
         what: "lost", "done" or "failed".
         cause: of a loss: "crashed", "hung", "unreachable", "left" or "failed".
         at: ``time.monotonic()`` seconds.
     """
 
     id: str
-    tie: int
+    epoch: int
     what: str
     cause: str
     at: float
 
 
-def tie(mine: Node, other: Node) -> int:
-    """Count the connections between two nodes: each has one more after either of them came anew."""
+def link_epoch(mine: Node, other: Node) -> int:
+    """Return the epoch of the link between two nodes: a later one after either of them was admitted again."""
     return max(mine.since, other.since)
 
 
 @dataclass
-class _Bond:
+class _Link:
     node: Node
-    tie: int
+    epoch: int
     attachments: dict[str, Attachment] = field(default_factory=dict)
     dropped: bool = False
     lost: bool = False
     made: threading.Event = field(default_factory=threading.Event)  # or failed
 
 
-class Bonds:
-    """This agent's connections with the others.
+class PeerLinks:
+    """This agent's links to the other agents.
 
     Args:
         hang_timeout: seconds without a sign of life, at least 0.3.
-        on_sign: called with each `Sign`, from any thread; must be quick.
+        on_signal: called with each `PeerSignal`, from any thread; must be quick.
     """
 
-    def __init__(self, hang_timeout: float, on_sign: Callable[[Sign], None]) -> None:
+    def __init__(self, hang_timeout: float, on_signal: Callable[[PeerSignal], None]) -> None:
         self._watchdog = Watchdog()
         self._hang_timeout = max(0.3, hang_timeout)
-        self._on_sign = on_sign
+        self._on_signal = on_signal
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
-        self._bonds: dict[tuple[str, int], _Bond] = {}
+        self._links: dict[tuple[str, int], _Link] = {}
         self._left: set[str] = set()
 
     @property
@@ -109,122 +110,126 @@ class Bonds:
         """Ids of the agents that this one is connected with."""
         with self._lock:
             return tuple(
-                id_ for (id_, _), bond in self._bonds.items() if _ALIVE in bond.attachments and not bond.lost
+                id_ for (id_, _), link in self._links.items() if _ALIVE in link.attachments and not link.lost
             )
 
-    def update(self, table: Table) -> None:
-        """Be connected with the agents at the table, and with no others; returns at once."""
-        mine = table.node(self.me)
+    def update(self, membership: Membership) -> None:
+        """Connect with the agents of the membership, and drop links to all others; returns at once."""
+        mine = membership.node(self.me)
         wanted = (
             {}
             if mine is None
-            else {(node.id, tie(mine, node)): node for node in table.nodes if node is not mine}
+            else {(node.id, link_epoch(mine, node)): node for node in membership.nodes if node is not mine}
         )
         with self._lock:
-            gone = [self._bonds.pop(key) for key in tuple(self._bonds) if key not in wanted]
-            new = [_Bond(node, key[1]) for key, node in wanted.items() if key not in self._bonds]
-            for bond in new:
-                self._bonds[bond.node.id, bond.tie] = bond
-            for bond in gone:
-                bond.dropped = True
-        for bond in gone:
-            self._drop(bond)
+            gone = [self._links.pop(key) for key in tuple(self._links) if key not in wanted]
+            new = [_Link(node, key[1]) for key, node in wanted.items() if key not in self._links]
+            for link in new:
+                self._links[link.node.id, link.epoch] = link
+            for link in gone:
+                link.dropped = True
+        for link in gone:
+            self._drop(link)
         if mine is not None:
-            for bond in new:
+            for link in new:
                 threading.Thread(
-                    target=self._bond, args=(bond, mine, table.token), daemon=True, name="m8d-nodes-bond"
+                    target=self._connect,
+                    args=(link, mine, membership.token),
+                    daemon=True,
+                    name="m8d-nodes-link",
                 ).start()
 
     def done(self) -> None:
-        """Say that this node's workers have ended with 0."""
+        """Tell the others that this node's workers have ended with 0."""
         self._leave(_working(self.me))
 
     def fail(self) -> None:
-        """Say that this node ends the run."""
+        """Tell the others that this node ends the run."""
         self._leave(_GOING)
 
     def settle(self, deadline: float) -> None:
-        """Wait until the connections are there, or have failed; what is told earlier might not be understood."""
+        """Wait until each link is made or has failed; a peer may not understand what it is told earlier."""
         with self._lock:
-            bonds = list(self._bonds.values())
-        for bond in bonds:
-            bond.made.wait(max(0.0, deadline - time.monotonic()))
+            links = list(self._links.values())
+        for link in links:
+            link.made.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self, deadline: float) -> None:
-        """Leave everybody; by ``time.monotonic()`` seconds."""
+        """Leave all peers, by `deadline` in ``time.monotonic()`` seconds."""
         with self._lock:
-            for bond in self._bonds.values():
-                bond.dropped = True
-            self._bonds.clear()
+            for link in self._links.values():
+                link.dropped = True
+            self._links.clear()
         self._watchdog.stop(deadline)  # it says goodbye in the order of attaching: what came first ends first
 
-    # -- one of them
+    # -- one link
 
-    def _bond(self, bond: _Bond, mine: Node, token: str) -> None:
+    def _connect(self, link: _Link, mine: Node, token: str) -> None:
         """Connect, in a thread of its own: the other side may be slow."""
-        deadline = time.monotonic() + BONDING
+        deadline = time.monotonic() + CONNECTING
         try:
-            for kind in (_ALIVE, _GOING, *sorted((_working(self.me), _working(bond.node.id)))):
-                self._attach(bond, kind, _roster(kind, mine, bond.node, token, self._hang_timeout), deadline)
+            for kind in (_ALIVE, _GOING, *sorted((_working(self.me), _working(link.node.id)))):
+                self._attach(link, kind, _roster(kind, mine, link.node, token, self._hang_timeout), deadline)
         except MultiworldError as error:
-            if not bond.dropped:
-                _log.debug("no connection with the agent of %s: %s", bond.node.host, error)
-                self._lose(bond, "unreachable", time.monotonic())
+            if not link.dropped:
+                _log.debug("no connection with the agent of %s: %s", link.node.host, error)
+                self._lose(link, "unreachable", time.monotonic())
         finally:
-            bond.made.set()
+            link.made.set()
 
-    def _attach(self, bond: _Bond, kind: str, roster: Roster, deadline: float) -> None:
+    def _attach(self, link: _Link, kind: str, roster: Roster, deadline: float) -> None:
         try:
             attachment = self._watchdog.attach(
-                roster, self._verdict(bond, kind), deadline=deadline, cancelled=lambda: bond.dropped
+                roster, self._verdict(link, kind), deadline=deadline, cancelled=lambda: link.dropped
             )
         except JoinAbandonedError:
-            # The other side leaves at once what it has no more use for, and that may be before this side is ready.
-            if kind == _ALIVE or bond.dropped or bond.attachments[_ALIVE].ended.wait(_SETTLED):
+            # The other side may leave a world before this side has joined it: that is the signal already.
+
+            if kind == _ALIVE or link.dropped or link.attachments[_ALIVE].ended.wait(_SETTLED):
                 raise
-            self._heard(bond, kind, time.monotonic())
+            self._heard(link, kind, time.monotonic())
             return
         with self._lock:
-            bond.attachments[kind] = attachment
-            leave = bond.dropped or kind in self._left
+            link.attachments[kind] = attachment
+            leave = link.dropped or kind in self._left
         if leave:
             attachment.leave()
 
-    def _verdict(self, bond: _Bond, kind: str) -> Callable[[Breakage], None]:
+    def _verdict(self, link: _Link, kind: str) -> Callable[[Breakage], None]:
         def heard(breakage: Breakage) -> None:
-            if kind == _ALIVE and not bond.dropped:
-                self._lose(bond, str(breakage.cause), breakage.at)
-            elif breakage.cause is Cause.LEFT and not bond.dropped and not bond.lost:
-                self._heard(bond, kind, breakage.at)
+            if kind == _ALIVE and not link.dropped:
+                self._lose(link, str(breakage.cause), breakage.at)
+            elif breakage.cause is Cause.LEFT and not link.dropped and not link.lost:
+                self._heard(link, kind, breakage.at)
 
         return heard
 
-    def _heard(self, bond: _Bond, kind: str, at: float) -> None:
+    def _heard(self, link: _Link, kind: str, at: float) -> None:
         if kind == _GOING:
-            self._tell(bond, "failed", "", at)
-        elif kind == _working(bond.node.id):
-            self._tell(bond, "done", "", at)
+            self._tell(link, "failed", "", at)
+        elif kind == _working(link.node.id):
+            self._tell(link, "done", "", at)
 
-    def _lose(self, bond: _Bond, cause: str, at: float) -> None:
+    def _lose(self, link: _Link, cause: str, at: float) -> None:
         with self._lock:
-            first, bond.lost = not bond.lost, True
+            first, link.lost = not link.lost, True
         if first:
-            self._tell(bond, "lost", cause, at)
+            self._tell(link, "lost", cause, at)
 
-    def _tell(self, bond: _Bond, what: str, cause: str, at: float) -> None:
-        self._on_sign(Sign(bond.node.id, bond.tie, what, cause, at))
+    def _tell(self, link: _Link, what: str, cause: str, at: float) -> None:
+        self._on_signal(PeerSignal(link.node.id, link.epoch, what, cause, at))
 
     def _leave(self, kind: str) -> None:
         with self._lock:
             self._left.add(kind)
-            attachments = [bond.attachments.get(kind) for bond in self._bonds.values()]
+            attachments = [link.attachments.get(kind) for link in self._links.values()]
         for attachment in attachments:
             if attachment is not None:
                 attachment.leave()
 
-    def _drop(self, bond: _Bond) -> None:
+    def _drop(self, link: _Link) -> None:
         with self._lock:
-            attachments = list(bond.attachments.values())
+            attachments = list(link.attachments.values())
         for attachment in attachments:
             with contextlib.suppress(MultiworldError):
                 attachment.leave()
@@ -235,9 +240,9 @@ def _working(id_: str) -> str:
 
 
 def _roster(kind: str, mine: Node, other: Node, token: str, hang_timeout: float) -> Roster:
-    """The world of two agents; both sides make the same one from the same table."""
+    """The world of two agents; both sides make the same one from the same membership."""
     pair = sorted((mine, other), key=lambda node: node.id)
-    generation = tie(mine, other)
+    generation = link_epoch(mine, other)
     name = f"m8d-agents/{kind}/{pair[0].id}-{pair[1].id}"
     secret = hashlib.sha256(f"{token}/{name}/{generation}".encode()).digest()[:16]
     members = tuple(

@@ -1,4 +1,4 @@
-"""The calls of torch's rendezvous handler that go on while workers run: one thread, for each may take minutes."""
+"""Calls of torch's rendezvous handler while workers run: on one thread of their own, since each may take minutes."""
 
 from __future__ import annotations
 
@@ -14,112 +14,109 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
+from multiworld._net.blocking import BlockingCall
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
-    from multiworld.run.nodes.rendezvous_store import Board
-    from multiworld.run.nodes.slots import Table
+    from multiworld.run.nodes.rendezvous_store import RendezvousStore
+    from multiworld.run.nodes.slots import Membership
 
-__all__ = ["Lane", "Met", "shut_down"]
+__all__ = ["Agreed", "BackgroundRendezvous", "shut_down"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK = 1.0  # seconds; torch's handlers look no oftener either
+_LOOK = 1.0  # seconds; torch's handlers ask their store no oftener either
 _FIRST_AGAIN, _LAST_AGAIN = 0.5, 10.0  # seconds before a rendezvous that failed is repeated
 
 
-_CUTS = (
-    3  # calls in a row that a store has to fail before it counts as gone; one of them may have been cut short
-)
+_CUTS = 3
+"""Failed calls in a row after which a store counts as gone; a single one may have been cut short."""
 
 
 @dataclass(frozen=True)
-class Met:
-    """A rendezvous and the agreement after it.
+class Agreed:
+    """A rendezvous, and the membership that its nodes agreed on.
 
     Attributes:
-        board: of its round.
-        number, table: the newest on the board.
+        store: of its round.
+        number, membership: the newest in the store.
         master: host and port of torch's store for workers.
     """
 
-    board: Board
+    store: RendezvousStore
     number: int
-    table: Table
+    membership: Membership
     master: tuple[str, int] | None
 
 
 def shut_down(handler: RendezvousHandler, seconds: float = 5.0) -> bool:
-    """Close the rendezvous for everybody, as far as its store lets this be done; never raises.
+    """Close the rendezvous for all nodes, if its store allows it; never raises.
 
     Args:
-        handler: whose ``shutdown`` is called. It may wait for ever where the store's host does not answer.
+        handler: of the rendezvous. Its ``shutdown`` may wait for ever where the store's host does not answer.
         seconds: to wait for it at most.
 
     Returns:
-        Whether it said that it was done.
+        Whether the handler confirmed it in time.
     """
-    done: list[bool] = []
-
-    def shut() -> None:
-        try:
-            done.append(bool(handler.shutdown()))
-        except Exception as error:  # noqa: BLE001  (torch's, etcd's: the run is over all the same)
-            _log.debug("the rendezvous was not shut down: %s: %s", type(error).__name__, error)
-
-    thread = threading.Thread(target=shut, name="m8d-nodes-shutdown", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return bool(done) and done[0]
+    call = BlockingCall(handler.shutdown, name="m8d-nodes-shutdown")
+    if not call.wait(seconds):
+        return False
+    try:
+        return bool(call.result())
+    except Exception as error:  # noqa: BLE001  (torch's, etcd's: the run is over all the same)
+        _log.debug("the rendezvous was not shut down: %s: %s", type(error).__name__, error)
+        return False
 
 
-class Lane:
-    """Looks for nodes that wait, and repeats the rendezvous when there are some.
+class BackgroundRendezvous:
+    """Checks for waiting nodes, and repeats the rendezvous when there are some.
 
     Args:
-        handler: of the run; after `start` nobody else calls ``next_rendezvous`` or ``num_nodes_waiting``.
-        meet: agrees with the others after a rendezvous.
-        tell: gets each `Met`, and "closed" or "gone" when there will be no rendezvous any more.
+        handler: of the run; after `start` only this calls ``next_rendezvous`` and ``num_nodes_waiting``.
+        agree: agrees with the other nodes after a rendezvous.
+        tell: gets each `Agreed`, and "closed" or "gone" when no further rendezvous is possible.
         returns: whether the rendezvous store may answer again after an error.
     """
 
     def __init__(
         self,
         handler: RendezvousHandler,
-        meet: Callable[[RendezvousInfo], Met],
-        tell: Callable[[Met | str], None],
+        agree: Callable[[RendezvousInfo], Agreed],
+        tell: Callable[[Agreed | str], None],
         *,
         returns: bool,
     ) -> None:
-        self._handler, self._meet, self._tell, self._returns = handler, meet, tell, returns
+        self._handler, self._agree, self._tell, self._returns = handler, agree, tell, returns
         self._lock = threading.Condition()
         self._look = self._again = self._stopped = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="m8d-nodes-rendezvous", daemon=True).start()
 
     def stop(self) -> None:
-        """End after the call that is under way, which nobody waits for."""
+        """End after the call that is under way, without waiting for it."""
         with self._lock:
             self._stopped = True
             self._lock.notify_all()
 
     def give_up(self) -> None:
-        """The store is gone for good: no rendezvous any more, and no heartbeats of the handler's that cannot arrive."""
+        """Stop for good, the store being gone; the handler is shut down, so that its heartbeats end."""
         self.stop()
         threading.Thread(target=shut_down, args=(self._handler,), name="m8d-nodes-gone", daemon=True).start()
 
     def look(self) -> None:
-        """See soon whether nodes wait. Never blocks."""
+        """Check soon for waiting nodes. Never blocks."""
         with self._lock:
             self._look = True
             self._lock.notify_all()
 
     def again(self) -> None:
-        """Have a rendezvous, and repeat it until it comes about. Never blocks."""
+        """Request a rendezvous, which is repeated until one succeeds. Never blocks."""
         with self._lock:
             self._again = True
             self._lock.notify_all()
@@ -141,8 +138,8 @@ class Lane:
                 if again:
                     with self._lock:
                         self._again = False
-                    met = self._meet(self._handler.next_rendezvous())
-                    self._tell(met)
+                    self._tell(self._agree(self._handler.next_rendezvous()))
+
                 pause, failures, cuts = _FIRST_AGAIN, 0, 0
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 self._tell("closed")

@@ -1,4 +1,4 @@
-"""What the agents write to each other in the rendezvous store, with a deadline for every call.
+"""The rendezvous store as the agents use it: JSON notes, with a deadline for every call.
 
 Only ``set``, ``get``, ``add`` and ``check`` are used: torch's stores for etcd have nothing else. A store whose host
 is gone may not answer at all, and torch's clients then wait for ever: so each call has a thread of its own, and
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined, unused-ignore]
 
-__all__ = ["Board", "SilentError"]
+__all__ = ["RendezvousStore", "StoreSilentError"]
 
 T = TypeVar("T")
 
 _PREFIX = "m8d/nodes/"
-_AHEAD = 3  # a table whose writer died between claim and text is never written: readers look past it
+_AHEAD = 3  # a writer that died after its claim leaves a number without text: readers look past it
 
 
-class SilentError(Exception):
+class StoreSilentError(Exception):
     """The store did not answer, or answered with an error.
 
     Args:
-        detail: what was seen.
+        detail: the error, or how long there was no answer.
         gone: it will not answer any more.
     """
 
@@ -42,8 +42,8 @@ class SilentError(Exception):
         super().__init__(detail)
 
 
-class Board:
-    """One round's notes.
+class RendezvousStore:
+    """The notes of one rendezvous round.
 
     Args:
         store: of the round.
@@ -61,22 +61,22 @@ class Board:
         """Write a note.
 
         Raises:
-            SilentError: see there; so do the others.
+            StoreSilentError: the store does not answer. All other methods raise it too.
         """
         text = json.dumps(data, separators=(",", ":"))
         self._call(lambda: self._store.set(_PREFIX + key, text))
 
     def tell_master(self, address: str, port: int) -> None:
-        """Write where torch's store for workers is, as torch's handlers do, but not in every round.
+        """Write the address of torch's store for workers, which torch's handlers leave out in some rounds.
 
-        From its second round on, a first node that was the first before does not write it, and nodes that are new
-        in the round would wait for it in ``next_rendezvous`` until the store's timeout (torch 2.13).
+        From its second round on, a node that was the first before does not write it, and nodes that are new in the
+        round would wait for it in ``next_rendezvous`` until the store's timeout (torch 2.13).
         """
         self._call(lambda: self._store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, address))
         self._call(lambda: self._store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(port)))
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """Return a note; None where there is none yet. Never waits for it."""
+        """Return a note; None if it is not there. Never waits for it."""
 
         def read() -> bytes | None:
             # A blocking get would keep every other call of this process's client waiting.
@@ -88,7 +88,9 @@ class Board:
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise SilentError(f"{key} in the rendezvous store is no note of an agent: {error}") from error
+            raise StoreSilentError(
+                f"{key} in the rendezvous store is no note of an agent: {error}"
+            ) from error
         return data if isinstance(data, dict) else None
 
     def count(self, key: str) -> int:
@@ -104,11 +106,11 @@ class Board:
             if (data := self.read(f"{key}/{number}")) is not None:
                 found = (number, data)
             elif not self._exists(f"{key}/claims/{number}"):
-                break  # nobody is about to write it: there is nothing behind it
+                break  # unclaimed: there is no later number
         return found
 
     def add(self, key: str, number: int, data: dict[str, Any]) -> bool:
-        """Write ``key/<number>`` unless somebody else does; whether this did."""
+        """Write ``key/<number>``; return False, without writing, if another node claimed the number."""
         if self.count(f"{key}/claims/{number}") != 1:
             return False
         self.write(f"{key}/{number}", data)
@@ -119,7 +121,7 @@ class Board:
 
     def _call(self, function: Callable[[], T]) -> T:
         if self._hangs is not None and not self._hangs.is_set():
-            raise SilentError("it has not answered the last call yet")
+            raise StoreSilentError("it has not answered the last call yet")
         over = threading.Event()
 
         def run() -> T:
@@ -140,8 +142,8 @@ class Board:
             )
         except NoAnswerError as error:
             self._hangs = over
-            raise SilentError(f"{error}") from error
+            raise StoreSilentError(f"{error}") from error
         except Exception as error:  # torch's, etcd's, urllib3's: which ones depends on the store
-            raise SilentError(
+            raise StoreSilentError(
                 f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", gone=not self._returns
             ) from error

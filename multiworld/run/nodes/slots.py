@@ -1,7 +1,8 @@
-"""Who sits where: the places of nodes in a run, who moves when a node is lost, and when a run is over. Pure.
+"""Slots of a run's nodes: rank assignment, takeover by a spare when a node is lost, the end of a run. Pure.
 
-A *seat* is a place for one node's workers, with ranks of its own. Who holds a seat keeps it as long as its agent
-lives; a node without one is a spare. All of it stands in one `Table`, which the nodes agree on.
+A *slot* is a place for one node's workers, with ranks of its own; the log, ``status`` and the pages call it a seat.
+Its holder keeps it as long as that node's agent lives; a node without a slot is a spare. One `Membership`, on which
+the nodes agree, has all slots and nodes.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = [
-    "Card", "Chair", "Node", "Seating", "Table", "admit", "card_from", "cut_off", "leader", "leave", "meet",
-    "over", "seating", "table_from", "to_json", "vacant",
+    "Assignment", "Membership", "Node", "NodeRecord", "Slot", "admit", "assignment", "cut_off", "form", "leader",
+    "leave", "membership_from", "over", "record_from", "to_json", "vacant",
 ]  # fmt: skip
 
 _SILENT = {"hung", "unreachable", "failed"}
-"""Causes that may as well be this node's own network: nothing proves that the other process has ended."""
+"""Causes that a failure of this node's own network explains as well: the other process may live."""
 
 
 @dataclass(frozen=True)
-class Seating:
-    """Where this node sits after a rendezvous.
+class Assignment:
+    """This node's slot and ranks.
 
     Attributes:
-        seat: 0, 1, ...; None: a spare node, which starts no workers until a seat is free.
-        base_rank: global rank of this seat's first worker (0 for a spare).
-        world_size: number of workers of all seats.
-        nodes: number of seats.
+        slot: 0, 1, ...; None: a spare node, which starts no workers until a slot is free.
+        base_rank: global rank of this slot's first worker (0 for a spare).
+        world_size: number of workers of all slots.
+        nodes: number of slots.
         store: address "tcp://host:port" of the store in which planned worlds meet, served by a launcher.
         base_role_rank: rank of the first worker among those of the same --role; without a worlds file.
         role_world_size: workers of that role; without a worlds file.
         master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest rendezvous.
-        size: workers of this seat; None: as many as the node can have.
+        size: workers of this slot; None: as many as the node can have.
     """
 
-    seat: int | None
+    slot: int | None
     base_rank: int
     world_size: int
     nodes: int
@@ -58,9 +59,9 @@ class Node:
         address, port: where its watchdog listens.
         pid: of the agent, for people.
         capacity: workers that it can have.
-        role: that its workers have; "" where a worlds file deals the roles.
+        role: of its workers; "" where a worlds file assigns the roles.
         store: address of the store that it serves, or would serve, for planned worlds.
-        since: epoch of the table that let it in; a node that comes back has a new one.
+        since: epoch of the membership that admitted it; a node that comes back has a new one.
     """
 
     id: str
@@ -75,14 +76,14 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Chair:
-    """One seat.
+class Slot:
+    """One place for a node's workers.
 
     Attributes:
-        capacity: workers that belong to it, no more than its holder can have; never changes.
+        capacity: workers that belong to it, at most what its holder can have; never changes.
         role: see `Node`.
         holder: id of the node that has it; None: free.
-        last: who had it before, and gets it back if it comes while the seat is free.
+        last: id of its last holder, which gets it back if it returns while the slot is free.
     """
 
     capacity: int
@@ -92,50 +93,50 @@ class Chair:
 
 
 @dataclass(frozen=True)
-class Table:
-    """What the nodes agreed on.
+class Membership:
+    """Slots and nodes of the run, as agreed on.
 
     Attributes:
         epoch: 1, 2, ...: a later one replaces an earlier one.
-        token: hex digits, drawn for the run, with which the agents know each other.
-        keeper: id of the node whose store the planned worlds meet in.
-        chairs: the seats, in order.
-        nodes: all agents that are there, spares too; the first that lives decides for all.
+        token: hex digits, drawn for the run, by which the agents authenticate each other.
+        store_node: id of the node that serves the store in which planned worlds meet.
+        slots: in order.
+        nodes: all agents, spares too; the first that lives is the leader.
     """
 
     epoch: int
     token: str
-    keeper: str
-    chairs: tuple[Chair, ...]
+    store_node: str
+    slots: tuple[Slot, ...]
     nodes: tuple[Node, ...]
 
     def node(self, id_: str | None) -> Node | None:
         """Return the node of that id, if it is there."""
         return next((node for node in self.nodes if node.id == id_), None)
 
-    def seat_of(self, id_: str) -> int | None:
-        """Return its seat; None for a spare, and for who is not there."""
-        return next((seat for seat, chair in enumerate(self.chairs) if chair.holder == id_), None)
+    def slot_of(self, id_: str) -> int | None:
+        """Return the slot of a node; None for a spare or an unknown node."""
+        return next((number for number, slot in enumerate(self.slots) if slot.holder == id_), None)
 
-    def ranks_of(self, seat: int) -> tuple[int, ...]:
-        """Return the global ranks of a seat's workers."""
-        first = sum(chair.capacity for chair in self.chairs[:seat])
-        return tuple(range(first, first + self.chairs[seat].capacity))
+    def ranks_of(self, number: int) -> tuple[int, ...]:
+        """Return the global ranks of a slot's workers."""
+        first = sum(slot.capacity for slot in self.slots[:number])
+        return tuple(range(first, first + self.slots[number].capacity))
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a node says of itself when the nodes meet.
+class NodeRecord:
+    """What a node publishes of itself after a rendezvous.
 
     Attributes:
-        node: who it is.
-        table: the latest that it knows and is part of; None for one that comes, or has given up its seat.
+        node: itself.
+        membership: the latest that it knows and is part of; None for a new node, or one that gave up its slot.
         alive: ids of the nodes that it is connected with.
-        done: ids of the nodes of which it knows that their workers have ended with 0.
+        done: ids of the nodes whose workers, as far as it knows, have ended with 0.
     """
 
     node: Node
-    table: Table | None = None
+    membership: Membership | None = None
     alive: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
 
@@ -143,157 +144,168 @@ class Card:
 # -- decisions
 
 
-def meet(cards: Sequence[Card], *, counts: Sequence[int] | None, token: str) -> Table:
-    """Return the table of nodes that met in a rendezvous.
+def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: str) -> Membership:
+    """Return the membership after a rendezvous.
 
     Args:
-        cards: of those that came, by group rank.
-        counts: workers of each role of the worlds file, in its order; None: a seat for each node that came at first.
+        records: of the nodes that took part, by group rank.
+        counts: workers of each role of the worlds file, in its order; None: a slot for each node of the first
+            rendezvous.
         token: for a run that has none yet.
     """
-    known = max((card.table for card in cards if card.table is not None), key=_epoch, default=None)
+    known = max(
+        (record.membership for record in records if record.membership is not None), key=_epoch, default=None
+    )
     epoch = 1 if known is None else known.epoch + 1
-    came = {card.node.id: card for card in cards}
-    alive = {id_ for card in cards for id_ in card.alive}
+    came = {record.node.id: record for record in records}
+    alive = {id_ for record in records for id_ in record.alive}
     nodes: list[Node] = []
     for node in known.nodes if known is not None else ():
-        if node.id in came and came[node.id].table is not None:
+        if node.id in came and came[node.id].membership is not None:
             nodes.append(replace(came[node.id].node, since=node.since))
         elif node.id not in came and node.id in alive:
-            nodes.append(node)  # it comes late, and lives: its seat is not free
+            nodes.append(node)  # it lives, and is only late: its slot is not free
     there = {node.id for node in nodes}
-    nodes += [replace(card.node, since=epoch) for card in cards if card.node.id not in there]
+    nodes += [replace(record.node, since=epoch) for record in records if record.node.id not in there]
     if known is None:
-        chairs = _first_chairs(nodes, counts)
+        slots = _first_slots(nodes, counts)
     else:
         token = known.token
-        chairs = _vacated(known.chairs, there | {id_ for card in cards for id_ in card.done})
-    return _made(epoch, token, "" if known is None else known.keeper, chairs, nodes)
+        slots = _vacated(known.slots, there | {id_ for record in records for id_ in record.done})
+    return _made(epoch, token, "" if known is None else known.store_node, slots, nodes)
 
 
-def leave(table: Table, gone: Collection[str], done: Collection[str] = ()) -> Table:
-    """Return the table after nodes were lost: spares that fit have the seats that became free.
+def leave(membership: Membership, gone: Collection[str], done: Collection[str] = ()) -> Membership:
+    """Return the membership after nodes were lost: spares that fit take the slots that became free.
 
     Args:
-        table: the nodes until now.
-        gone: ids of the lost ones.
-        done: ids of nodes whose workers have ended with 0: their seats stay theirs, also when they are gone.
+        membership: before.
+        gone: ids of the lost nodes.
+        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
     """
-    nodes = [node for node in table.nodes if node.id not in gone]
-    chairs = _vacated(table.chairs, {node.id for node in nodes} | set(done))
-    # Who is done had a seat: one that a table gave it which did not come here before its writer left.
+    nodes = [node for node in membership.nodes if node.id not in gone]
+    slots = _vacated(membership.slots, {node.id for node in nodes} | set(done))
+    # A node that is done had a slot: a membership gave it that did not arrive here before its writer left.
     late = [
-        node for node in table.nodes if node.id in done and node.id in gone and table.seat_of(node.id) is None
+        node
+        for node in membership.nodes
+        if node.id in done and node.id in gone and membership.slot_of(node.id) is None
     ]
-    chairs = _filled(chairs, late)
-    return _made(table.epoch + 1, table.token, table.keeper, chairs, nodes)
+    slots = _filled(slots, late)
+    return _made(membership.epoch + 1, membership.token, membership.store_node, slots, nodes)
 
 
-def admit(table: Table, nodes: Sequence[Node]) -> Table:
-    """Return the table after nodes came in another way than through a rendezvous."""
-    epoch = table.epoch + 1
+def admit(membership: Membership, nodes: Sequence[Node]) -> Membership:
+    """Return the membership after nodes applied for admission outside a rendezvous."""
+    epoch = membership.epoch + 1
     new = {node.id for node in nodes}
-    kept = [node for node in table.nodes if node.id not in new]
-    chairs = _vacated(table.chairs, {node.id for node in kept})
+    kept = [node for node in membership.nodes if node.id not in new]
+    slots = _vacated(membership.slots, {node.id for node in kept})
     return _made(
-        epoch, table.token, table.keeper, chairs, [*kept, *(replace(node, since=epoch) for node in nodes)]
+        epoch,
+        membership.token,
+        membership.store_node,
+        slots,
+        [*kept, *(replace(node, since=epoch) for node in nodes)],
     )
 
 
-def leader(table: Table, lost: Collection[str]) -> str | None:
-    """Return the id of the node that decides: the first that is not lost."""
-    return next((node.id for node in table.nodes if node.id not in lost), None)
+def leader(membership: Membership, lost: Collection[str]) -> str | None:
+    """Return the id of the leader, the first node that is not lost; None if all are."""
+    return next((node.id for node in membership.nodes if node.id not in lost), None)
 
 
-def cut_off(table: Table, me: str, lost: Mapping[str, str], *, answers: bool, outside: bool) -> bool:
-    """Whether this node is the one that was cut off, and has to end its workers.
+def cut_off(
+    membership: Membership, me: str, lost: Mapping[str, str], *, answers: bool, outside: bool
+) -> bool:
+    """Whether this node is partitioned from the others, and has to end its workers.
 
-    Only where one of those out of sight may be alive: then those others may give this node's seat away. They do
-    so where they are a majority, or half of the nodes and in reach of the rendezvous store; so this node has to go
-    where it is in a minority, or in a half that cannot reach the store. A store on none of the nodes is the judge
-    as long as it answers: the first table in it is right.
+    Only if one of the lost nodes may be alive: then those others may give this node's slot away. They do so as a
+    majority, or as half of the nodes that reaches the rendezvous store; so this node has to stop in a minority, or
+    in a half that cannot reach the store. A store on none of the nodes arbitrates as long as it answers: the first
+    membership in it counts.
 
     Args:
-        table: the nodes.
-        me: this one's id.
-        lost: cause of each that is out of sight.
+        membership: of the run.
+        me: this node's id.
+        lost: cause of each lost node.
         answers: whether the rendezvous store answers.
         outside: whether the store is served by none of the nodes.
     """
-    gone = [lost[node.id] for node in table.nodes if node.id != me and node.id in lost]
+    gone = [lost[node.id] for node in membership.nodes if node.id != me and node.id in lost]
     if not any(cause in _SILENT for cause in gone) or (answers and outside):
         return False
-    in_sight = 2 * (len(table.nodes) - len(gone))
-    return in_sight < len(table.nodes) or (in_sight == len(table.nodes) and not answers)
+    in_sight = 2 * (len(membership.nodes) - len(gone))
+    return in_sight < len(membership.nodes) or (in_sight == len(membership.nodes) and not answers)
 
 
-def over(table: Table, done: Collection[str], lost: Collection[str]) -> tuple[int, ...] | None:
-    """Tell whether the run is over: every seat that is held has ended its work.
+def over(membership: Membership, done: Collection[str], lost: Collection[str]) -> tuple[int, ...] | None:
+    """Tell whether the run is over: the workers of every held slot have ended with 0.
 
     Returns:
-        Ranks of the seats that nobody holds; None as long as somebody works, or is lost and not judged yet.
+        Ranks of the free slots; None while workers run, or a loss is not decided yet.
     """
-    if any(chair.holder is not None and chair.holder not in done for chair in table.chairs):
+    if any(slot.holder is not None and slot.holder not in done for slot in membership.slots):
         return None
-    if any(node.id in lost and node.id not in done for node in table.nodes):
+    if any(node.id in lost and node.id not in done for node in membership.nodes):
         return None
-    return vacant(table)
+    return vacant(membership)
 
 
-def vacant(table: Table) -> tuple[int, ...]:
-    """Return the ranks of the seats that nobody holds."""
-    free = [seat for seat, chair in enumerate(table.chairs) if chair.holder is None]
-    return tuple(rank for seat in free for rank in table.ranks_of(seat))
+def vacant(membership: Membership) -> tuple[int, ...]:
+    """Return the ranks of the free slots."""
+    free = [number for number, slot in enumerate(membership.slots) if slot.holder is None]
+    return tuple(rank for number in free for rank in membership.ranks_of(number))
 
 
-def seating(table: Table, me: str, master: tuple[str, int] | None = None) -> Seating:
-    """Return this node's place at the table."""
-    seat = table.seat_of(me)
-    keeper = table.node(table.keeper)
-    before = table.chairs[: seat or 0]
-    role = table.chairs[seat].role if seat is not None else None
-    return Seating(
-        seat=seat,
-        base_rank=sum(chair.capacity for chair in before),
-        world_size=sum(chair.capacity for chair in table.chairs),
-        nodes=len(table.chairs),
-        size=0 if seat is None else table.chairs[seat].capacity,
-        store=keeper.store if keeper is not None else "",
-        base_role_rank=sum(chair.capacity for chair in before if chair.role == role),
-        role_world_size=sum(chair.capacity for chair in table.chairs if chair.role == role),
+def assignment(membership: Membership, me: str, master: tuple[str, int] | None = None) -> Assignment:
+    """Return this node's assignment."""
+    number = membership.slot_of(me)
+    store_node = membership.node(membership.store_node)
+    before = membership.slots[: number or 0]
+    role = membership.slots[number].role if number is not None else None
+    return Assignment(
+        slot=number,
+        base_rank=sum(slot.capacity for slot in before),
+        world_size=sum(slot.capacity for slot in membership.slots),
+        nodes=len(membership.slots),
+        size=0 if number is None else membership.slots[number].capacity,
+        store=store_node.store if store_node is not None else "",
+        base_role_rank=sum(slot.capacity for slot in before if slot.role == role),
+        role_world_size=sum(slot.capacity for slot in membership.slots if slot.role == role),
         master=master,
     )
 
 
-def _epoch(table: Table) -> int:
-    return table.epoch
+def _epoch(membership: Membership) -> int:
+    return membership.epoch
 
 
-def _first_chairs(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Chair]:
-    """Seats for the first time: in order, as long as their workers are needed; the rest are free for who comes."""
+def _first_slots(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Slot]:
+    """Slots of a new run: for the nodes in order until all workers have one, then free slots for later nodes."""
     if counts is None:
-        return [Chair(node.capacity, node.role, node.id, node.id) for node in nodes if node.capacity > 0]
-    chairs: list[Chair] = []
+        return [Slot(node.capacity, node.role, node.id, node.id) for node in nodes if node.capacity > 0]
+    slots: list[Slot] = []
     left = sum(counts)
     able = [node for node in nodes if node.capacity > 0]
     sizes = _even(able, left)
     for node in _by_role(able, counts):
         size = min(sizes.get(node.id, node.capacity), left)
         if size > 0:
-            chairs.append(Chair(size, node.role, node.id, node.id))
+            slots.append(Slot(size, node.role, node.id, node.id))
             left -= size
     most = max((node.capacity for node in able), default=left)
     while left > 0:
         size = min(most, left)
-        chairs.append(Chair(size, nodes[0].role if nodes else "", None))
+        slots.append(Slot(size, nodes[0].role if nodes else "", None))
         left -= size
-    return chairs
+    return slots
 
 
 def _even(nodes: Sequence[Node], total: int) -> dict[str, int]:
-    """Shares of nodes that could all have the same number of workers, where those would not all be full.
+    """Even shares for nodes of one capacity, if the workers would not fill all needed nodes.
 
-    Full nodes and spares come first where that comes out even: a spare is worth more than an idle place.
+    Full nodes and spares are preferred where the division comes out even: a spare is worth more than idle capacity.
     """
     capacities = {node.capacity for node in nodes}
     if len(capacities) != 1:
@@ -307,9 +319,9 @@ def _even(nodes: Sequence[Node], total: int) -> dict[str, int]:
 
 
 def _by_role(nodes: Sequence[Node], counts: Sequence[int]) -> Iterator[Node]:
-    """Nodes in the order of their seats: where a role begins, one that can have just its workers comes first.
+    """Nodes in the order of their slots; a role begins with a node of just its size, if there is one.
 
-    So a hub's node of one worker has the hub, wherever it stands among nodes of eight.
+    So a hub of one worker gets the node of capacity one, wherever that node stands among nodes of eight.
     """
     left, begins = list(nodes), {sum(counts[:at]): count for at, count in enumerate(counts)}
     rank = 0
@@ -320,79 +332,80 @@ def _by_role(nodes: Sequence[Node], counts: Sequence[int]) -> Iterator[Node]:
         yield node
 
 
-def _vacated(chairs: Sequence[Chair], there: Collection[str]) -> list[Chair]:
+def _vacated(slots: Sequence[Slot], there: Collection[str]) -> list[Slot]:
     return [
-        chair
-        if chair.holder is None or chair.holder in there
-        else replace(chair, holder=None, last=chair.holder)
-        for chair in chairs
+        slot if slot.holder is None or slot.holder in there else replace(slot, holder=None, last=slot.holder)
+        for slot in slots
     ]
 
 
-def _filled(chairs: Sequence[Chair], spares: Sequence[Node]) -> list[Chair]:
-    """Give free seats to those who fit."""
-    filled, left = list(chairs), list(spares)
-    for own in (True, False):  # who comes back has its own seat before anybody else has it
-        for seat, chair in enumerate(filled):
-            if chair.holder is not None:
+def _filled(slots: Sequence[Slot], spares: Sequence[Node]) -> list[Slot]:
+    """Give free slots to the spares that fit."""
+    filled, left = list(slots), list(spares)
+    for own in (True, False):  # a returning node has priority for its own slot
+        for number, slot in enumerate(filled):
+            if slot.holder is not None:
                 continue
             fits = [
                 node
                 for node in left
-                if node.capacity >= chair.capacity
-                and node.role == chair.role
-                and (not own or node.id == chair.last)
+                if node.capacity >= slot.capacity
+                and node.role == slot.role
+                and (not own or node.id == slot.last)
             ]
-            fits.sort(key=lambda node: node.capacity)  # the larger may be needed elsewhere
+            fits.sort(key=lambda node: node.capacity)  # best fit: the larger may be needed for a larger slot
             if fits:
-                filled[seat] = replace(chair, holder=fits[0].id, last=fits[0].id)
+                filled[number] = replace(slot, holder=fits[0].id, last=fits[0].id)
                 left.remove(fits[0])
     return filled
 
 
-def _made(epoch: int, token: str, keeper: str, chairs: Sequence[Chair], nodes: Sequence[Node]) -> Table:
-    filled = _filled(chairs, [node for node in nodes if node.id not in {chair.holder for chair in chairs}])
+def _made(
+    epoch: int, token: str, store_node: str, slots: Sequence[Slot], nodes: Sequence[Node]
+) -> Membership:
+    filled = _filled(slots, [node for node in nodes if node.id not in {slot.holder for slot in slots}])
     ids = {node.id for node in nodes}
-    if keeper not in ids:
-        # It moves only when it has to: worlds that have met in a store would have to look for the next one.
-        seated = [chair.holder for chair in filled if chair.holder in ids]
-        keeper = next((id_ for id_ in seated if id_ is not None), nodes[0].id if nodes else "")
-    return Table(epoch, token, keeper, tuple(filled), tuple(nodes))
+    if store_node not in ids:
+        # It moves only when it has to: worlds that met in the old store have to look for the new one.
+        holders = [slot.holder for slot in filled if slot.holder in ids]
+        store_node = next((id_ for id_ in holders if id_ is not None), nodes[0].id if nodes else "")
+    return Membership(epoch, token, store_node, tuple(filled), tuple(nodes))
 
 
 # -- as text, for the rendezvous store
 
 
-def to_json(record: Card | Table | Node) -> dict[str, Any]:
-    """Return a record as what JSON can say."""
+def to_json(record: NodeRecord | Membership | Node) -> dict[str, Any]:
+    """Return a record as plain data for JSON."""
     return asdict(record)
 
 
-def table_from(data: Mapping[str, Any]) -> Table:
-    """Return the table that `to_json` gave.
+def membership_from(data: Mapping[str, Any]) -> Membership:
+    """Return the membership that `to_json` gave.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: `data` is no membership.
     """
-    return Table(
+    return Membership(
         int(data["epoch"]),
         str(data["token"]),
-        str(data["keeper"]),
-        tuple(Chair(**chair) for chair in data["chairs"]),
+        str(data["store_node"]),
+        tuple(Slot(**slot) for slot in data["slots"]),
         tuple(Node(**node) for node in data["nodes"]),
     )
 
 
-def card_from(data: Mapping[str, Any]) -> Card:
-    """Return the card that `to_json` gave.
+def record_from(data: Mapping[str, Any]) -> NodeRecord:
+    """Return the node record that `to_json` gave.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: `data` is no node record.
     """
-    table = data["table"]
-    return Card(
+    membership = data["membership"]
+
+    return NodeRecord(
         Node(**data["node"]),
-        None if table is None else table_from(table),
+        None if membership is None else membership_from(membership),
         tuple(map(str, data["alive"])),
         tuple(map(str, data["done"])),
     )

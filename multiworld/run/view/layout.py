@@ -1,4 +1,4 @@
-"""A snapshot laid out for people: what stands on which line, in at most so many columns and lines. Pure.
+"""Layout of a snapshot as lines of text, within a given width and height. Pure.
 
 The live view draws it with colours, ``m8d-run status`` without. The snapshot's keys are those of `RunState.snapshot`.
 """
@@ -23,7 +23,7 @@ STYLES = {
     "broken": "red", "failed": "red", "gone": "red",
     "ended": "dim", "stopped": "dim", "closed": "dim",
 }  # fmt: skip
-"""Of states, in the order in which they are counted."""
+"""Style of each state, in the order of the counts."""
 
 _ORDER = {"failed": 0, "restarting": 0, "stopped": 1, "starting": 2, "up": 3, "ended": 4}
 _TROUBLED = {"broken", "failed", "gone"}
@@ -34,7 +34,7 @@ _GIVEN_UP_FIRST = ("node", "age", "pid", "state", "last event", "worlds", "resta
 
 
 class Piece(NamedTuple):
-    """Text and how it looks (a rich style; "" is plain)."""
+    """Text with a rich style ("": plain)."""
 
     text: str
     style: str = ""
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
     name: str
     cells: list[Piece]
     right: bool = False
-    least: int = 0  # columns of text that it may be cut to; 0: never cut
+    least: int = 0  # width that it may be cut to; 0: never cut
 
 
 def layout(snapshot: dict[str, Any], width: int, height: int | None = None) -> tuple[Line, ...]:
@@ -56,8 +56,8 @@ def layout(snapshot: dict[str, Any], width: int, height: int | None = None) -> t
     Args:
         snapshot: of `RunState`.
         width: columns of the terminal; no line is wider.
-        height: lines there are (from 8 on it is kept to); None: as many as it takes. Where workers do not all fit,
-            those in trouble are shown and the others counted.
+        height: most lines (kept to from 8 on); None: no limit. Where not all workers fit, those in trouble are shown
+            and the others counted.
     """
     head = _head(snapshot)
     workers: list[dict[str, Any]] = snapshot["workers"]
@@ -103,7 +103,7 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
     lines.append(_joined(second))
     for state in ("broken", "failed"):
         names = [one_line(each["name"]) for each in worlds if each["state"] == state]
-        if names:  # whole: the counts above and the table's cells are cut first
+        if names:  # in full: the counts above and the table's cells are cut first
             lines.append((Piece(f"{state}: {', '.join(names)}", "red"),))
     lost = [one_line(each["node"]) for each in snapshot["peers"] if each["state"] == "lost"]
     not_whole = [one_line(each["name"]) for each in worlds if each["note"]]
@@ -118,13 +118,13 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
 
 
 def _about(snapshot: dict[str, Any]) -> Iterable[Piece]:
-    seat, nodes = snapshot["seat"], snapshot["nodes"]
+    slot, nodes = snapshot["seat"], snapshot["nodes"]
     yield Piece(f"run {_fit(one_line(snapshot['run_id']), _LONGEST_ID)}", "bold")
     yield Piece(f"node {one_line(snapshot['node'])}")
-    if seat is None and nodes:
+    if slot is None and nodes:
         yield Piece("spare", "yellow")
-    elif seat is not None:
-        yield Piece(f"seat {seat} of {nodes}")
+    elif slot is not None:
+        yield Piece(f"seat {slot} of {nodes}")
     if snapshot["started"] is not None:
         yield Piece(f"up {span(snapshot['now'] - snapshot['started'])}")
     each = "each" if snapshot["restart"] == "worker" else "in all"
@@ -157,7 +157,7 @@ def _world(world: dict[str, Any]) -> str:
 
 
 def _in_short(worlds: Sequence[dict[str, Any]], most: int) -> str:
-    """Name the worlds that are in trouble, up to `most` of them, and count the others by state."""
+    """Return the names of up to `most` worlds in trouble, and the counts of the others by state."""
     troubled = [each for each in worlds if each["state"] in _TROUBLED]
     more = _counted(Counter(each["state"] for each in troubled[most:]))
     well = _counted(Counter(each["state"] for each in worlds if each["state"] not in _TROUBLED))
@@ -210,7 +210,7 @@ def _widths(columns: list[_Column], width: int) -> tuple[list[_Column], dict[str
             break
         kept = [each for each in kept if each != name]
     over = sum(wide[each] + _GAP for each in kept) - _GAP - width
-    for _ in range(over):  # the widest that can be cut gives way, a column of text at a time
+    for _ in range(over):  # the widest column that can be cut shrinks by one
         able = [name for name in kept if wide[name] > least[name]]
         if not able:
             break
@@ -255,7 +255,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _length(text: str) -> int:
-    """Return how many columns `text` takes on a terminal."""
+    """Return the width of `text` on a terminal."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)

@@ -1,4 +1,4 @@
-"""The log of a run: one line for each happening, as ``key=value`` text or as JSON.
+"""The log of a run: one line for each event, as ``key=value`` text or as JSON.
 
     2026-11-22T01:02:03.456+00:00 m8d-run worker=3 role=worker:2 pid=4711 attempt=0 level=warning event=failed
         exitcode=-9 message="killed by SIGKILL"
@@ -24,7 +24,7 @@ from multiworld.run.events import (
     Note,
     RunEnded,
     RunStarted,
-    SeatTaken,
+    SlotTaken,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
@@ -32,24 +32,24 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
-from multiworld.run.view.log_filter import Digest
+from multiworld.run.view.log_filter import LogFilter
 from multiworld.run.view.messages import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal, TextIO
 
-    from multiworld.run.events import Happening
+    from multiworld.run.events import RunEvent
 
-__all__ = ["Journal", "as_json", "as_text"]
+__all__ = ["EventLog", "as_json", "as_text"]
 
 _log = logging.getLogger(__name__)
 
 PROGRAM = "m8d-run"
 
-_EVENTS: dict[type[Happening], str] = {
+_EVENTS: dict[type[RunEvent], str] = {
     RunStarted: "run-started",
-    SeatTaken: "seat",
+    SlotTaken: "seat",
     WorkerStarted: "started",
     WorkerFailed: "failed",
     WorkerRestarting: "restarting",
@@ -61,7 +61,9 @@ _EVENTS: dict[type[Happening], str] = {
     Note: "note",
     RunEnded: "run-ended",
 }
-_KEYS = {"run_id": "run", "world": "world", "text": "message"}
+_KEYS = {"run_id": "run", "slot": "seat", "text": "message"}
+"""Fields of events whose key in the log is another word."""
+
 _SUBJECT = ("at", "rank", "role", "role_rank", "pid", "attempt", "level")
 _BARE = re.compile(r"(?!-$)[^\s\"=\\]+")
 _MOST_WAITING = 10_000
@@ -69,50 +71,50 @@ _CLOSE_TIMEOUT = 5.0
 _IDLE = 60.0
 
 
-class Journal:
-    """A listener that writes a line for each happening, and never makes its caller wait.
+class EventLog:
+    """A subscriber that writes a line for each event, and never blocks its caller.
 
-    A thread of its own does the writing: a terminal that is paused (Ctrl-S) or a pipe nobody reads does not hold up
-    the launcher. What finds no room meanwhile is counted, and said later. Where nobody can read any more (a broken
-    pipe, a closed file) the rest is left out.
+    A thread of its own writes: a paused terminal (Ctrl-S) or a full pipe does not hold up the launcher. Lines that
+    find no room meanwhile are counted, and the count is written later. After a broken pipe or a closed file the rest
+    is left out.
 
     Args:
-        stream: where the lines go; each is flushed.
+        stream: to write to; each line is flushed.
         form: "text" or "json".
-        verbose: whether everything has a line, and not only what `multiworld.run.view.log_filter` picks.
+        verbose: whether all events have a line, not only those that `multiworld.run.view.log_filter` picks.
     """
 
     def __init__(
         self, stream: TextIO, form: Literal["text", "json"] = "text", *, verbose: bool = True
     ) -> None:
         self._verbose = verbose
-        self._digest = Digest()
+        self._filter = LogFilter()
         self._form = as_json if form == "json" else as_text
         self._known: dict[int, dict[str, Any]] = {}
         self._writer = _Writer(stream, self._form)
-        # Also at the interpreter's end: a launcher that forgot to close it loses no line.
+        # The finalizer runs at the interpreter's exit too, so that no line is lost without `close`.
         self._finish = weakref.finalize(self, _Writer.close, self._writer, _CLOSE_TIMEOUT)
 
-    def __call__(self, happening: Happening) -> None:
-        """Write a line about `happening`."""
-        fields = self._fields(happening)
-        picked = self._digest.picks(happening)
-        if isinstance(happening, RunEnded):
-            fields |= self._digest.summary(happening.at)
+    def __call__(self, event: RunEvent) -> None:
+        """Write a line for `event`."""
+        fields = self._fields(event)
+        picked = self._filter.picks(event)
+        if isinstance(event, RunEnded):
+            fields |= self._filter.summary(event.at)
         if picked or self._verbose:
             self._writer.put(self._form(fields) + "\n")
 
     def close(self) -> None:
-        """Write what waits, for at most 5 seconds; later happenings are left out. Harmless twice."""
+        """Write the waiting lines, for at most 5 seconds; later events are left out. Harmless twice."""
         self._finish()
 
-    def _fields(self, happening: Happening) -> dict[str, Any]:
-        found = dict(vars(happening))
+    def _fields(self, event: RunEvent) -> dict[str, Any]:
+        found = dict(vars(event))
         rank = found.get("rank")
-        if isinstance(happening, WorkerStarted):
-            self._known[happening.rank] = {key: found[key] for key in ("role", "role_rank", "pid", "attempt")}
+        if isinstance(event, WorkerStarted):
+            self._known[event.rank] = {key: found[key] for key in ("role", "role_rank", "pid", "attempt")}
         if isinstance(rank, int):
-            # A world's change or a restart says only the rank: the process is the one that was started last.
+            # A world's change or a restart has only the rank: it is about the process that was started last.
             found = {**self._known.get(rank, {}), **found}
         fields: dict[str, Any] = {"time": _time(found.pop("at")), "program": PROGRAM}
         if rank is not None:
@@ -120,13 +122,13 @@ class Journal:
         if "role" in found:
             fields["role"] = f"{found['role']}:{found['role_rank']}"
         fields |= {key: found[key] for key in ("pid", "attempt") if key in found}
-        fields["level"] = logging.getLevelName(_level(happening)).lower()
-        fields["event"] = _EVENTS.get(type(happening), type(happening).__name__)
+        fields["level"] = logging.getLevelName(_level(event)).lower()
+        fields["event"] = _EVENTS.get(type(event), type(event).__name__)
         for key, value in found.items():
             if key not in _SUBJECT:
                 fields[_KEYS.get(key, key)] = list(value) if isinstance(value, tuple) else value
-        if isinstance(happening, (WorkerFailed, WorkerStopped)) and not found.get("message"):
-            fields["message"] = ending(happening.exitcode)
+        if isinstance(event, (WorkerFailed, WorkerStopped)) and not found.get("message"):
+            fields["message"] = ending(event.exitcode)
         return fields
 
 
@@ -149,7 +151,7 @@ class _Writer:
                 return
             self._lines.append(line)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="m8d-run-journal", daemon=True)
+                self._thread = threading.Thread(target=self._write, name="m8d-run-log", daemon=True)
                 self._thread.start()
             self._ready.notify()
 
@@ -189,7 +191,7 @@ class _Writer:
                 with self._ready:
                     self._dropped += 1
             except (OSError, ValueError) as error:
-                _log.debug("nobody reads the log any more: %s", error)
+                _log.debug("the log cannot be written any more: %s", error)
                 return False
         return True
 
@@ -214,7 +216,7 @@ def _value(value: Any) -> str:
     if isinstance(value, int) or (_BARE.fullmatch(text) and text.isprintable()):
         return text
     quoted = json.dumps(text, ensure_ascii=False)
-    # What does not print (it may end a line in somebody's eyes) is escaped as JSON escapes it.
+    # Characters that do not print, some of which end a line for some readers, are escaped as in JSON.
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in quoted)
 
 
@@ -222,14 +224,15 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at, timezone.utc).astimezone().isoformat(timespec="milliseconds")
 
 
-def _level(happening: Happening) -> int:
-    match happening:
+def _level(event: RunEvent) -> int:
+    match event:
         case Note(level=level):
             return level
         case RunEnded(exitcode=exitcode) if exitcode:
             return logging.ERROR
         case WorldChanged(cause="left"):
-            return logging.INFO  # a member that is through closed it: nobody need do anything
+            return logging.INFO  # a member that is done closed it: no action is needed
+
         case WorkerFailed() | NodeLost() | WorldChanged(state="broken" | "failed"):
             return logging.WARNING
     return logging.INFO

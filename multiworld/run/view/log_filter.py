@@ -1,4 +1,4 @@
-"""What the log leaves out unless it was asked for, and the numbers of its last line. Pure."""
+"""The log without ``--verbose``: which events have a line, and the counts of the last line. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.run.events import (
     RunStarted,
-    SeatTaken,
+    SlotTaken,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
@@ -16,18 +16,18 @@ from multiworld.run.events import (
 )
 
 if TYPE_CHECKING:
-    from multiworld.run.events import Happening
+    from multiworld.run.events import RunEvent
 
-__all__ = ["Digest"]
+__all__ = ["LogFilter"]
 
 _BAD = {"broken", "failed"}
 
 
-class Digest:
-    """Counts what happens in a run, and picks what is worth a line: starts, failures, restarts, what broke and healed.
+class LogFilter:
+    """Picks the events that have a line: starts, failures, restarts, worlds that broke or healed; counts the others.
 
-    A world has a line when the first member says that a generation broke (or could not be joined), and one when it is
-    active again: not one for each member. A worker that ended or was stopped is in the summary only.
+    A world has one line when the first member reports that a generation broke (or could not be joined), and one when
+    it is active again. A worker that ended or was stopped is in the summary only.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class Digest:
         self._failures = self._restarts = self._broken = 0
         self._told: dict[str, set[tuple[str, int]]] = {}  # of worlds that are not active again
 
-    def picks(self, happening: Happening) -> bool:
-        """Take note of `happening`; return whether it has a line in a log that is not verbose."""
-        match happening:
+    def picks(self, event: RunEvent) -> bool:
+        """Count `event`; return whether it has a line in a log that is not verbose."""
+        match event:
             case RunStarted(at=at):
                 self._began = at
             case WorkerStarted(rank=rank):
@@ -47,19 +47,20 @@ class Digest:
                 self._failures += 1
             case WorkerRestarting():
                 self._restarts += 1
-            case SeatTaken(seat=seat, nodes=nodes):
-                return seat is None or nodes > 1
+            case SlotTaken(slot=slot, nodes=nodes):
+                return slot is None or nodes > 1
             case WorkerEnded() | WorkerStopped():
                 return False
             case WorldChanged():
-                return self._world(happening)
+                return self._world(event)
         return True
 
     def summary(self, at: float) -> dict[str, Any]:
-        """Return the run's numbers.
+        """Return the counts of the run.
 
         Args:
-            at: when it ended, ``time.time()`` seconds.
+            at: end of the run, ``time.time()`` seconds.
+
         """
         return {
             "seconds": round(max(0.0, at - (at if self._began is None else self._began)), 1),

@@ -1,4 +1,4 @@
-"""What happens in a run, said for people: one line each, the same in the log, the live view and ``status``. Pure."""
+"""One-line messages for a run's events, for the log, the live view and ``status``; formatting of text. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiworld.run.events import (
     Note,
     RunEnded,
     RunStarted,
-    SeatTaken,
+    SlotTaken,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
@@ -22,22 +22,22 @@ from multiworld.run.events import (
 )
 
 if TYPE_CHECKING:
-    from multiworld.run.events import Happening
+    from multiworld.run.events import RunEvent
 
-__all__ = ["count", "ending", "natural", "one_line", "span", "what"]
+__all__ = ["count", "describe", "ending", "natural", "one_line", "span"]
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
-def what(happening: Happening) -> str:
-    """Return what happened, without saying to which worker."""
-    match happening:
+def describe(event: RunEvent) -> str:
+    """Return the message of an event, without the worker that it is about."""
+    match event:
         case RunStarted(run_id=run_id, node=node, entrypoint=entrypoint):
             return f"run {run_id} starts on {node}: {entrypoint}"
-        case SeatTaken(seat=None):
+        case SlotTaken(slot=None):
             return "this node is a spare: it starts workers when a seat is free"
-        case SeatTaken(seat=seat, nodes=nodes):
-            return f"this node has seat {seat} of {nodes}"
+        case SlotTaken(slot=slot, nodes=nodes):
+            return f"this node has seat {slot} of {nodes}"
         case WorkerStarted(pid=pid, attempt=attempt):
             return f"started again, pid {pid}" if attempt else f"started, pid {pid}"
         case WorkerFailed(message=message, exitcode=exitcode):
@@ -52,19 +52,19 @@ def what(happening: Happening) -> str:
         case WorldChanged(world=world, state=state, generation=generation, detail=detail):
             said = f"{world} {state}" + (f", generation {generation}" if generation else "")
             return f"{said}: {detail}" if detail else said
-        case NodeJoined(node=node, seat=None):
+        case NodeJoined(node=node, slot=None):
             return f"node {node} stands by as a spare"
-        case NodeJoined(node=node, seat=seat):
-            return f"node {node} has seat {seat}"
-        case NodeLost(node=node, seat=seat, cause=cause, worlds=worlds):
-            place = "a spare" if seat is None else f"seat {seat}"
+        case NodeJoined(node=node, slot=slot):
+            return f"node {node} has seat {slot}"
+        case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
+            place = "a spare" if slot is None else f"seat {slot}"
             broken = f"; not whole without it: {', '.join(worlds)}" if worlds else ""
             return f"node {node} ({place}) is lost: {cause}{broken}"
         case Note(text=text):
             return text
         case RunEnded(exitcode=exitcode, reason=reason):
             return f"run ends with exit code {exitcode}" + (f": {reason}" if reason else "")
-    return type(happening).__name__
+    return type(event).__name__
 
 
 def ending(exitcode: int | None) -> str:
@@ -80,7 +80,7 @@ def ending(exitcode: int | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time, coarser the longer it is, so that a view of it seldom changes."""
+    """Return a duration as text, coarser the longer it is, so that a view of it seldom changes."""
     whole = max(0, int(seconds))
     if whole < 10:
         return f"{whole} s"
@@ -99,11 +99,11 @@ def count(number: int, noun: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` without anything that moves the cursor or ends the line: it may come from a worker."""
+    """Return `text` on one line, without control characters: it may come from a worker."""
     return "".join(each if each.isprintable() else " " for each in text).strip()
 
 
 def natural(name: str) -> list[tuple[str, int]]:
-    """Return the key that sorts "w2" before "w10"."""
+    """Return a sort key that puts "w2" before "w10"."""
     parts = re.split(r"([0-9]+)", name)
     return [(parts[at], int(parts[at + 1]) if at + 1 < len(parts) else -1) for at in range(0, len(parts), 2)]

@@ -1,8 +1,8 @@
-"""``m8d-run --ui``: the run as it stands, redrawn in place on a terminal, below what the workers write.
+"""``m8d-run --ui``: the live view, redrawn in place on a terminal, below the workers' output.
 
-A thread looks four times a second whether there is anything new and draws only then. What the workers write comes
-here through torch's own tailing of their log files, which writes to ``sys.stdout`` and ``sys.stderr``: while the
-view is up, those that are terminals lead to it.
+A thread checks four times a second for changes, and draws only then. The workers' output comes through torch's own
+tailing of their log files, which writes to ``sys.stdout`` and ``sys.stderr``: while the view is up, those that are
+terminals lead to it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 NO_TERMINAL = (
     "--ui has no terminal to draw on (neither standard error nor standard output is one): logging instead"
 )
-"""What `m8d-run` says, once, where `open_screen` returned None."""
+"""Note in the log where `open_screen` returned None."""
 
 TICK = 0.25
-"""Seconds between looks."""
+"""Seconds between checks for changes."""
 
 _AGES = 1.0
-"""Seconds after which the picture is laid out again though nothing happened: ages change."""
+"""Seconds after which the layout is made again without an event, since ages change."""
 
 _MOST_OUTPUT = 1_000_000
-"""Characters of workers' output shown for each tick; the oldest beyond that are left out (log files have them)."""
+"""Characters of workers' output shown per tick; older ones are left out (the log files have them)."""
 
 _STOP_TIMEOUT = 2.0
 _NOT_COLOUR = re.compile(
@@ -62,7 +62,7 @@ def coloured(lines: Iterable[Line], width: int) -> str:
     """
     console = _rich_console()(width=width, highlight=False)
     with console.capture() as text:
-        console.print(_Picture(tuple(lines)), soft_wrap=True, end="")
+        console.print(_Frame(tuple(lines)), soft_wrap=True, end="")
     return text.get().rstrip("\n")
 
 
@@ -85,7 +85,7 @@ class Screen:
     """The live view.
 
     Args:
-        state: what it shows.
+        state: of the run.
         console: rich's, to draw on; None: standard output.
 
     Raises:
@@ -105,15 +105,15 @@ class Screen:
         self._age = 0.0
 
     def start(self) -> None:
-        """Draw, and go on in a thread. Call it before workers are started, so that their output leads here."""
+        """Draw, and go on in a thread. Call it before workers are started: their output is redirected here."""
         self._redirect()
         self._thread = threading.Thread(target=self._run, name="m8d-run-screen", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Draw a last time and leave the terminal as it was, within 2 seconds; harmless twice.
+        """Draw a last time and restore the terminal, within 2 seconds; harmless twice.
 
-        What is written to the redirected streams from now on goes to the terminal as it is.
+        The redirected streams write to the terminal again afterwards.
         """
         self._enough.set()
         if self._thread is not None:
@@ -142,21 +142,21 @@ class Screen:
         except (OSError, ValueError) as error:
             _log.warning("the live view has ended: the terminal cannot be written to: %s", error)
         finally:
-            self._above.end()  # whatever happened here: workers' output must lead somewhere
+            self._above.end()  # after an error too, so that workers' output goes to the terminal
 
     def _tick(self, live: Live) -> None:
         text = self._above.take()
-        picture = self._picture()
-        if not text and picture is None:
+        frame = self._frame()
+        if not text and frame is None:
             return
         with self._console:  # one write for both: nothing flickers
             if text:
                 self._console.print(_Raw(text), soft_wrap=True)
-            if picture is not None:
-                live.update(picture, refresh=True)
+            if frame is not None:
+                live.update(frame, refresh=True)
 
-    def _picture(self) -> _Picture | None:
-        """Return a new picture, or None where nothing that it shows has changed."""
+    def _frame(self) -> _Frame | None:
+        """Return a new frame, or None if it would be the same as the last."""
         size = self._console.size
         seen = (self._state.changes, size)
         self._age += TICK
@@ -167,7 +167,7 @@ class Screen:
         if (lines, size) == self._shown:
             return None
         self._shown = (lines, size)
-        return _Picture(lines)
+        return _Frame(lines)
 
     def _redirect(self) -> None:
         for fd, redirect in ((1, contextlib.redirect_stdout), (2, contextlib.redirect_stderr)):
@@ -181,7 +181,7 @@ class Screen:
 
 
 class _Above:
-    """What is to be shown above the picture: whole lines, gathered from any thread."""
+    """Lines to be shown above the frame, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,7 +210,7 @@ class _Above:
             return True
 
     def take(self) -> str:
-        """Return what came since the last call; lines, or ""."""
+        """Return the lines since the last call, or ""."""
         with self._lock:
             text, left_out = "".join(self._text), self._left_out
             self._size = self._left_out = 0
@@ -220,7 +220,7 @@ class _Above:
         return text
 
     def end(self) -> None:
-        """Take no more; what is half a line becomes one."""
+        """Take no more text; an unfinished line is ended."""
         with self._lock:
             self._ended = True
             self._text.extend(f"{each}\n" for each in self._begun.values())
@@ -257,7 +257,7 @@ class _Stream(io.TextIOBase):
 
 
 class _Raw:
-    """Text that rich writes as it is: workers' lines, with their colours and without what moves the cursor."""
+    """Text that rich writes unchanged: workers' lines, with their colours and without other control sequences."""
 
     def __init__(self, text: str) -> None:
         self._text = _NOT_COLOUR.sub("", text)
@@ -271,8 +271,8 @@ class _Raw:
         yield Segment(text)
 
 
-class _Picture:
-    """The laid-out lines as rich draws them; drawn again for each output above it, so its pieces are kept."""
+class _Frame:
+    """The laid-out lines as rich segments; kept, since they are drawn again after each output above them."""
 
     def __init__(self, lines: tuple[Line, ...]) -> None:
         self._lines = lines

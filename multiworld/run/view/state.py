@@ -1,7 +1,6 @@
-"""How a run stands: what has happened, folded into one picture for the live view and ``m8d-run status``.
+"""State of a run, reduced from its events; its snapshot is shown by the live view and ``m8d-run status``.
 
-Nothing here waits or asks anybody; the clock is a parameter. What a world's state means when its members differ is
-decided in `world_state`.
+Nothing here blocks; the clock is a parameter. `world_state` decides a world's state where its members' differ.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from multiworld.run.events import (
     NodeLost,
     RunEnded,
     RunStarted,
-    SeatTaken,
+    SlotTaken,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
@@ -25,23 +24,23 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
-from multiworld.run.view.messages import natural, one_line, what
+from multiworld.run.view.messages import describe, natural, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from multiworld.run.events import Happening
+    from multiworld.run.events import RunEvent
 
 __all__ = ["LAST", "UP_AFTER", "VERSION", "RunState", "world_state"]
 
 VERSION = 1
-"""Of the snapshot. Keys may be added within a version; none changes its meaning."""
+"""Version of the snapshot. Keys may be added within a version; none changes its meaning."""
 
 UP_AFTER = 10.0
 """Seconds after which a worker that reports no world counts as up."""
 
 LAST = 20
-"""How many of the last happenings a snapshot holds."""
+"""How many of the last events a snapshot holds."""
 
 _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
@@ -51,7 +50,7 @@ _OVER = frozenset({"closed", "gone"})
 
 @dataclass
 class _Report:
-    """What one worker said last about one world."""
+    """Last report of one worker about one world."""
 
     state: str
     generation: int
@@ -73,7 +72,7 @@ class _Worker:
 
 @dataclass
 class _Peer:
-    seat: int | None
+    slot: int | None
     state: str
     since: float
 
@@ -81,10 +80,14 @@ class _Peer:
 def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
     """Return the state and generation of a world from its members' (state, generation); "gone" is a dead member.
 
-    The first that holds: nobody is in it any more: "closed" if all closed it, else "gone". A member says "broken"
-    of a generation that no other member has gone beyond: "broken". A member's join came to nothing: "failed". A
-    member is gone and nobody joins anew: "broken", though the others have yet to say so. A member joins, is gone, or
-    members are active in different generations (a report is under way): "joining". Else "active".
+    The first rule that holds:
+
+    - no member is left: "closed" if all closed it, else "gone";
+    - a member reports "broken", and no other one is active in a later generation: "broken";
+    - a member's join failed: "failed";
+    - a member is gone and none is joining: "broken", though the others have yet to report it;
+    - a member joins, is gone, or members are active in different generations (a report is under way): "joining";
+    - else "active".
     """
     told = list(reports)
     live = [(state, generation) for state, generation in told if state not in _OVER]
@@ -106,7 +109,7 @@ def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
 
 
 class RunState:
-    """Everything that happened so far, as it stands now. Any thread may call any method.
+    """The state of a run after its events so far. Any thread may call any method.
 
     Args:
         clock: ``time.time`` or a test's.
@@ -119,7 +122,7 @@ class RunState:
         self._run: dict[str, Any] = {
             "run_id": "", "node": "", "restart": "", "max_restarts": 0, "entrypoint": "", "started": None,
         }  # fmt: skip
-        self._seat: int | None = None
+        self._slot: int | None = None
         self._nodes = 0
         self._workers: dict[int, _Worker] = {}
         self._worlds: dict[str, dict[int, _Report]] = {}
@@ -131,23 +134,23 @@ class RunState:
 
     @property
     def changes(self) -> int:
-        """How many happenings were applied: who looks often can tell whether there is anything new."""
+        """Number of events applied so far; a view that polls compares it with the last one."""
         return self._changes
 
-    def apply(self, happening: Happening) -> None:
-        """Fold one happening in. What does not fit (a report of a process that is gone, say) changes no worker."""
+    def apply(self, event: RunEvent) -> None:
+        """Apply one event. One that does not fit (a report of a process that is gone, say) changes no worker."""
         with self._lock:
             self._changes += 1
-            text = one_line(what(happening))[:_LONGEST_TEXT]
-            rank = getattr(happening, "rank", None)
-            self._fold(happening, text)
+            text = one_line(describe(event))[:_LONGEST_TEXT]
+            rank = getattr(event, "rank", None)
+            self._fold(event, text)
             if isinstance(rank, int):
                 known = self._workers.get(rank)
                 text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
-            self._last.append((happening.at, text))
+            self._last.append((event.at, text))
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the whole picture as data for JSON; see the page "What a run shows" for its keys."""
+        """Return the state as data for JSON; the page "What a run shows" has its keys."""
         with self._lock:
             now = self._clock()
             of_worker: dict[int, list[dict[str, Any]]] = {}
@@ -170,10 +173,10 @@ class RunState:
                 "version": VERSION,
                 **self._run,
                 "now": now,
-                "seat": self._seat,
+                "seat": self._slot,
                 "nodes": self._nodes,
                 "peers": [
-                    {"node": node, "seat": each.seat, "state": each.state, "since": each.since}
+                    {"node": node, "seat": each.slot, "state": each.state, "since": each.since}
                     for node, each in sorted(self._peers.items(), key=lambda item: natural(item[0]))
                 ],
                 "workers": [
@@ -187,20 +190,20 @@ class RunState:
                 else {"exitcode": self._ended.exitcode, "reason": self._ended.reason},
             }
 
-    def _fold(self, happening: Happening, text: str) -> None:
-        at = happening.at
-        match happening:
+    def _fold(self, event: RunEvent, text: str) -> None:
+        at = event.at
+        match event:
             case RunStarted():
                 self._run = {
-                    "run_id": happening.run_id, "node": happening.node, "restart": happening.restart,
-                    "max_restarts": happening.max_restarts, "entrypoint": happening.entrypoint, "started": at,
+                    "run_id": event.run_id, "node": event.node, "restart": event.restart,
+                    "max_restarts": event.max_restarts, "entrypoint": event.entrypoint, "started": at,
                 }  # fmt: skip
-            case SeatTaken(seat=seat, nodes=nodes):
-                self._seat, self._nodes = seat, nodes
-                if seat is None:
+            case SlotTaken(slot=slot, nodes=nodes):
+                self._slot, self._nodes = slot, nodes
+                if slot is None:
                     self._forget(rank for rank, each in self._workers.items() if each.state not in _LIVE)
             case WorkerStarted():
-                self._started(happening, text)
+                self._started(event, text)
             case WorkerFailed(rank=rank, pid=pid):
                 self._over(rank, pid, "failed", at, text)
             case WorkerEnded(rank=rank, pid=pid):
@@ -212,37 +215,37 @@ class RunState:
                 if worker is not None and worker.state not in _LIVE:
                     worker.state, worker.since, worker.last = "restarting", at, text
             case WorldChanged():
-                self._world(happening, text)
-            case NodeJoined(node=node, seat=seat):
-                self._peers[node] = _Peer(seat, "spare" if seat is None else "seated", at)
-            case NodeLost(node=node, seat=seat, cause=cause, worlds=worlds):
-                self._peers[node] = _Peer(seat, "lost", at)
+                self._world(event, text)
+            case NodeJoined(node=node, slot=slot):
+                self._peers[node] = _Peer(slot, "spare" if slot is None else "seated", at)
+            case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
+                self._peers[node] = _Peer(slot, "lost", at)
                 for world in worlds:
                     self._worlds.setdefault(world, {})
                     self._notes[world] = f"not whole: node {node} is lost ({cause})"
             case RunEnded():
-                self._ended = happening
+                self._ended = event
 
-    def _started(self, happening: WorkerStarted, text: str) -> None:
-        rank = happening.rank
+    def _started(self, event: WorkerStarted, text: str) -> None:
+        rank = event.rank
         before = self._workers.get(rank)
-        # A local place holds one worker: where it got another rank, the old one is history.
+        # A local rank has one worker: if it got another global rank, the old one is over.
         self._forget(
             other
             for other, each in self._workers.items()
-            if other != rank and each.local_rank == happening.local_rank
+            if other != rank and each.local_rank == event.local_rank
         )
         self._leave(rank)
         self._workers[rank] = _Worker(
             rank=rank,
-            role=happening.role,
-            role_rank=happening.role_rank,
-            local_rank=happening.local_rank,
-            pid=happening.pid,
-            attempt=happening.attempt,
+            role=event.role,
+            role_rank=event.role_rank,
+            local_rank=event.local_rank,
+            pid=event.pid,
+            attempt=event.attempt,
             restarts=0 if before is None else before.restarts + 1,
             state="starting",
-            since=happening.at,
+            since=event.at,
             last=text,
         )
 
@@ -251,26 +254,26 @@ class RunState:
         if worker is None or worker.pid != pid:
             return
         worker.state, worker.since, worker.last = state, at, text
-        # A process that ended well is done with its worlds, whether or not it closed them.
+        # A process that ended with 0 is done with its worlds, whether or not it closed them.
         self._leave(rank, "closed" if state == "ended" else "gone")
 
-    def _world(self, happening: WorldChanged, text: str) -> None:
-        worker = self._workers.get(happening.rank)
+    def _world(self, event: WorldChanged, text: str) -> None:
+        worker = self._workers.get(event.rank)
         if worker is not None:
             if worker.state not in _LIVE:
-                return  # it came in after the process had ended
+                return  # a report that arrived after the end of its process
             worker.last = text
-            if happening.state == "active":
+            if event.state == "active":
                 worker.state = "up"
-        world = self._worlds.setdefault(happening.world, {})
-        before = world.get(happening.rank)
+        world = self._worlds.setdefault(event.world, {})
+        before = world.get(event.rank)
         known = before.generation if before is not None else 0
-        world[happening.rank] = _Report(happening.state, happening.generation or known)
-        self._busy.pop(happening.world, None)
-        if happening.state == "active" and happening.detail:
-            self._busy[happening.world] = happening.detail
-        elif happening.state == "active":
-            self._notes.pop(happening.world, None)
+        world[event.rank] = _Report(event.state, event.generation or known)
+        self._busy.pop(event.world, None)
+        if event.state == "active" and event.detail:
+            self._busy[event.world] = event.detail
+        elif event.state == "active":
+            self._notes.pop(event.world, None)
         if len(self._worlds) > _MOST_WORLDS:
             self._forget_worlds()
 
@@ -289,7 +292,8 @@ class RunState:
                     del self._worlds[name]
 
     def _forget_worlds(self) -> None:
-        # A worker that makes ever new worlds must not make the launcher ever larger.
+        # Bounds the launcher's memory for workers that make ever new worlds.
+
         for name in list(self._worlds):
             if len(self._worlds) <= _MOST_WORLDS // 2:
                 return

@@ -1,7 +1,7 @@
-"""``m8d-run status``: ask the launchers of this user that run on this host how their runs stand.
+"""``m8d-run status``: prints the state of each run that this user's launchers have on this host.
 
-Each serves a socket in a folder of its own; they are all asked at once, each with a deadline. Neither torch nor
-anything slow is imported: the answer is there in a moment.
+Each launcher serves a socket in a folder of its own; all are asked at once, each with a deadline. Neither torch nor
+any other slow module is imported.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 import os
 import shutil
 import socket
-import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from multiworld._net.blocking import BlockingCall
 from multiworld.cli.console import complain, say
 from multiworld.run.control.sockets import sockets
 from multiworld.run.errors import RunError
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["NONE", "SILENT", "Answer", "ask_all", "main"]
 
 NONE = 1
-"""Exit code where no launcher runs (or none of the run that was named)."""
+"""Exit code where no launcher runs (with --run-id: none of that run)."""
 
 SILENT = 3
-"""Exit code where a launcher did not answer in time, or said what is no snapshot."""
+"""Exit code where a launcher did not answer in time, or answered with something else than a snapshot."""
 
 _TIMEOUT = 2.0
 _EVERY = 1.0
@@ -39,12 +40,12 @@ _VERSION = 1
 
 
 class Answer(NamedTuple):
-    """What one launcher said.
+    """One launcher's answer.
 
     Attributes:
         path: of its socket.
-        snapshot: of its run; None where it did not give one.
-        fault: why not.
+        snapshot: of its run; None without a valid answer.
+        fault: why there is no snapshot.
     """
 
     path: str
@@ -72,33 +73,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        return 0  # the reader has seen enough
+        return 0  # the reader, ``head`` for example, has closed the pipe
 
 
 def ask_all(paths: Sequence[Path], timeout: float) -> list[Answer]:
-    """Ask all of them at once; return the answers of those that live, in order.
+    """Ask all launchers at once; return the answers of those that live, in order.
 
     Args:
         paths: of sockets.
         timeout: seconds for each, from connecting to the last byte.
     """
-    answers: dict[Path, Answer | None] = {}
-
-    def ask(path: Path) -> None:
-        answers[path] = _ask(path, timeout)
-
-    threads = [threading.Thread(target=ask, args=(path,), daemon=True) for path in paths]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout + 1.0)
+    calls = [BlockingCall(partial(_ask, path, timeout), name="m8d-run-status") for path in paths]
+    deadline = time.monotonic() + timeout + 1.0
     late = f"no answer within {timeout:g} s"
-    told = [answers.get(path, Answer(str(path), None, late)) for path in paths]
-    return [each for each in told if each is not None]
+    answers = [
+        call.result() if call.wait(deadline - time.monotonic()) else Answer(str(path), None, late)
+        for path, call in zip(paths, calls, strict=True)
+    ]
+    return [each for each in answers if each is not None]
 
 
 def _ask(path: Path, timeout: float) -> Answer | None:
-    """Return a launcher's answer; None where nobody listens any more."""
+    """Return a launcher's answer; None if it has ended."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         try:
@@ -147,13 +143,13 @@ def _until(link: socket.socket, deadline: float) -> None:
 
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:
-    """Return the snapshots, and the answers that are none; of one run, or of all."""
+    """Return the snapshots, and the answers without one; of one run, or of all."""
     answers = ask_all(sockets(), _TIMEOUT)
     snapshots = [each.snapshot for each in answers if each.snapshot is not None]
     silent = [each for each in answers if each.snapshot is None]
     if run_id is not None:
         snapshots = [each for each in snapshots if each.get("run_id") == run_id]
-        silent = [] if snapshots else silent  # any of those may be the one
+        silent = [] if snapshots else silent  # any of the silent ones may have that run
     return snapshots, silent
 
 
@@ -222,7 +218,7 @@ def _width() -> int:
 
 
 def _coloured(snapshot: dict[str, Any]) -> str:
-    """Return it with a terminal's colours; "" where rich is not there."""
+    """Return the layout with a terminal's colours; "" without rich."""
     try:
         from multiworld.run.view.screen import coloured  # noqa: PLC0415  (rich: a pipe does not need it)
 

@@ -1,8 +1,8 @@
-"""torch's process contexts, for one process each: so that one can be started again while the others run.
+"""torch's process contexts, one for each process, so that one can be restarted while the others run.
 
-What is different from a context of all workers: torch's signal handlers are not installed (they raise in the middle
-of whatever runs; see `multiworld.run.signals`), and the process's true local rank is told to those who bind it to
-the CPUs of its GPU or head its lines.
+Differences to a context of all workers: torch's signal handlers are not installed (they raise at any point of the
+main thread; see `multiworld.run.signals`), and the binding to a GPU's CPUs and the prefix of log lines get the
+process's true local rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def filtered_tails(
     filters: tuple[list[str], list[str]],
     streams: tuple[TextIO | None, TextIO | None],
 ) -> Iterator[TailLog]:
-    """Yield what copies the lines with one of the words in `filters` to the files that all workers share."""
+    """Yield readers that copy the lines with one of the words in `filters` to the files that all workers share."""
     for files, words, stream in zip((dest.tee_stdouts, dest.tee_stderrs), filters, streams, strict=True):
         if words and stream is not None and files:
             yield TailLog(name, files, stream, prefixes, log_line_filter=_has_one_of(words))
@@ -49,7 +49,7 @@ def _has_one_of(words: list[str]) -> Callable[[str], bool]:
 def _start_tails(context: Any) -> None:
     older = ("_stdout_tail", "_stderr_tail")
     own = getattr(context, "_tail_logs", None) or [getattr(context, name) for name in older]
-    for tail in (*own, *context._more_tails):  # noqa: SLF001  (what both of the classes below have)
+    for tail in (*own, *context._more_tails):  # noqa: SLF001  (of both classes below)
         tail.start()
 
 
@@ -60,10 +60,10 @@ class ProgramContext(SubprocessContext):
         name: of the role.
         entrypoint: the program.
         args: of the program.
-        env: what its environment has over the launcher's.
-        dest: where it writes.
+        env: its environment variables, over the launcher's.
+        dest: its log files.
         local_rank: on this node.
-        prefixes: what heads its lines, by local rank.
+        prefixes: of its lines under --tee, by local rank.
         numa_options: of --numa-binding.
         tails: more readers of its output.
     """
@@ -125,7 +125,7 @@ class FunctionContext(MultiprocessContext):
         name, args, env, dest, local_rank, prefixes, numa_options, tails: as for `ProgramContext`.
         entrypoint: the function.
         start_method: of multiprocessing.
-        signals: numbers of the signals that the launcher handles, and a forked worker must not.
+        signals: numbers of the signals that the launcher handles; a forked worker resets them.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FunctionContext(MultiprocessContext):
 
     def look(self) -> Any:
         """Return torch's ``RunProcsResult`` once the function is over, else None. Never waits for it."""
-        # torch logs each failure with its traceback. The launcher says it in a line, and shows the last one.
+        # torch logs each failure with its traceback. The launcher's log has one line, and the last report is shown.
         _TORCH_LOG.addFilter(self._said)
         try:
             return self.wait(0)
@@ -181,7 +181,7 @@ class _Said(logging.Filter):
 
 
 class _Entry:
-    """Runs in the worker's process, before the function."""
+    """Entry point of the worker's process: resets signals, binds it to CPUs, calls the function."""
 
     def __init__(
         self, fn: Callable[..., Any], local_rank: int, numa_options: Any, signals: tuple[int, ...]
@@ -195,14 +195,15 @@ class _Entry:
     def __call__(self, *args: Any) -> Any:
         signal.set_wakeup_fd(-1)
         for number in self._signals:
-            # A forked process would go on noting them for a launcher that it is not.
+            # A forked process has the launcher's handlers.
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
         fn = self._fn
         if self._numa is not None:
             from torch.numa import binding  # noqa: PLC0415  (only newer versions have it)
 
-            # torch's context would bind it to the CPUs of GPU 0: that is this process's number there.
+            # torch's context would bind it to the CPUs of GPU 0, since its only process is number 0 there.
+
             fn = binding._maybe_wrap_with_numa_binding(  # noqa: SLF001
                 fn, gpu_index=self._local_rank, numa_options=self._numa
             )

@@ -1,4 +1,4 @@
-"""``--restart group``: torch's agent as it is, which also says what happens and leaves no orphans."""
+"""``--restart group``: torch's agent with its own loop, which also publishes events and leaves no orphans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run.events import (
-    SeatTaken,
+    SlotTaken,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
@@ -21,7 +21,7 @@ from multiworld.run.events import (
     WorkerStopped,
 )
 from multiworld.run.signals import Arrivals
-from multiworld.run.workers.process import Ended, message
+from multiworld.run.workers.process import ProcessExit, message
 from multiworld.run.workers.reaper_client import START
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-    from multiworld.run.events import Happening, Happenings
-    from multiworld.run.workers.reaper_client import Warden
-    from multiworld.run.worldsfile.spec import WorldsPlan
+    from multiworld.run.events import EventBus, RunEvent
+    from multiworld.run.workers.reaper_client import ReaperClient
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["GroupAgent"]
 
@@ -42,8 +42,8 @@ class GroupAgent(LocalElasticAgent):
 
     Args:
         spec, logs_specs: as for torch's agent.
-        happenings: what happens is said here.
-        warden: ends the workers when the launcher cannot.
+        bus: gets the run's events.
+        reaper: ends the workers if the launcher is killed.
         environment: for every worker.
         signals: that torch's handlers end the run for.
         plan: of the worlds file.
@@ -55,23 +55,23 @@ class GroupAgent(LocalElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         *,
-        happenings: Happenings,
-        warden: Warden,
+        bus: EventBus,
+        reaper: ReaperClient,
         environment: Mapping[str, str],
         signals: Sequence[Signals],
         plan: WorldsPlan | None,
         **torch_options: Any,
     ) -> None:
         super().__init__(spec, logs_specs, **torch_options)
-        self._happenings = happenings
-        self._warden = warden
+        self._bus = bus
+        self._reaper = reaper
         self._more = dict(environment)
         self._signals = tuple(signals)
         self._arrivals = Arrivals()
         self._plan = plan
         self._tokens: dict[int, str] = {}
         self._running: dict[int, int] = {}
-        self._seat: tuple[int, int] | None = None
+        self._slot: tuple[int, int] | None = None
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers until they have ended, as torch's agent does.
@@ -88,8 +88,8 @@ class GroupAgent(LocalElasticAgent):
     def _heed(self) -> None:
         """Raise for a signal whose exception was lost on its way here.
 
-        Torch's handler raises in the main thread wherever that is: inside an ``except Exception`` of logging, of
-        torch or of a destructor nothing comes of it, and the run would go on for ever.
+        Torch's handler raises in the main thread at any point: an ``except Exception`` of logging, of torch or of a
+        destructor swallows it there, and the run would go on for ever.
         """
         came = self._arrivals.take(self._signals)
         if came is not None:
@@ -107,9 +107,9 @@ class GroupAgent(LocalElasticAgent):
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         super()._setup_local_watchdog(envs)
-        # The one place where torch hands out the environments before it starts the workers.
+        # The only method that torch calls with the environments before it starts the workers.
         for worker in self._worker_group.workers:
-            token = self._tokens[worker.local_rank] = self._warden.token()
+            token = self._tokens[worker.local_rank] = self._reaper.token()
             env = envs[worker.local_rank]
             env |= {**self._more, START: token}
             if self._plan is not None:
@@ -118,10 +118,10 @@ class GroupAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         group: Any = worker_group  # torch declares what it fills in later as None
-        seat = (int(group.group_rank), int(group.group_world_size))
-        if seat != self._seat:
-            self._seat = seat
-            self._happenings.publish(SeatTaken(time.time(), *seat))
+        slot = (int(group.group_rank), int(group.group_world_size))
+        if slot != self._slot:
+            self._slot = slot
+            self._bus.publish(SlotTaken(time.time(), *slot))
         self._arrivals.open()  # torch sets its handlers in there
         pids: dict[int, Any] = super()._start_workers(worker_group)
         for worker in worker_group.workers:
@@ -129,10 +129,10 @@ class GroupAgent(LocalElasticAgent):
             leads = False
             with contextlib.suppress(ProcessLookupError):
                 leads = os.getpgid(pid) == pid
-            self._warden.started(self._tokens.pop(worker.local_rank), pid, leads=leads)
+            self._reaper.started(self._tokens.pop(worker.local_rank), pid, leads=leads)
             self._running[worker.global_rank] = pid
             role, index, _ = self._role(worker)
-            self._happenings.publish(
+            self._bus.publish(
                 WorkerStarted(
                     time.time(), worker.global_rank, role, index, worker.local_rank, pid, self._attempt
                 )
@@ -141,41 +141,40 @@ class GroupAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._heed()
-        self._warden.check()
+        self._reaper.check()
         result: RunResult = super()._monitor_workers(worker_group)
         now = time.time()
         if result.state == WorkerState.FAILED:
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             for rank, failure in result.failures.items():
-                said = message(Ended(failure.exitcode, failure))
-                happening: Happening = WorkerFailed(
-                    now, rank, failure.pid, self._attempt, failure.exitcode, said
-                )
+                said = message(ProcessExit(failure.exitcode, failure))
+                event: RunEvent = WorkerFailed(now, rank, failure.pid, self._attempt, failure.exitcode, said)
                 if failure is not first and failure.exitcode == -Signals.SIGTERM:
-                    # torch's context had ended it because of the first.
-                    happening = WorkerStopped(now, rank, failure.pid, failure.exitcode)
-                self._happenings.publish(happening)
+                    # torch's context ended it because of the first failure.
+
+                    event = WorkerStopped(now, rank, failure.pid, failure.exitcode)
+                self._bus.publish(event)
                 self._forget(rank)
         elif result.state == WorkerState.SUCCEEDED:
             for rank, pid in list(self._running.items()):
-                self._happenings.publish(WorkerEnded(now, rank, pid))
+                self._bus.publish(WorkerEnded(now, rank, pid))
                 self._forget(rank)
-        self._heed()  # what comes now may take long: other nodes, or a restart
+        self._heed()  # the next step may take long: a rendezvous with other nodes, or a restart
         return result
 
     def _forget(self, rank: int) -> None:
         pid = self._running.pop(rank, None)
         if pid is not None:
-            self._warden.gone(pid)
+            self._reaper.gone(pid)
 
     def _stopped(self) -> None:
         for rank, pid in list(self._running.items()):
-            self._happenings.publish(WorkerStopped(time.time(), rank, pid, None))
+            self._bus.publish(WorkerStopped(time.time(), rank, pid, None))
             self._forget(rank)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         for worker in worker_group.workers:
-            self._happenings.publish(
+            self._bus.publish(
                 WorkerRestarting(
                     time.time(), worker.global_rank, self._attempt, 0.0, self._remaining_restarts
                 )

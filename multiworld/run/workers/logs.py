@@ -1,8 +1,8 @@
-"""Where each attempt of each worker writes, as torch's ``LogsSpecs`` has it.
+"""Log files of each attempt of each worker, from torch's ``LogsSpecs``.
 
-torch asks once for all workers of a node and for all of them again after a restart of the group, and begins by
-emptying the folder of that attempt. Workers that restart alone share the run's folder: it is asked for once, and a
-later attempt of one worker gets the same files in ``attempt_<k>/`` beside those of the first.
+torch asks its ``LogsSpecs`` once for all workers of a node, again after a restart of the group, and each time empties
+the folder of that attempt. Workers that restart alone share the run's folder: it is asked for once, and a later
+attempt of one worker gets the same files in ``attempt_<k>/`` beside those of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class AskedForLogs(Exception):
-    """Torch has dealt out the workers' environments and asks where their logs go.
+    """Torch has made the workers' environments and asks for their log files.
 
     Attributes:
         envs: of all workers of this node, by local rank.
@@ -34,7 +34,7 @@ class AskedForLogs(Exception):
 
 
 class AskingLogs(LogsSpecs):
-    """Answers the question with `AskedForLogs`: so torch's own agent makes the environments and starts nothing."""
+    """Raises `AskedForLogs`, so that torch's own agent makes the environments and starts nothing."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Raise `AskedForLogs`."""
@@ -42,12 +42,12 @@ class AskingLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """Nowhere."""
+        """Return /dev/null: nothing is written."""
         return os.devnull
 
 
 class LoneLogs(LogsSpecs):
-    """The logs of one process: a context that has only this one knows it as number 0.
+    """The logs of one process, which is number 0 in its context.
 
     Args:
         dest: with this one's entry in each mapping.
@@ -58,14 +58,14 @@ class LoneLogs(LogsSpecs):
         self._dest = dest
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return them, and tell the worker where its error file goes."""
+        """Return them, and set the path of the worker's error file in its environment."""
         error_file = self._dest.error_files[0]
         envs[0][_ERROR_FILE] = "" if error_file == os.devnull else error_file
         return self._dest
 
     @property
     def root_log_dir(self) -> str:
-        """Not known here."""
+        """Return "": the folder is not known here."""
         return ""
 
 
@@ -73,7 +73,7 @@ class RunLogs:
     """The logs of all workers of this node.
 
     Args:
-        specs: what the user asked for (--log-dir, --redirects, --tee, --local-ranks-filter, --logs-specs).
+        specs: from the options --log-dir, --redirects, --tee, --local-ranks-filter, --logs-specs.
         filters: of --duplicate-stdout-filters and --duplicate-stderr-filters.
     """
 
@@ -96,7 +96,7 @@ class RunLogs:
         )
 
     def next_start(self, local_rank: int) -> LogsDest:
-        """Where the next process of this local rank writes: ``attempt_0``, then ``attempt_1``, ..."""
+        """Return the files of the next process of this local rank: in ``attempt_0``, then ``attempt_1``, ..."""
         dest = self._dest
         if dest is None:
             raise AssertionError("prepare() comes first")
@@ -108,7 +108,7 @@ class RunLogs:
         return LogsDest(
             stdouts=lone(dest.stdouts),
             stderrs=lone(dest.stderrs),
-            # The lines that are shown bear this number.
+            # The prefix of shown lines has this number.
             tee_stdouts=lone(dest.tee_stdouts, local_rank),
             tee_stderrs=lone(dest.tee_stderrs, local_rank),
             error_files=lone(dest.error_files),
@@ -122,12 +122,12 @@ class RunLogs:
 
 
 def _append(path: str) -> TextIO | None:
-    # Not with "w": the workers' processes come one after the other, the file is one for all of them.
+    # Not with "w": all processes of the run append to this file, one after the other.
     return None if path.startswith(os.devnull) else Path(path).open("a", errors="replace", buffering=1)
 
 
 def _of_attempt(path: str, attempt: int) -> str:
-    """The same file for another attempt; its folder is made."""
+    """Return the path of the same file for another attempt; its folder is made."""
     if not path or path == os.devnull or attempt == 0:
         return path
     parts = list(Path(path).parts)

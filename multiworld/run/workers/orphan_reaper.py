@@ -1,12 +1,12 @@
-"""A small program that ends all workers when the launcher was killed and could not do it itself.
+"""The orphan reaper, a small program that ends all workers after the launcher was killed.
 
-The launcher starts it (`multiworld.run.workers.reaper_client`) and says on its standard input, a line each:
+The launcher starts it (`multiworld.run.workers.reaper_client`) and writes to its standard input, a line each:
 
     grace 30.0            seconds between SIGTERM and SIGKILL
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
     started TOKEN PID START GROUP   it runs; START is field 22 of /proc/PID/stat; GROUP 1: it leads its process group
     gone PID              it has ended, and was waited for
-    bye                   all is well: this program ends
+    bye                   the run is over: this program ends
 
 When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace period.
 It imports nothing but the standard library and runs without site-packages: about 10 MB, up in 20 ms.
@@ -20,14 +20,21 @@ import signal
 import time
 from contextlib import suppress
 
-__all__ = ["Guard", "main", "start_time"]
+__all__ = ["OrphanReaper", "main", "start_time"]
 
 _LOOK_FOR_STARTING = 3.0  # seconds: longer than any fork takes to reach its exec
-_GIVE_UP = 10.0  # seconds after SIGKILL: what the kernel holds on to by then, it holds on to
+_GIVE_UP = 10.0  # seconds after SIGKILL in which a process ends, unless it waits for a device in the kernel
 
 
-class Guard:
-    """What the launcher has said so far."""
+class OrphanReaper:
+    """The launcher's workers, from its messages.
+
+    Attributes:
+        grace: seconds between SIGTERM and SIGKILL.
+        bye: whether the launcher has ended the run itself.
+        starting: tokens of processes that may have been started since.
+        workers: start time of each, and whether it leads its process group, by pid.
+    """
 
     def __init__(self) -> None:
         self.grace = 30.0
@@ -38,7 +45,7 @@ class Guard:
         self._rest = b""
 
     def hear(self, data: bytes) -> None:
-        """Take in what came through the pipe."""
+        """Parse data from the pipe, and follow the lines in it."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._heard(line.decode("utf-8", "replace").split())
@@ -60,7 +67,7 @@ class Guard:
             case ["bye"]:
                 self.bye = True
             case _:
-                pass  # of a newer launcher
+                pass  # a message of a newer launcher
 
     def _add(self, pid: int, start: int, *, leads: bool) -> None:
         if pid in self.workers:
@@ -94,7 +101,7 @@ class Guard:
             now = time.monotonic()
         for pid, (_, leads) in self.workers.items():
             if leads and not _stat(pid) and _has_members(pid):
-                with suppress(OSError):  # what a worker started and left behind
+                with suppress(OSError):  # processes that a worker started and left behind
                     os.killpg(pid, signal.SIGKILL)
 
     def _lives(self, pid: int) -> bool:
@@ -106,7 +113,7 @@ class Guard:
             if leads:
                 os.killpg(pid, number)
             elif pid in self._handles:
-                # Where there are no pidfds, torch itself has SIGINT sent to such a worker when its parent dies.
+                # Without pidfds the kernel sends SIGINT to such a worker when its parent dies, which torch asks for.
                 signal.pidfd_send_signal(self._handles[pid], number)
 
     def _find_starting(self) -> None:
@@ -122,14 +129,14 @@ class Guard:
 
 
 def _pids() -> list[int]:
-    # pathlib costs as much memory as all the rest.
+    # pathlib needs as much memory as the rest of this program.
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def _stat(pid: int) -> list[str]:
     """Fields 3 and on of /proc/PID/stat; [] for no process, or a zombie."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (as above)
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (pathlib needs too much memory)
             fields = file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return []
@@ -137,7 +144,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in the kernel's clock ticks; -1 if it is gone. Tells it from a later one of that number."""
+    """Return the start time of a process in clock ticks, which tells it from a later one of its pid; -1: it is gone."""
     fields = _stat(pid)
     return int(fields[19]) if fields else -1
 
@@ -148,7 +155,7 @@ def _has_members(group: int) -> bool:
 
 def _token(pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  (pathlib needs too much memory)
             entries = file.read().split(b"\0")
     except OSError:
         return ""
@@ -160,27 +167,28 @@ def main() -> None:
     """Listen on standard input until the launcher says goodbye or dies."""
     for number in signal.valid_signals():
         if number not in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-            # Whoever ends everything at once (a terminal that closes, a service manager) ends the launcher as well,
-            # and only then there is something to do here.
+            # A closing terminal or a service manager signals the launcher as well; only after its death is there
+            # anything to do here.
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    guard = Guard()
+    reaper = OrphanReaper()
     launcher = os.getppid()
     poll = select.poll()
     poll.register(0, select.POLLIN)
     while True:
-        # The time is for launchers whose forked workers hold the pipe open.
+        # The timeout is for launchers whose forked workers hold the pipe open.
+
         if poll.poll(1000):
             data = os.read(0, 65536)
-            guard.hear(data)
-            if guard.bye:
+            reaper.hear(data)
+            if reaper.bye:
                 return
             if not data:
                 break
         if os.getppid() != launcher:
             break
-    guard.end_all()
+    reaper.end_all()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which worker is who: ranks, roles and the environment that says so. Pure."""
+"""Ranks and roles of this node's workers, and their environment variables. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from string import Template
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multiworld.run.nodes.slots import Seating
-    from multiworld.run.worldsfile.spec import WorldsPlan
+    from multiworld.run.nodes.slots import Assignment
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
-__all__ = ["Place", "environment", "places", "prefixes"]
+__all__ = ["WorkerRank", "environment", "prefixes", "worker_ranks"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """One worker's place; the same in every attempt.
+class WorkerRank:
+    """Ranks and role of one worker; the same in every attempt.
 
     Attributes:
         local_rank: on this node.
         rank: among all workers.
         world_size: number of all workers.
-        role, role_rank, role_size: of the worlds file; else --role, and the place among all workers.
+        role, role_rank, role_size: of the worlds file; else --role, and the rank among all workers.
     """
 
     local_rank: int
@@ -32,32 +32,34 @@ class Place:
     role_size: int
 
 
-def places(seating: Seating, capacity: int, role: str, plan: WorldsPlan | None) -> tuple[Place, ...]:
-    """Return the places of this node's workers; none for a spare node.
+def worker_ranks(
+    assignment: Assignment, capacity: int, role: str, plan: WorldsPlan | None
+) -> tuple[WorkerRank, ...]:
+    """Return the ranks of this node's workers; none for a spare node.
 
     Args:
-        seating: of this node.
+        assignment: of this node.
         capacity: number of its workers.
-        role: of --role, where there is no plan.
+        role: of --role, used without a worlds file.
         plan: of the worlds file.
     """
-    if seating.seat is None:
+    if assignment.slot is None:
         return ()
     found = []
     for local_rank in range(capacity):
-        rank = seating.base_rank + local_rank
+        rank = assignment.base_rank + local_rank
         if plan is None:
-            place = Place(local_rank, rank, seating.world_size, role, rank, seating.world_size)
+            place = WorkerRank(local_rank, rank, assignment.world_size, role, rank, assignment.world_size)
         else:
             member = plan.member_at(rank)
             size = plan.role_size(member.role)
-            place = Place(local_rank, rank, seating.world_size, member.role, member.index, size)
+            place = WorkerRank(local_rank, rank, assignment.world_size, member.role, member.index, size)
         found.append(place)
     return tuple(found)
 
 
-def environment(place: Place, attempt: int) -> dict[str, str]:
-    """Return what the worker's environment says other than torch's agent, which knows one role and one count."""
+def environment(place: WorkerRank, attempt: int) -> dict[str, str]:
+    """Return the environment variables that differ from torch's agent, which has one role and one restart count."""
     return {
         "ROLE_NAME": place.role,
         "ROLE_RANK": str(place.role_rank),
@@ -66,12 +68,12 @@ def environment(place: Place, attempt: int) -> dict[str, str]:
     }
 
 
-def prefixes(template: str | None, place: Place) -> dict[int, str] | None:
-    """Return what heads the worker's lines under --tee, by local rank; None: torch's default.
+def prefixes(template: str | None, place: WorkerRank) -> dict[int, str] | None:
+    """Return the prefix of the worker's lines under --tee, by local rank; None: torch's default.
 
     Args:
         template: of TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.
-        place: the worker's.
+        place: of the worker.
     """
     if not template:
         return None

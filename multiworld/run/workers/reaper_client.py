@@ -1,4 +1,4 @@
-"""The launcher's side of `multiworld.run.workers.orphan_reaper`: starts it, tells it of each worker, starts it again if it dies."""
+"""Client of the orphan reaper in the launcher: starts the program, reports each worker, restarts it if it dies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from multiworld.run.workers.orphan_reaper import start_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["START", "Warden"]
+__all__ = ["START", "ReaperClient"]
 
 START = "M8D_START"
-"""Environment variable by which a worker that was started in the launcher's last moment is found."""
+"""Environment variable by which the orphan reaper finds a worker that the launcher started in its last moment."""
 
 _PROGRAM = Path(__file__).with_name("orphan_reaper.py")
 _AGAIN = 1.0  # seconds between two starts
 
 
-class Warden:
-    """Sees to it that no worker outlives the launcher, however that ends.
+class ReaperClient:
+    """Ensures that no worker outlives the launcher, however the launcher ends.
 
     Args:
         grace: seconds that workers have between SIGTERM and SIGKILL.
@@ -45,11 +45,11 @@ class Warden:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None while there is none."""
+        """Pid of the orphan reaper; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when the process has died; None while there is none."""
+        """Return a descriptor that is readable when the orphan reaper has died; None while it does not run."""
         return (
             None if self._process is None or self._process.stdout is None else self._process.stdout.fileno()
         )
@@ -57,7 +57,7 @@ class Warden:
     def _start(self) -> None:
         self._started_at = self._clock()
         self._process = subprocess.Popen(
-            # By its bare name: whoever ends all processes with "multiworld" in their command line must miss this one.
+            # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed launcher.
             [sys.executable, "-I", "-S", _PROGRAM.name],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0, env={},
@@ -79,12 +79,12 @@ class Warden:
         except BlockingIOError:
             heard = False
         except OSError:
-            return  # it has died: check() starts another, which is told everything
+            return  # it has died: check() starts another one, which gets the full state
         if not heard:
-            self._process.kill()  # it does not read; as above
+            self._process.kill()  # it does not read: check() starts another one
 
     def token(self) -> str:
-        """Announce a start; the process gets the result in its environment as `START`."""
+        """Announce a start; return the token that the process gets in its environment as `START`."""
         self._starts += 1
         token = f"{self._run}.{self._starts}"
         self._starting.add(token)
@@ -92,12 +92,12 @@ class Warden:
         return token
 
     def started(self, token: str, pid: int, *, leads: bool) -> None:
-        """Tell that a process runs.
+        """Report a process that runs.
 
         Args:
             token: of `token`.
             pid: of the process.
-            leads: whether it leads its process group: then signals go to all of that.
+            leads: whether it leads its process group: then signals go to the whole group.
         """
         self._starting.discard(token)
         line = f"started {token} {pid} {start_time(pid)} {int(leads)}"
@@ -105,12 +105,12 @@ class Warden:
         self._say(line)
 
     def gone(self, pid: int) -> None:
-        """Tell that a process ended: its number may be another's soon."""
+        """Report that a process ended: its pid may be another's soon."""
         if self._workers.pop(pid, None) is not None:
             self._say(f"gone {pid}")
 
     def check(self) -> bool:
-        """Start the process again if it died, once a second at most; say whether that was done."""
+        """Start the orphan reaper again if it died, at most once a second; return whether that was done."""
         if self._process is not None and self._process.poll() is not None:
             self._drop()
         if self._process is not None or self._clock() < self._started_at + _AGAIN:
@@ -119,7 +119,7 @@ class Warden:
         return True
 
     def close(self) -> None:
-        """Say goodbye: every worker has ended, and was told to be gone."""
+        """End the orphan reaper; every worker has ended and was reported as gone."""
         if self._process is None:
             return
         self._say("bye")

@@ -1,4 +1,4 @@
-"""The text of a worlds file -> `WorldsPlan`, with every rule that needs nobody else's word. Pure."""
+"""Parser of a worlds file's text to a `WorldsPlan`, with all rules that need only the text. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from multiworld.run.errors import PlanError
-from multiworld.run.worldsfile.positions import Places
-from multiworld.run.worldsfile.spec import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
+from multiworld.run.worldsfile.positions import Positions
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
 from multiworld.settings import MIN_HANG_TIMEOUT
 
 if sys.version_info >= (3, 11):
@@ -51,13 +51,13 @@ def parse(text: str, path: str) -> WorldsPlan:
             rule="A worlds file is TOML",
             next_step="Mend that line",
         ) from exc
-    return _Reader(path, Places(text)).plan(said)
+    return _Reader(path, Positions(text)).plan(said)
 
 
 class _Reader:
-    def __init__(self, path: str, places: Places) -> None:
+    def __init__(self, path: str, positions: Positions) -> None:
         self._path = path
-        self._places = places
+        self._positions = positions
         self._roles: tuple[Role, ...] = ()
         self._keys: dict[str, str] = {}  # of each world, its table's: a pattern's own
 
@@ -112,7 +112,7 @@ class _Reader:
                 f'Say how many, as in "{name} = 8"',
                 *at,
             )
-        return Role(name, count, self._places.line("roles", name))
+        return Role(name, count, self._positions.line("roles", name))
 
     def _role_named(self, name: str, found: str, *at: str, text: str = "") -> Role:
         names = [role.name for role in self._roles]
@@ -129,7 +129,7 @@ class _Reader:
     # -- worlds -------------------------------------------------------------------------------------------------
 
     def _worlds(self, key: str, value: Any) -> list[PlannedWorld]:
-        """The world of one table; of a pattern, one for each index."""
+        """Return the world of one table; of a pattern, one for each index."""
         at = ("worlds", key)
         said = self._table(value, *at)
         self._known(said, _WORLD_KEYS, f"World {key!r}", *at)
@@ -167,7 +167,7 @@ class _Reader:
             hang_timeout=self._seconds(said, "hang_timeout", at, MIN_HANG_TIMEOUT),
             device=self._device(said, at),
             after=tuple(dict.fromkeys(self._list(said, "after", at))),
-            line=self._places.line("worlds", key),
+            line=self._positions.line("worlds", key),
         )
 
     def _members(self, name: str, said: Mapping[str, Any], at: tuple[str, ...]) -> tuple[Member, ...]:
@@ -317,12 +317,12 @@ class _Reader:
         return device
 
     def _fault(self, value: str, rule: str, next_step: str, *at: str, text: str = "") -> PlanError:
-        line = self._places.line_of(text, *at) if text else self._places.line(*at)
+        line = self._positions.line_of(text, *at) if text else self._positions.line(*at)
         return PlanError(value, path=self._path, line=line, rule=rule, next_step=next_step)
 
 
 def _shown(value: Any) -> str:
-    """A value for a message; long ones are cut."""
+    """Return a value for a message; long ones are cut."""
     if value is None:
         return "is missing"
     text = "{...}" if isinstance(value, dict) else repr(value)
@@ -345,7 +345,7 @@ def _filled(value: Any, index: str) -> Any:
 
 
 def _circle(after: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Names of worlds that wait for each other in a circle, the first one last again; empty if there is none."""
+    """Return the names of worlds that wait for each other in a circle, closed by the first; empty if there is none."""
     done: set[str] = set()
     for start in after:
         if start in done:

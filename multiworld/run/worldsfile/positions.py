@@ -1,4 +1,4 @@
-"""On which line of a TOML text a key stands: what tomllib does not tell, asked of tomllib statement by statement."""
+"""Line numbers of keys in a TOML text, which tomllib does not give: found by parsing it statement by statement."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Places"]
+__all__ = ["Positions"]
 
 _ENDS = ("]", "}", '"""', "'''")
-"""One of them is on the last line of each statement that has several."""
+"""The last line of a statement of several lines has one of them."""
 
 
-class Places:
-    """Where the keys of a TOML text are.
+class Positions:
+    """Lines of the keys of a TOML text.
 
     Args:
-        text: that tomllib has read without an error.
+        text: valid TOML.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,14 +40,14 @@ class Places:
                 self._spans.setdefault(path, (first, last))
 
     def line(self, *path: str) -> int:
-        """Line of a key, or of the nearest table around it; 1 for the first, 0 where there is none."""
+        """Return the line of a key, or of the nearest table around it; 1 is the first, 0 means none."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._spans:
                 return self._spans[path[:end]][0] + 1
         return 0
 
     def line_of(self, text: str, *path: str) -> int:
-        """Line of a string within the value of a key; the key's own line where it is not found there."""
+        """Return the line of a string within the value of a key; the key's own line if it is not found there."""
         first, last = self._spans.get(path, (0, -1))
         for number in range(first, last + 1):
             if f'"{text}"' in self._lines[number] or f"'{text}'" in self._lines[number]:
@@ -56,7 +56,7 @@ class Places:
 
 
 def _statements(lines: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Each statement's first and last line, counted from 0, and what it says by itself."""
+    """Yield each statement's first and last line, counted from 0, and its own value."""
     first = 0
     while first < len(lines):
         last = first
@@ -66,7 +66,7 @@ def _statements(lines: list[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
                 if said is not None:
                     break
             last += 1
-            if last == len(lines):  # no end was found: the text is not what tomllib read
+            if last == len(lines):  # no end was found: the text is no valid TOML
                 return
         if said:
             yield first, last, said

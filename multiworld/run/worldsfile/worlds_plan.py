@@ -1,4 +1,4 @@
-"""What a worlds file says: roles, their workers, and the worlds between them. Pure."""
+"""`WorldsPlan`, the content of a worlds file: roles, their workers, and the worlds between them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHER", "Member", "PlannedWorld", "Role", "WorldsPlan"]
 
 LAUNCHER = "launcher"
-"""The store of worlds that meet at the launcher's own store."""
+"""Value of ``store`` for worlds that meet at the launcher's own store."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Role:
 
     Attributes:
         name: of the role.
-        count: how many workers have it, at least 1.
-        line: where the file says so.
+        count: number of its workers, at least 1.
+        line: in the file.
     """
 
     name: str
@@ -56,9 +56,9 @@ class PlannedWorld:
         store: "launcher", or an address as for `multiworld.join`.
         timeout: seconds, for the join and for each operation; None: the worker's default.
         hang_timeout: seconds of silence after which a member is hung; None: the worker's default.
-        device: where tensors live; "{local_rank}" in it stands for the worker's own. None: the backend decides.
+        device: of the tensors; "{local_rank}" in it stands for the worker's own. None: the backend decides.
         after: names of the worlds that a worker joins before this one.
-        line: where the file says so.
+        line: in the file.
     """
 
     name: str
@@ -74,10 +74,10 @@ class PlannedWorld:
 
 @dataclass(frozen=True)
 class WorldsPlan:
-    """A worlds file that keeps all rules.
+    """A valid worlds file.
 
     Attributes:
-        roles: in the file's order, which deals the ranks: the first role has the first ranks.
+        roles: in the file's order, which is that of the ranks: the first role has the first ranks.
         worlds: in the file's order.
         path: of the file, for messages.
     """
@@ -122,7 +122,7 @@ class WorldsPlan:
         raise ValueError(f"{self.path} has ranks 0 to {self.world_size - 1}, not {rank}")
 
     def worlds_of(self, rank: int) -> tuple[PlannedWorld, ...]:
-        """Those worlds that the worker of this global rank is in.
+        """Return the worlds that the worker of this global rank is in.
 
         Raises:
             ValueError: there is no such rank.
@@ -131,6 +131,6 @@ class WorldsPlan:
         return tuple(world for world in self.worlds if member in world.members)
 
     def worlds_without(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """Names of the worlds that have a member among these global ranks, and so cannot be whole without them."""
+        """Return the names of the worlds with a member among these global ranks, which are not whole without them."""
         gone = {self.member_at(rank) for rank in ranks if 0 <= rank < self.world_size}
         return tuple(world.name for world in self.worlds if not gone.isdisjoint(world.members))
