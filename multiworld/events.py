@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,10 @@ __all__ = [
     "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
     "WorldJoining", "bus", "subscribe",
 ]  # fmt: skip
+
+
+E = TypeVar("E")
+"""Base of the events of one bus: `Event` for worlds; the launcher has its own."""
 
 
 class State(str, enum.Enum):
@@ -129,21 +133,29 @@ class MemberBusy(Event):
     busy: bool
 
 
-class Bus:
-    """Hands events to subscribers, in the thread that saw them happen.
+class Bus(Generic[E]):
+    """Hands events to subscribers, in the thread that publishes them.
 
     Publishing with no subscriber costs next to nothing. A subscriber that raises (SystemExit too: the thread is
     not its own) is reported to ``on_error`` and does not keep the others from hearing.
 
     Args:
         on_error: gets the event and the exception; logs them by default.
+        signals: exceptions that a signal handler may raise anywhere, inside a subscriber too. They are no error of
+            it: `publish` raises them.
     """
 
-    def __init__(self, on_error: Callable[[Event, BaseException], None] | None = None) -> None:
-        self._subscribers: dict[_Entry, None] = {}
-        self._on_error = _logged if on_error is None else on_error
+    def __init__(
+        self,
+        on_error: Callable[[E, BaseException], None] | None = None,
+        *,
+        signals: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._subscribers: dict[_Entry[E], None] = {}
+        self._on_error: Callable[[E, BaseException], None] = _logged if on_error is None else on_error
+        self._signals = signals
 
-    def subscribe(self, fn: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, fn: Callable[[E], None]) -> Callable[[], None]:
         """Call ``fn(event)`` for every event from now on.
 
         ``fn`` runs in the thread that saw the event (often the watchdog's): it must be quick and must not block.
@@ -161,30 +173,39 @@ class Bus:
 
         return unsubscribe
 
-    def publish(self, event: Event) -> None:
-        """Hand `event` to every subscriber."""
+    def publish(self, event: E) -> None:
+        """Hand `event` to every subscriber.
+
+        Raises:
+            BaseException: one of `signals`, once all subscribers were called.
+        """
+        signalled: BaseException | None = None
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203  (a subscriber's fault stays there)
+            except self._signals as came:  # noqa: PERF203  (each subscriber has its own fate)
+                signalled = came
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (a subscriber's fault stays there)
                 self._on_error(event, error)
+        if signalled is not None:
+            raise signalled
 
 
-def _logged(event: Event, error: BaseException) -> None:
+def _logged(event: object, error: BaseException) -> None:
     logging.getLogger(__name__).error("a subscriber failed on %r", event, exc_info=error)
 
 
-class _Entry:
+class _Entry(Generic[E]):
     """One subscription; two of the same function stay two."""
 
-    def __init__(self, fn: Callable[[Event], None]) -> None:
+    def __init__(self, fn: Callable[[E], None]) -> None:
         self._fn = fn
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: E) -> None:
         self._fn(event)
 
 
-bus = Bus()
+bus: Bus[Event] = Bus()
 """The process's bus: ``multiworld.events.bus.subscribe(print)``."""
 
 

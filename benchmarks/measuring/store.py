@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 
-from multiworld.run.control import ControlServer
-from multiworld.run.happenings import Happenings
-from multiworld.run.worldstext import parse
-from multiworld.run.worldstore import WorldStore
+from multiworld.run.control.server import ControlServer
+from multiworld.run.events import EventBus
+from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.worldsfile.parse import parse
 
 
 class Meeting:
@@ -38,7 +38,7 @@ class Meeting:
         self._ends = self._ends or contextlib.ExitStack()
         folder = self._ends.enter_context(tempfile.TemporaryDirectory(prefix="m8d-"))
         server = ControlServer(
-            f"{folder}/s/control", parse(worlds, "benchmark.toml"), Happenings(), dict, store=self.address
+            f"{folder}/s/control", parse(worlds, "benchmark.toml"), EventBus(), dict, store=self.address
         )
         server.start()
         self._ends.callback(server.close)

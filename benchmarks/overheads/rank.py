@@ -98,7 +98,7 @@ class Member(Meeting):
         return _timer("with world: get_world_size()", world=self._world, get_world_size=dist.get_world_size)
 
     def _publish(self, where: str) -> timeit.Timer:
-        bus = Bus()
+        bus: Bus[WorldActive] = Bus()
         for _ in range(int(where)):
             bus.subscribe(_counter())
         event = WorldActive("overheads", 1, 0, time.monotonic(), 2)

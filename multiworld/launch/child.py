@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.launch.resolving import environment_of
+from multiworld.launch.host import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld.launch.config import MultiprocessConfig
-    from multiworld.launch.slip import Slip
+    from multiworld.launch.result_file import ResultFile
 
 __all__ = ["INTERRUPTED", "Job", "run"]
 
@@ -44,7 +44,7 @@ class Job:
     setup: Callable[[MultiprocessConfig], Any] | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    slip: Slip
+    result_file: ResultFile
 
 
 def run(_index: int, job: Job) -> None:
@@ -59,7 +59,7 @@ def run(_index: int, job: Job) -> None:
     """
     try:
         _end_with_the_parent()
-        job.slip.began()
+        job.result_file.began()
         # It was kept back while modules were loaded, where Ctrl-C would be a traceback.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         settings.set_environment(environment_of(job.cfg))
@@ -73,14 +73,14 @@ def run(_index: int, job: Job) -> None:
     except Exception as exc:  # noqa: BLE001  (whatever it is, the parent raises it)
         at = time.monotonic()
         _deaf_to_ctrl_c()
-        job.slip.put_failure(_told(exc, at))
+        job.result_file.put_failure(_told(exc, at))
         raise SystemExit(1) from None
     try:
-        job.slip.put_result(result)
+        job.result_file.put_result(result)
     except Exception as exc:  # noqa: BLE001  (same)
         failure = _told(exc, time.monotonic())
         failure["message"] = f"its result cannot be sent to the parent: {failure['message']}"
-        job.slip.put_failure(failure)
+        job.result_file.put_failure(failure)
         raise SystemExit(1) from None
 
 

@@ -64,7 +64,7 @@ class MultiprocessConfig:
         Raises:
             ConfigError: ``world_size`` is not known yet, or not a multiple.
         """
-        from multiworld.launch.plan import data_parallelism  # noqa: PLC0415  (the rules know this class)
+        from multiworld.launch.complete import data_parallelism  # noqa: PLC0415  (the rules know this class)
 
         return data_parallelism(self.world_size, self.model_parallelism, self.pipeline_parallelism)
 
@@ -79,7 +79,7 @@ class MultiprocessConfig:
             ConfigError: a value breaks a rule, or something is missing that cannot be guessed.
             StoreBindError: the address cannot be bound.
         """
-        from multiworld.launch.resolving import resolve  # noqa: PLC0415  (loads torch)
+        from multiworld.launch.host import resolve  # noqa: PLC0415  (loads torch)
 
         return resolve(self)
 

@@ -7,9 +7,9 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiworld.launch.backends import get_distributed_backend, known_backends
+from multiworld.launch.complete import check_backend
 from multiworld.launch.errors import ConfigError
-from multiworld.launch.plan import check_backend
-from multiworld.launch.resolving import environment_of, with_environment
+from multiworld.launch.host import environment_of, with_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

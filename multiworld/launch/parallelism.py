@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.alltoall import _world
-from multiworld.launch.plan import data_parallelism
+from multiworld.launch.complete import data_parallelism
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

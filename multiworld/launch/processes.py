@@ -12,11 +12,11 @@ from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.child import INTERRUPTED, Job, run
-from multiworld.launch.culprit import Failure, culprit
+from multiworld.launch.complete import LaunchPlan, plan
 from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
-from multiworld.launch.plan import LaunchPlan, plan
-from multiworld.launch.resolving import environment_of, gather, serving, with_environment
-from multiworld.launch.slip import Slip
+from multiworld.launch.first_failure import Failure, first_failure
+from multiworld.launch.host import environment_of, gather, serving, with_environment
+from multiworld.launch.result_file import ResultFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,12 +74,12 @@ def launch_subprocesses(
     with serving(made) as served:
         if len(served.configs) == 1:
             return [_in_place(served, func, setup, args, kwargs)]
-        with contextlib.ExitStack() as slips:
+        with contextlib.ExitStack() as result_files:
             workers = []
             for each in served.configs:
-                slip = Slip()
-                slips.callback(slip.close)
-                workers.append(_Worker(Job(func, each, setup, args, kwargs, slip)))
+                result_file = ResultFile()
+                result_files.callback(result_file.close)
+                workers.append(_Worker(Job(func, each, setup, args, kwargs, result_file)))
             return _Crew(workers, cfg.grace, cfg.launch_method).run()
 
 
@@ -105,7 +105,7 @@ class _Worker:
         return self.process is not None and self.process.exitcode is None
 
     def failure(self) -> Failure:
-        cfg, told = self.job.cfg, self.job.slip.failure()
+        cfg, told = self.job.cfg, self.job.result_file.failure()
         return Failure(
             rank=cfg.rank or 0,
             local_rank=cfg.local_rank or 0,
@@ -113,7 +113,7 @@ class _Worker:
             exit_code=self.process.exitcode,
             at=self.ended if told is None else told["at"],
             raised=told,
-            began=self.job.slip.has_begun(),
+            began=self.job.result_file.has_begun(),
         )
 
 
@@ -140,7 +140,7 @@ class _Crew:
         if failures:
             self._end(0)
             raise _error(failures)
-        results = [worker.job.slip.result() for worker in self._workers]
+        results = [worker.job.result_file.result() for worker in self._workers]
         self._end(0)
         return results
 
@@ -208,7 +208,7 @@ class _Crew:
 
 
 def _error(failures: list[Failure]) -> LaunchError:
-    first, others = culprit(failures)
+    first, others = first_failure(failures)
     also = tuple(each.line() for each in others)
     if first.raised is not None:
         return ProcessRaisedError(

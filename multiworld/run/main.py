@@ -29,14 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-run``; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["status"]:
-        from multiworld.run import status  # noqa: PLC0415  (answers without loading torch)
+        from multiworld.run.view import status  # noqa: PLC0415  (answers without loading torch)
 
         return status.main(words[1:])
     if words[:1] == ["--version"]:
         say(f"m8d-run {__version__}")
         return 0
     try:
-        from multiworld.run.launch import launch  # noqa: PLC0415  (loads torch)
+        from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
         from multiworld.run.options import parse  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
-    from multiworld.run.plan import WorldsPlan
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["Options", "build_parser", "configure", "parse"]
 
@@ -45,7 +45,7 @@ class Options:
         ui: whether to show the live view.
         log_format: "text" or "json".
         verbose: whether the log of text has every event.
-        restart_backoff, restart_backoff_max: seconds; see `multiworld.run.restarts`.
+        restart_backoff, restart_backoff_max: seconds; see `multiworld.run.workers.restarts`.
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
         grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiworld.launch.complete import Facts, address, plan
 from multiworld.launch.config import MultiprocessConfig
-from multiworld.launch.culprit import Failure, culprit
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.first_failure import Failure, first_failure
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
-from multiworld.launch.plan import Facts, address, plan
 
 CPU = Facts({}, 0, frozenset({"gloo", "fake"}), "gloo")
 GPUS = Facts({}, 4, frozenset({"gloo", "nccl"}), "nccl")
@@ -223,13 +223,13 @@ def failure(rank, code, at, message=None):
 
 
 def test_who_was_killed_comes_before_who_complains_of_it():
-    first, others = culprit([failure(0, 1, 1.0, "connection closed"), failure(1, -9, 2.0)])
+    first, others = first_failure([failure(0, 1, 1.0, "connection closed"), failure(1, -9, 2.0)])
     assert first.rank == 1
     assert [each.line() for each in others] == ["rank 0: ValueError: connection closed"]
 
 
 def test_otherwise_the_earliest_is_first():
-    first, others = culprit(
+    first, others = first_failure(
         [failure(2, -6, 3.0), failure(1, 1, 2.0, "late"), failure(0, 1, 1.0, "boom\nmore")]
     )
     assert (first.rank, [each.rank for each in others]) == (0, [1, 2])

@@ -42,7 +42,7 @@ LAYERS = (
         "joinplan",
         "notices",
     ),
-    ("cli", "shim", "manager", "communicator", "planned", "launch", "run", "__main__"),
+    ("cli", "shim", "manager", "communicator", "joinall", "launch", "run", "__main__"),
 )
 # The toolchain's rooms, lowest first, as docs/toolchain.md shows them: a room imports from those before it.
 ROOMS = (
@@ -218,7 +218,9 @@ def test_nothing_ends_the_process_or_swallows_errors(path):
     if name_of(path) in {"proc.py", "gitrepo/fetch.py"}:
         allowed |= {"os.kill"}  # of the programs they started themselves
     assert ENDS_THE_PROCESS & seen.touches <= allowed
-    if not inside(name_of(path), "proc.py", "gitrepo/fetch.py", "run/cells.py", "run/guard.py"):
+    if not inside(
+        name_of(path), "proc.py", "gitrepo/fetch.py", "run/workers/process.py", "run/workers/orphan_reaper.py"
+    ):
         assert not SENDS_SIGNALS & seen.touches, "only launchers send signals, to what they started"
     assert not seen.faults
 

@@ -1,0 +1,88 @@
+"""What a process leaves for the one that started it: its result, or what went wrong. A file without a name.
+
+A file, and not a pipe: nobody waits for the other, a process may die while it writes, and nothing stays on the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from multiprocessing import reduction
+from typing import Any
+
+__all__ = ["ResultFile"]
+
+_BEGAN, _RESULT, _FAILURE = b"B", b"R", b"F"
+
+
+class ResultFile:
+    """Written by one process, read by its parent afterwards. The first byte says what it holds."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("m8d-launch")
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self._fd)
+
+    def __setstate__(self, handle: Any) -> None:
+        self._fd = handle.detach()
+
+    def began(self) -> None:
+        """Note that the process reached its function."""
+        self._write(_BEGAN, b"")
+
+    def put_result(self, result: Any) -> None:
+        """Leave a result, by value: tensors in it are the parent's alone.
+
+        Raises:
+            Exception: whatever pickling it raises.
+        """
+        import torch  # noqa: PLC0415  (a process of this package has it loaded)
+
+        buffer = io.BytesIO()
+        torch.save(result, buffer)
+        self._write(_RESULT, buffer.getbuffer())
+
+    def put_failure(self, failure: dict[str, Any]) -> None:
+        """Leave what went wrong: anything JSON can hold."""
+        self._write(_FAILURE, json.dumps(failure).encode())
+
+    def has_begun(self) -> bool:
+        """Whether the process reached its function."""
+        return os.pread(self._fd, 1, 0) != b""
+
+    def result(self) -> Any:
+        """Return the result; None where the process ended in good order without one (``sys.exit(0)``)."""
+        kind, data = self._read()
+        if kind != _RESULT:
+            return None
+        import torch  # noqa: PLC0415  (same)
+
+        # Everything may be read: it comes from the function that the reader gave, through a file of the two.
+        return torch.load(io.BytesIO(data), weights_only=False)
+
+    def failure(self) -> dict[str, Any] | None:
+        """Return what went wrong; None where nothing was left."""
+        kind, data = self._read()
+        return dict(json.loads(data)) if kind == _FAILURE else None
+
+    def close(self) -> None:
+        """Free it. May be repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, kind: bytes, data: bytes | memoryview) -> None:
+        rest, at = memoryview(data), 1
+        while rest:
+            done = os.pwrite(self._fd, rest, at)
+            rest, at = rest[done:], at + done
+        os.ftruncate(self._fd, at)
+        os.pwrite(self._fd, kind, 0)  # last: who dies before it has left nothing
+
+    def _read(self) -> tuple[bytes, bytes]:
+        with open(os.dup(self._fd), "rb") as file:  # noqa: PTH123  (it has no path)
+            file.seek(0)
+            data = file.read()
+        return data[:1], data[1:]
