@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from multiworld._core.strangers import IMPATIENCE, PATIENCE, Visit, Visitors
+from multiworld._core.store_clients import IMPATIENCE, PATIENCE, Visit, Visitors
 from multiworld._net.descriptor_table import alone, floor
 
 __all__ = ["StoreServer", "older_than"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiworld._core.strangers import MOST, PATIENCE, Visit, Visitors
+from multiworld._core.store_clients import MOST, PATIENCE, Visit, Visitors
 
 
 def visit(fd, received=0, *, answered=False, inode=None):
