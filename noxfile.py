@@ -59,8 +59,9 @@ def unit(session: nox.Session) -> None:
 CORE_TESTS = [
     f"tests/unit/test_{name}.py"
     for name in (
-        "admission", "apart", "busy", "detector", "durations", "lifecycle", "membership", "membership_rendezvous",
-        "membership_simulated", "nccl_policy", "raising", "tethers", "visitors", "watchdog_peers", "wire",
+        "busy", "detector", "durations", "early_close", "lifecycle", "membership", "membership_rendezvous",
+        "membership_simulated", "nccl_policy", "packet_filter", "raising", "reachability", "store_clients",
+        "watchdog_peers", "wire",
     )
 ]  # fmt: skip
 
