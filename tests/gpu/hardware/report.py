@@ -29,10 +29,9 @@ __all__ = ["page"]
 _HEAD = """\
 # On real GPUs
 
-What [the test bed](nccl-defects.md) says of NCCL's failures is said by a double. This page is for those who want to know
-whether hardware agrees: the same programs, the same faults (a peer killed or stopped while an operation is pending), the
-same questions, on real GPUs. `nox -s gpu` runs them and writes it. What it means, in short: [the shim](shim.md#seen-on-a-gpu).
-The same as data: [hardware.json](hardware.json).
+This page compares NCCL's failures on real GPUs with those on [the test bed](nccl-defects.md), which is a fake: the same
+programs, the same faults (a peer killed or stopped while an operation is pending), the same questions. `nox -s gpu` runs
+them and writes the page. [The shim](shim.md#seen-on-a-gpu) has a summary, [hardware.json](hardware.json) the data.
 """
 
 _NOTHING = """\
