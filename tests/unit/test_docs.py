@@ -107,6 +107,14 @@ def test_every_module_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO_ROOT).as_posix())
+def test_sentences_name_their_subject(page: Path) -> None:
+    """Rows of results are names of tests, in their words."""
+    text = page.read_text(encoding="utf-8").partition("<!-- results: begin")[0]
+    if page.name != "CHANGELOG.md":
+        assert re.findall(r"\b(?:nobody|whoever)\b", text, re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO_ROOT).as_posix())
 def test_links_between_documents_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -43,7 +43,7 @@ _DIGESTS = """\
 _PROMISED = """\
 ## What a patched build promises
 
-Under CleanUpOnly, whatever fails: the process lives; whoever is blocked goes on within 2 s of the error (of the
+Under CleanUpOnly, whatever fails: the process lives; a blocked caller goes on within 2 s of the error (of the
 operation's timeout, where NCCL reports none); after that `wait()`, `synchronize()` and the group's next operation raise
 and name ncclRemoteError where that is what happened, and `exception()` is not None; a failing call raises and leaves no
 NCCL group open; healthy groups go on, on the same thread and on others; the broken one is destroyed within 10 s, and a
