@@ -54,7 +54,7 @@ nox -s gpu -- --only 'lost.*' --modes aeh2 --repeat 5         # a part of it; --
 
 It asks the interpreter which GPUs, driver and NCCL there are, tries how ranks can share them, checks the values of
 every collective, breaks, isolates and rejoins worlds of multiworld, and runs every scenario whose fault is a signal.
-Faults that only a double can be told to make (an abort that hangs, a call that fails) are not here. What was run is
+Faults that only a fake can make (an abort that hangs, a call that fails) are not here. What was run is
 kept when it is interrupted, and a later run adds to it. Without a GPU it says so and ends with 1.
 
 How ranks are put on GPUs:
