@@ -69,7 +69,7 @@ def test_readme_has_each_half_of_the_project_in_one_command() -> None:
     lines = README.splitlines()
     for session in ("demo", "tests", "build-torch"):
         assert prepared + session in lines, session
-    assert prepared + "build-torch" in WHEELS.splitlines()
+    assert ".venv/bin/nox -s build-torch" in WHEELS.splitlines()
 
 
 def test_the_versions_policy_names_what_is_supported_and_tested() -> None:
@@ -112,6 +112,14 @@ def test_every_module_has_its_line() -> None:
         room = row[0].strip("`") or room
         named |= {f"{'' if room == 'top' else room}{name}" for name in re.findall(r"`([a-z_]+)`", row[1])}
     assert named - {"cli/configure_parser", "cli/execute"} == modules
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO_ROOT).as_posix())
+def test_sentences_name_their_subject(page: Path) -> None:
+    """Rows of results are names of tests, in their words."""
+    text = page.read_text(encoding="utf-8").partition("<!-- results: begin")[0]
+    if page.name != "CHANGELOG.md":
+        assert re.findall(r"\b(?:nobody|whoever)\b", text, re.IGNORECASE) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO_ROOT).as_posix())

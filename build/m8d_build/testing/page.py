@@ -16,7 +16,7 @@ __all__ = ["BEGIN", "END", "put_into", "render"]
 
 BEGIN = "<!-- results: begin (written by nox -s tests-torch) -->"
 END = "<!-- results: end -->"
-NEW_PAGE = f"# Which torch it was tried on\n\n{BEGIN}\n{END}\n"
+NEW_PAGE = f"# Compatibility\n\n{BEGIN}\n{END}\n"
 NOTHING = "-"
 LONGEST = 240  # characters of a reason
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
