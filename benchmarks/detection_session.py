@@ -17,8 +17,8 @@ HANG = 0.5
 _LONG = 30.0
 """hang_timeout of worlds whose member is killed: silence says nothing there."""
 _AFTER = (0.150, 0.300)
-"""Seconds between the last receive's beginning and the signal: at no fixed phase of anybody's timer, and after the tethers are
-there (0.05 s)."""
+"""Seconds between the last receive's beginning and the signal: at no fixed phase of any timer, and after the early-close
+connections were dialed (0.05 s)."""
 
 
 @dataclass(frozen=True)

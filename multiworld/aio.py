@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._c10d.gloo.waiting import Ending, Habit
+    from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -59,7 +59,7 @@ class Aio:
     def __init__(self, world: World) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_lane`
-        self._lane: Any = None  # of the loop that was last used, `endings.Lane`
+        self._queue: Any = None  # of the loop that was last used, `waiting.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
         self._sends: Habit | Any = None
@@ -287,17 +287,17 @@ class Aio:
 
     # -- how ----------------------------------------------------------------------------------------------------
 
-    def _ending(self, work: Any, order: int = 0) -> Ending:
+    def _ending(self, work: Any, order: int = 0) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""
         loop = asyncio.get_running_loop()
-        lane = self._lane
-        if lane is None or lane.loop() is not loop:
+        queue = self._queue
+        if queue is None or queue.loop() is not loop:
             from multiworld._c10d.gloo import waiting  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-            lane = self._lane = waiting.lane_of(loop)
-            self._make = waiting.Ending
+            queue = self._queue = waiting.queue_of(loop)
+            self._make = waiting.AwaitedWork
             self._sends, self._receives, self._others = waiting.Habit(), waiting.Habit(), waiting.Habit()
-        ending: Ending = self._make(work, lane, loop, order)
+        ending: AwaitedWork = self._make(work, queue, loop, order)
         return ending
 
     async def _collective(self, gen: Generation, start: Callable[[], Any]) -> None:
@@ -311,7 +311,7 @@ class Aio:
         finally:
             del ending
 
-    async def _ended(self, gen: Generation, ending: Ending, habit: Habit, nbytes: int = 0) -> None:
+    async def _ended(self, gen: Generation, ending: AwaitedWork, habit: Habit, nbytes: int = 0) -> None:
         """Wait for what need not be kept when nobody waits for it any more."""
         gen.expect(ending)
         try:

@@ -8,7 +8,7 @@
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
-| ``M8D_TETHERS`` | ``0``: no tethers, for networks whose proxies end idle connections | 1 |
+| ``M8D_EARLY_CLOSE`` | ``0``: no early-close connections, for networks whose proxies end idle connections | 1 |
 | ``M8D_HOST`` | address, or name, of this host at which the other members reach it | by ``M8D_IFNAME`` |
 | ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | what leads to the store, or outward |
 | ``M8D_RUN_ID`` | the run that this process belongs to: only members of one run meet | ``TORCHELASTIC_RUN_ID`` |
@@ -17,7 +17,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +36,9 @@ __all__ = [
 MIN_HANG_TIMEOUT = 0.3
 """Seconds. Below it a busy machine's scheduling looks like a hang (contract)."""
 
+
+_FORMER_NAMES = {"M8D_EARLY_CLOSE": "M8D_TETHERS"}
+"""Variables that were renamed: the former name is still read, with a warning."""
 
 MAX_TIMEOUT = 1_000_000.0
 """Seconds, 11 days and a half. Sockets take 24 days at most (poll counts milliseconds in 32 bits), and gloo no more."""
@@ -50,7 +56,7 @@ class Settings:
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
         require_patch: whether an unpatched torch is an error for NCCL worlds.
-        tethers: whether a crash is to be seen before the process's memory is freed (docs/faults.md).
+        early_close: whether a crash is detected before the process's memory is freed (docs/faults.md).
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
@@ -63,9 +69,15 @@ class Settings:
     shim: str = "auto"
     require_patch: bool = False
     gloo_threads: int = 0
-    tethers: bool = True
+    early_close: bool = True
     host: str = ""
     ifname: str = ""
+
+    @property
+    def tethers(self) -> bool:
+        """`early_close` under its former name; deprecated."""
+        warnings.warn("Settings.tethers is now called early_close", DeprecationWarning, stacklevel=2)
+        return self.early_close
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -87,7 +99,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
-        tethers=_flag(env, "M8D_TETHERS", default=Settings.tethers),
+        early_close=_flag(env, _named(env, "M8D_EARLY_CLOSE"), default=Settings.early_close),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         host=env.get("M8D_HOST", "").strip(),
@@ -133,6 +145,21 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
         else:
             os.environ[name] = value
     return before
+
+
+def _named(env: Mapping[str, str], name: str) -> str:
+    """Return `name`, or its former name where only that is set."""
+    former = _FORMER_NAMES[name]
+    if env.get(name, "").strip() or not env.get(former, "").strip():
+        return name
+    _warn_of(former, name)
+    return former
+
+
+@functools.cache
+def _warn_of(former: str, name: str) -> None:
+    """Log once per process that a variable was renamed."""
+    logging.getLogger(__name__).warning("the variable %s is deprecated; it is now called %s", former, name)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float, least: float) -> float:

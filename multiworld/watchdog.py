@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld import settings
-from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
+from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Ready, Release, Send
 from multiworld._core.liveness.detector import WorldId, world_id
-from multiworld._core.liveness.peers import MAX_STRANGERS, Peers
+from multiworld._core.liveness.peers import MAX_UNAUTHENTICATED, Peers
 from multiworld._core.liveness.wire import MAX_KEY, Beat, Close, encode
-from multiworld._net.descriptor_table import Vault
+from multiworld._net.descriptor_table import IsolatedTable
 from multiworld._net.liveness.attachment import Attachment
 from multiworld._net.liveness.evidence import Answered, Helper
 from multiworld._net.liveness.sockets import (
@@ -38,7 +38,7 @@ from multiworld._net.liveness.sockets import (
     Received,
     SocketEvent,
     Sockets,
-    strangers_at_most,
+    unauthenticated_at_most,
 )
 from multiworld.errors import (
     InvalidJoinError,
@@ -70,7 +70,7 @@ class Snapshot:
         thread: whether its thread runs.
         worlds: keys of the attached worlds, sorted; one that is attached with two ranks is there twice.
         listeners: how many addresses it listens at.
-        connections: how many connections it has, closing ones too; tethers are not counted.
+        connections: how many connections it has, closing ones too, without early-close connections.
     """
 
     thread: bool
@@ -96,7 +96,7 @@ class Watchdog:
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
         self._thread: threading.Thread | None = None
         self._sockets: Sockets | None = None
-        self._vault: Vault | None = None
+        self._table: IsolatedTable | None = None
         self._helper: Helper | None = None
         self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
@@ -110,7 +110,7 @@ class Watchdog:
             self.process,
             nonce=lambda: secrets.token_bytes(16),
             channel=self._channel,
-            strangers=strangers_at_most(MAX_STRANGERS),
+            unauthenticated=unauthenticated_at_most(MAX_UNAUTHENTICATED),
         )
 
     # -- any thread
@@ -246,7 +246,7 @@ class Watchdog:
                 thread=self._thread is not None and self._thread.is_alive(),
                 worlds=tuple(sorted(key for key, _ in self._attachments)),
                 listeners=0 if sockets is None else sockets.listening,
-                connections=0 if sockets is None else sockets.open - self._peers.tethers.watched,
+                connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
 
     # -- between the threads
@@ -260,20 +260,20 @@ class Watchdog:
             self._peers.bear(busy)
             helper = self._helper = Helper() if busy else None
             sockets = self._sockets = Sockets(self._channel, self._clock, helper)
-            vault: Vault | None = None
+            table: IsolatedTable | None = None
             try:
                 # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
-                if settings.load().tethers:
-                    vault = self._vault = Vault.start(encode(Close()))
+                if settings.load().early_close:
+                    table = self._table = IsolatedTable.start(encode(Close()))
                 self._thread = threading.Thread(
-                    target=self._run, args=(sockets, vault, helper), name="m8d-watchdog", daemon=True
+                    target=self._run, args=(sockets, table, helper), name="m8d-watchdog", daemon=True
                 )
                 self._thread.start()
             except BaseException:  # no thread to be had, or Ctrl-C
-                self._thread = self._sockets = self._vault = self._helper = None
+                self._thread = self._sockets = self._table = self._helper = None
                 sockets.shut_down()
-                if vault is not None:
-                    vault.close(_LEAVE)
+                if table is not None:
+                    table.close(_LEAVE)
                 raise
         return self._sockets
 
@@ -343,10 +343,10 @@ class Watchdog:
 
     # -- the watchdog's thread
 
-    def _run(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
+    def _run(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
         try:
-            self._peers.tethers.own_wanted = vault is not None and vault.opened()
-            self._loop(sockets, vault, helper)
+            self._peers.early_close.own_wanted = table is not None and table.opened()
+            self._loop(sockets, table, helper)
         except Exception as error:
             logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
@@ -357,10 +357,10 @@ class Watchdog:
             sockets.shut_down()
             if helper is not None:
                 helper.close()
-            if vault is not None:
-                vault.close(_LEAVE)
+            if table is not None:
+                table.close(_LEAVE)
 
-    def _loop(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
+    def _loop(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
         peers = self._peers
         before = self._clock()
         while not self._over(sockets):
@@ -376,7 +376,7 @@ class Watchdog:
                 self._commands.popleft()(now)
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
-            self._carry_out(sockets, vault, peers.take())
+            self._carry_out(sockets, table, peers.take())
             if helper is not None and self._helper_at <= now:
                 self._helper_at = math.inf
                 helper.start()
@@ -403,9 +403,9 @@ class Watchdog:
         elif isinstance(event, Answered):
             self._peers.answered(event.process, event.evidence, now)
 
-    def _carry_out(self, sockets: Sockets, vault: Vault | None, actions: list[Action]) -> None:
+    def _carry_out(self, sockets: Sockets, table: IsolatedTable | None, actions: list[Action]) -> None:
         broken: list[Broke] = []
-        loose: list[int] = []
+        released: list[int] = []
         for action in actions:
             if isinstance(action, Send):
                 sockets.send(action.channel, action.frame, droppable=isinstance(action.frame, Beat))
@@ -414,11 +414,11 @@ class Watchdog:
             elif isinstance(action, Drop):
                 sockets.close(action.channel, orderly=action.orderly)
             elif isinstance(action, Keep):
-                _keep(sockets, vault, action.channel)
+                _keep(sockets, table, action.channel)
             elif isinstance(action, Ask):
                 sockets.asker.ask(action.process, action.endpoint, action.token)
-            elif isinstance(action, Loose):
-                loose.append(action.channel)
+            elif isinstance(action, Release):
+                released.append(action.channel)
             elif isinstance(action, Broke):
                 broken.append(action)
             elif (attachment := self._attachments.get(action.world)) is None:
@@ -434,11 +434,11 @@ class Watchdog:
         # Callbacks last: the other members hear of it before this process is busy with its own worlds.
         for each in broken:
             self._break(each.world, each.breakage)
-        if loose and vault is not None:
-            for channel in loose:
-                vault.drop(channel)
-            # Who waits for having left may end this process then: farewell is said by that time.
-            vault.settle()
+        if released and table is not None:
+            for channel in released:
+                table.drop(channel)
+            # A caller of `leave` may end the process right after: the closing messages are sent by then.
+            table.settle()
 
     def _break(self, world: WorldId, breakage: Breakage) -> None:
         attachment = self._attachments.get(world)
@@ -488,8 +488,8 @@ class Watchdog:
             self._sockets.abandon()
         if self._helper is not None:
             self._helper.abandon()
-        if self._vault is not None:
-            self._vault.abandon()
+        if self._table is not None:
+            self._table.abandon()
         attachments = list(self._attachments.values())
         self.process = secrets.token_hex(16)
         self._reset()
@@ -497,8 +497,8 @@ class Watchdog:
             attachment.forked()
 
 
-def _keep(sockets: Sockets, vault: Vault | None, channel: int) -> None:
-    if vault is None or not sockets.hand_over(channel, lambda connection: vault.keep(channel, connection)):
+def _keep(sockets: Sockets, table: IsolatedTable | None, channel: int) -> None:
+    if table is None or not sockets.hand_over(channel, lambda connection: table.keep(channel, connection)):
         sockets.send(channel, Close())
         sockets.close(channel, orderly=True)
 

@@ -2,7 +2,7 @@
 
 A connection that gloo's listener cannot accept (no descriptor is left) ends the process, and one that says a number
 which no pair waits for keeps its descriptor for as long as the device lives (gloo's ``transport/tcp/listener.cc``; the
-same in torch 2.4 to 2.15). So strangers must not get as far as to be accepted. A filter on the listening socket sees
+same in torch 2.4 to 2.15). So unknown clients must not be accepted. A filter on the listening socket sees
 each packet that would open a connection, from its TCP header on. In Linux the connection comes about with the first
 packet that the filter lets through after the SYN, so the filter can wait for what the caller says first, and gloo's
 own callers say at once which pair they want: 8 bytes.
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["DEAF", "NUMBER", "Instruction", "callers_of", "encode"]
+__all__ = ["DROP_ALL", "NUMBER_SIZE", "Instruction", "encode", "pair_numbers"]
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, constant: ``struct sock_filter`` of linux/filter.h."""
 
-NUMBER = 8
+NUMBER_SIZE = 8
 """Bytes of the number that gloo's callers begin with (``sequence_number_t``, as it lies in memory)."""
 
 # linux/bpf_common.h
@@ -33,11 +33,11 @@ _SYN_OR_RST = 0x06
 _HEADER, _SUM = 0, 1  # cells of the filter's memory
 _ALL, _NOTHING = 0xFFFFFFFF, 0
 
-DEAF: tuple[Instruction, ...] = ((_RET, 0, 0, _NOTHING),)
+DROP_ALL: tuple[Instruction, ...] = ((_RET, 0, 0, _NOTHING),)
 """Lets nothing through: the port seems to be filtered."""
 
 
-def callers_of(lowest: int, highest: int, byteorder: str) -> tuple[Instruction, ...]:
+def pair_numbers(lowest: int, highest: int, byteorder: str) -> tuple[Instruction, ...]:
     """Return the filter that lets those connect who say a number from `lowest` to `highest`, and resets.
 
     Raises:
@@ -63,7 +63,7 @@ def callers_of(lowest: int, highest: int, byteorder: str) -> tuple[Instruction, 
         (_LD_BYTE, 0, 0, _OFFSET), (_AND, 0, 0, 0xF0), (_RSH, 0, 0, 2),
         (_ST, 0, 0, _HEADER), (_TAX, 0, 0, 0),
         (_LD_LENGTH, 0, 0, 0), (_SUB_X, 0, 0, 0),
-        (_JGE, "drop if false", NUMBER),
+        (_JGE, "drop if false", NUMBER_SIZE),
         (_LD_WORD_AT_X, 0, 0, high),
         (_JEQ, "drop if false", 0),
         *load,

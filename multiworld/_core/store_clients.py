@@ -1,38 +1,38 @@
-"""Which connections to a store's server are strangers'. Pure: descriptors and times are arguments.
+"""Connections to a store's server that are not clients and are to be closed. Pure: descriptors and times are arguments.
 
-The server (torch's, in C++) drops no one: who connects and says nothing, or half a word, keeps a descriptor for as long
-as it likes, and what says something else than the protocol keeps memory too. A client says at once that it speaks the
-protocol (5 bytes: ``QueryType::VALIDATE`` and a magic number of ``TCPStoreBackend.hpp``), and torch's since 2.5 and
-multiworld's own then ask something that is answered at once.
+torch's server (C++) closes no connection: one that sends nothing, or half a greeting, keeps a descriptor for as long as
+it likes, and one that sends other bytes keeps memory too. A client sends a greeting at once (5 bytes:
+``QueryType::VALIDATE`` and a magic number of ``TCPStoreBackend.hpp``); torch's since 2.5 and multiworld's own then send
+a query that is answered at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["IMPATIENCE", "MOST", "PATIENCE", "Visit", "Visitors"]
+__all__ = ["MAX_UNPROVEN", "PATIENCE", "PATIENCE_BLOCKED", "Accepted", "ClientCheck"]
 
 PATIENCE = 2.0
-"""Seconds that a connection may take to show that it is a client's."""
+"""Seconds that a connection has to prove that it is a client's."""
 
-IMPATIENCE = 0.25
-"""The same with a server that waits for the rest of a greeting, and serves nobody meanwhile."""
+PATIENCE_BLOCKED = 0.25
+"""`PATIENCE` with a server that an incomplete greeting blocks for all clients."""
 
-MOST = 64
-"""Connections that may be waiting to show it at a time; the oldest make room."""
+MAX_UNPROVEN = 64
+"""Unproven connections at a time; the oldest are closed beyond that."""
 
 _GREETING = 5  # bytes
 
 
 @dataclass(frozen=True)
-class Visit:
-    """What the kernel knows of a connection that the server accepted.
+class Accepted:
+    """An accepted connection, as the kernel describes it.
 
     Attributes:
         fd: its descriptor.
         inode: of the socket.
-        received: bytes.
-        answered: whether the server ever sent something.
+        received: number of bytes.
+        answered: whether the server ever sent data.
     """
 
     fd: int
@@ -41,11 +41,11 @@ class Visit:
     answered: bool
 
 
-class Visitors:
-    """The connections of one server.
+class ClientCheck:
+    """Tells clients of one server from other connections.
 
     Args:
-        answers: whether every client is answered at once; else it is enough to have said the greeting.
+        answers: whether the server answers every client at once; otherwise a whole greeting is the proof.
         patience: seconds, see `PATIENCE`.
     """
 
@@ -55,19 +55,19 @@ class Visitors:
         self._clients: dict[int, int] = {}
         self._since: dict[tuple[int, int], float] = {}
 
-    def known(self, fd: int, inode: int) -> bool:
-        """Whether that is a client: then nothing need be asked of it."""
+    def is_client(self, fd: int, inode: int) -> bool:
+        """Whether that connection has proved to be a client's."""
         return self._clients.get(fd) == inode
 
-    def look(self, visits: list[Visit], now: float) -> tuple[Visit, ...]:
-        """Return those to hang up on.
+    def overdue(self, connections: list[Accepted], now: float) -> tuple[Accepted, ...]:
+        """Return the connections to close.
 
         Args:
-            visits: all present connections but those that are `known`.
+            connections: all open connections, without those of which `is_client` is true.
             now: monotonic seconds.
         """
-        waiting: list[tuple[float, Visit]] = []
-        for each in visits:
+        waiting: list[tuple[float, Accepted]] = []
+        for each in connections:
             if each.answered or (not self._answers and each.received >= _GREETING):
                 self._clients[each.fd] = each.inode
             else:
@@ -77,5 +77,5 @@ class Visitors:
         return tuple(
             each
             for place, (since, each) in enumerate(waiting)
-            if now - since >= self._patience or place >= MOST
+            if now - since >= self._patience or place >= MAX_UNPROVEN
         )

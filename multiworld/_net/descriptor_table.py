@@ -1,15 +1,15 @@
-"""Descriptors that the kernel closes first when this process is killed.
+"""Isolated descriptor table: descriptors that the kernel closes first when this process is killed.
 
-A killed process frees its memory before it closes its descriptors: milliseconds for each hundred megabytes. But
-each thread leaves on its own, and the memory is freed by the last of them. The vault is a thread with a table of
-descriptors of its own (Linux: close_range(2), or unshare(2) with CLONE_FILES, neither of which needs a privilege):
-what is in that table alone is closed when that thread goes, whatever the memory.
+A killed process frees its memory before it closes its descriptors: milliseconds for each hundred megabytes. Its
+threads exit one by one, however, and the last of them frees the memory. `IsolatedTable` is a thread with a descriptor
+table of its own (Linux: close_range(2), or unshare(2) with CLONE_FILES; neither needs a privilege), which the kernel
+closes when that thread exits, before the memory is freed.
 
-The thread runs next to no Python. With its table a descriptor's number means something else than in the rest of the
-process, so nothing may print, open or import there, and no object that owns a descriptor may come or go. What
-remains is a collector of garbage that happens to run there and to find such an object: a descriptor of that number
-would stay open in the process. So no more is allocated than a command needs, and there is no `threading.Thread`, whose
-beginning, end and hooks of debuggers are Python too.
+The thread runs almost no Python. A descriptor number means something else in its table than in the rest of the
+process, so nothing may print, open or import there, and no object that owns a descriptor may be created or collected.
+If the garbage collector happens to run there and collects such an object, that number stays open in the process.
+Therefore the thread allocates only what a command needs, and it is no `threading.Thread`, whose start, end and
+debugger hooks run Python.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import struct
 import sys
 import time
 
-__all__ = ["Vault", "alone", "floor"]
+__all__ = ["IsolatedTable", "isolate", "lowest_number"]
 
 _START = 0.25  # seconds that the thread may take to begin; a fraction of a millisecond, measured
-_PATIENCE = 0.1  # seconds for a command that finds the line full, and for `settle`
-_LEAST = 3  # the standard streams' numbers are the null device there
-_HIGHEST_FLOOR = 16384  # a table has room for all numbers below its highest: 128 KiB here
+_PATIENCE = 0.1  # seconds for a command while the control socket is full, and for `settle`
+_LEAST = 3  # the standard streams' numbers refer to the null device there
+_HIGHEST_NUMBER = 16384  # the kernel allocates a table up to its highest number: 128 KiB here
 
 _COMMAND = struct.Struct("!cQ")
 _KEEP, _DROP, _SETTLE = b"k", b"d", b"s"
@@ -43,192 +43,194 @@ _CLONE_FILES = 0x400
 _LAST = 0xFFFFFFFF
 
 
-class Vault:
-    """See the module. Used by one thread, but for `abandon`."""
+class IsolatedTable:
+    """A thread whose descriptors are closed first. For one thread, except `abandon`."""
 
-    def __init__(self, line: socket.socket, number: int) -> None:
-        self._line = line
+    def __init__(self, control: socket.socket, number: int) -> None:
+        self._control = control
         self._number: int | None = number  # of the far end in this table, until the thread has its own
         self._settled = 0
 
     @classmethod
-    def start(cls, farewell: bytes) -> Vault | None:
-        """Start the thread; None where it cannot be. `opened` says whether the vault came about.
+    def start(cls, closing_message: bytes) -> IsolatedTable | None:
+        """Start the thread; None where it cannot be started. `opened` tells whether its table was created.
 
         Args:
-            farewell: written to each descriptor before it is closed. Only a process that dies says nothing.
+            closing_message: written to each descriptor before an orderly close; a killed process sends nothing.
         """
         if sys.platform != "linux":
             return None
         try:
-            line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             return None
         try:
             # The far end is a plain number from here on: an object could close it in the wrong table.
-            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, floor())
+            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, lowest_number())
         except OSError:
-            line.close()
+            control.close()
             return None
         finally:
             far.close()
         try:
-            _thread.start_new_thread(_run, (number, farewell, _thread.get_native_id()))
+            _thread.start_new_thread(_run, (number, closing_message, _thread.get_native_id()))
         except RuntimeError:
             os.close(number)
-            line.close()
+            control.close()
             return None
-        return cls(line, number)
+        return cls(control, number)
 
     def opened(self) -> bool:
-        """Wait until the thread has its table, 0.25 s at most; False where the system refuses it. To be called once."""
+        """Wait at most 0.25 s for the thread's table; False where the system refuses it. Call it once."""
         answer = self._answer(time.monotonic() + _START)
-        # None: this process hardly runs. The number stays open, for the thread is about to use it, until `close`.
+        # None: the thread has not run yet. It still needs the number, which stays open until `close`.
         if answer is not None and self._number is not None:
             number, self._number = self._number, None
             os.close(number)  # the thread has its own by now, or has ended
         return answer == _READY
 
     def keep(self, number: int, connection: socket.socket) -> bool:
-        """Hand `connection` over; the caller closes its own copy then. False: it was not taken.
+        """Pass `connection` to the thread; False where that fails. The caller then closes its own copy.
 
         Args:
-            number: what it is called in `drop`.
-            connection: a stream.
+            number: identifies it in `drop`.
+            connection: a stream socket.
         """
         try:
-            self._line.setblocking(False)
-            socket.send_fds(self._line, [_COMMAND.pack(_KEEP, number)], [connection.fileno()])
+            self._control.setblocking(False)
+            socket.send_fds(self._control, [_COMMAND.pack(_KEEP, number)], [connection.fileno()])
         except OSError:
             return False
         return True
 
     def drop(self, number: int) -> None:
-        """Say farewell on a connection, and close it; one that is not there is none to close."""
+        """Send the closing message on a connection and close it; unknown numbers are ignored."""
         self._send(_DROP, number, time.monotonic() + _PATIENCE)
 
     def settle(self) -> bool:
-        """Wait until everything that was asked for is done, 0.1 s at most."""
+        """Wait at most 0.1 s until all commands so far are carried out."""
         deadline = time.monotonic() + _PATIENCE
         self._settled += 1
         if not self._send(_SETTLE, self._settled, deadline):
             return False
         wanted = _COMMAND.pack(_SETTLE, self._settled)
         while (answer := self._answer(deadline)) and answer != wanted:
-            continue  # it answered a call before this one, which had given up
+            continue  # the answer to an earlier call, which had timed out
         return answer == wanted
 
     def close(self, timeout: float) -> bool:
-        """Say farewell on every connection, and end the thread; False if it has not ended within `timeout` seconds."""
+        """Send the closing message on every connection and end the thread; False if that takes over `timeout` seconds."""
         if self._number is not None:
             self.opened()
         deadline = time.monotonic() + timeout
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_WR)
+            self._control.shutdown(socket.SHUT_WR)
         while answer := self._answer(deadline):
             continue
-        self._line.close()
-        # Nothing but the end of the thread's table closes its end of the line.
+        self._control.close()
+        # Only the end of the thread's table closes its end of the control socket.
         return answer == b""
 
     def abandon(self) -> None:
-        """Close a forked child's copy of the line: the thread is the parent's."""
-        self._line.close()
+        """Close a forked child's copy of the control socket: the thread is the parent's."""
+        self._control.close()
         if self._number is not None:
             os.close(self._number)
 
     def _send(self, what: bytes, number: int, deadline: float) -> bool:
         try:
-            self._line.settimeout(max(0.0, deadline - time.monotonic()))
-            self._line.send(_COMMAND.pack(what, number))
+            self._control.settimeout(max(0.0, deadline - time.monotonic()))
+            self._control.send(_COMMAND.pack(what, number))
         except OSError:
             return False
         return True
 
     def _answer(self, deadline: float) -> bytes | None:
-        """Return an answer, ``b""`` at the end of the thread, None at the deadline."""
+        """Return an answer; ``b""`` when the thread has ended; None at the deadline."""
         try:
-            self._line.settimeout(max(0.0, deadline - time.monotonic()))
-            return self._line.recv(_COMMAND.size)
+            self._control.settimeout(max(0.0, deadline - time.monotonic()))
+            return self._control.recv(_COMMAND.size)
         except (TimeoutError, BlockingIOError):
             return None
         except OSError:
             return b""
 
 
-def _run(end: int, farewell: bytes, starter: int) -> None:
-    """Be the vault: the thread's function. `end`: of the line; in this process's table it is the other thread's."""
-    own = _thread.get_native_id() != starter  # else it is no thread: gevent's and eventlet's are not
+def _run(end: int, closing_message: bytes, starter: int) -> None:
+    """Thread entry point. `end`: number of the control socket; the starter closes its copy."""
+    own = (
+        _thread.get_native_id() != starter
+    )  # gevent and eventlet patch threads into greenlets of the same thread
     if own:
-        # A signal is for a thread that has the process's descriptors: Python's handler writes to a wake-up pipe.
+        # Python's signal handler writes to a wake-up descriptor, which is another one in this table.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    line = socket.socket(fileno=end)
-    line.settimeout(None)  # whatever socket.setdefaulttimeout() says
+    control = socket.socket(fileno=end)
+    control.settimeout(None)  # overrides socket.setdefaulttimeout()
     try:
-        isolated = own and alone(end)
-        line.send(_READY if isolated else _REFUSED)
+        isolated = own and isolate(end)
+        control.send(_READY if isolated else _REFUSED)
         if isolated:
-            _serve(line, farewell, end + 1)
+            _serve(control, closing_message, end + 1)
     finally:
-        line.detach()  # its number is closed by the end of this thread's table, or by the other thread
+        control.detach()  # closed with this thread's table, or by the starter
 
 
-def _serve(line: socket.socket, farewell: bytes, floor: int) -> None:
+def _serve(control: socket.socket, closing_message: bytes, lowest: int) -> None:
     kept: dict[int, int] = {}
     try:
         while True:
-            data, descriptors, _, _ = socket.recv_fds(line, _COMMAND.size, 1)
+            data, descriptors, _, _ = socket.recv_fds(control, _COMMAND.size, 1)
             if not data:
                 return
             what, number = _COMMAND.unpack(data)
             if what == _KEEP and descriptors:
-                kept[number] = _lift(descriptors[0], floor)
+                kept[number] = _move_up(descriptors[0], lowest)
             elif what == _DROP:
-                _part(kept.pop(number, None), farewell)
+                _close_with(kept.pop(number, None), closing_message)
             elif what == _SETTLE:
-                with contextlib.suppress(OSError):  # nobody waits for it any more
-                    line.send(data, socket.MSG_DONTWAIT)
+                with contextlib.suppress(OSError):  # the waiter timed out
+                    control.send(data, socket.MSG_DONTWAIT)
     except OSError:
-        return  # the line is broken; whatever happens here, the process lives, and its peers are told below
+        return  # the control socket is broken; the process lives, so its peers get the closing message
     finally:
         for descriptor in kept.values():
-            _part(descriptor, farewell)
+            _close_with(descriptor, closing_message)
 
 
-def floor() -> int:
-    """Return the least number for what the vault has: one that the rest of the process hardly comes to.
+def lowest_number() -> int:
+    """Return the lowest descriptor number used in the table, above those that the process normally uses.
 
-    So a collector of garbage that closes somebody else's number in the vault closes nothing that is the vault's.
+    An object of the process that is collected in the thread then closes none of the table's descriptors.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    half = limit // 2 if limit != resource.RLIM_INFINITY else _HIGHEST_FLOOR
-    return max(_LEAST, min(half, _HIGHEST_FLOOR))
+    half = limit // 2 if limit != resource.RLIM_INFINITY else _HIGHEST_NUMBER
+    return max(_LEAST, min(half, _HIGHEST_NUMBER))
 
 
-def _lift(descriptor: int, floor: int) -> int:
+def _move_up(descriptor: int, lowest: int) -> int:
     try:
-        lifted = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, floor)
-    except OSError:  # no number is left there
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+    except OSError:  # no number is free there
         return descriptor
     os.close(descriptor)
-    return lifted
+    return moved
 
 
-def _part(descriptor: int | None, farewell: bytes) -> None:
+def _close_with(descriptor: int | None, closing_message: bytes) -> None:
     if descriptor is not None:
-        with contextlib.suppress(OSError):  # the other end was faster
-            os.write(descriptor, farewell)
+        with contextlib.suppress(OSError):  # the other end closed first
+            os.write(descriptor, closing_message)
         os.close(descriptor)
 
 
-def alone(end: int) -> bool:
-    """Give this thread a table of its own with nothing but `end` and the null device; False: refused."""
+def isolate(end: int) -> bool:
+    """Give this thread a table with only `end` and the null device; False where the system refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     close_range = libc.syscall
     close_range.argtypes = [ctypes.c_long, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]
     try:
         # Containers that refuse unshare(2) (Docker's do by default) allow this.
-        # All but a few are below `end`: copied and closed in one call, which nobody can come between.
+        # Most descriptors are below `end`: copied and closed in one atomic call.
         if close_range(_CLOSE_RANGE, 0, end - 1, _CLOSE_RANGE_UNSHARE) == 0:
             close_range(_CLOSE_RANGE, end + 1, _LAST, 0)
         elif libc.unshare(_CLONE_FILES) == 0:  # before Linux 5.9
@@ -244,7 +246,7 @@ def alone(end: int) -> bool:
 
 
 def _close_all_but(end: int) -> None:
-    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (a list, before anything is closed)
+    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (iterdir is lazy: it would read the directory while descriptors are closed)
         if int(name) != end:
-            with contextlib.suppress(OSError):  # that of the listing
+            with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))

@@ -126,7 +126,7 @@ def settled(pids, before, patience=SOON):
 
 
 def steady(pids, seconds=1.5):
-    """Sockets of members that have all they will have: tethers and helpers come a moment after a join."""
+    """Sockets of members that have all they will have: early-close connections and helpers come a moment after a join."""
     now, since, deadline = [sockets_of(pid) for pid in pids], time.monotonic(), time.monotonic() + SOON
     while time.monotonic() < min(since + seconds, deadline):
         time.sleep(0.1)

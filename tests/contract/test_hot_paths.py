@@ -127,14 +127,14 @@ class Slow:
 
 @pytest.fixture
 def waiting(monkeypatch):
-    """`Ending`s of such works: no naps, so each is awaited."""
+    """`AwaitedWork`s of such works: no naps, so each is awaited."""
     monkeypatch.setattr(module, "_wait", lambda work: work.over.wait(30))
     monkeypatch.setattr(module, "NAP", 0.0)
 
 
 def begun(loop):
     work = Slow()
-    return work, module.Ending(work, module.lane_of(loop), loop)
+    return work, module.AwaitedWork(work, module.queue_of(loop), loop)
 
 
 def test_a_task_goes_on_in_its_own_context_though_it_is_empty(waiting):
@@ -176,12 +176,12 @@ def test_there_is_no_nap_while_another_operation_is_under_way(waiting, monkeypat
 
     async def main():
         loop = asyncio.get_running_loop()
-        lane = module.lane_of(loop)
-        lane.pending += 1
+        queue = module.queue_of(loop)
+        queue.pending += 1
         work, ending = begun(loop)
         loop.call_later(0.01, work.over.set)  # which a nap would keep from its turn
         await asyncio.wait_for(ending.until_over(Habit()), 10)
-        lane.pending -= 1
+        queue.pending -= 1
 
     asyncio.run(main())
 
@@ -224,7 +224,7 @@ def test_a_cancellation_keeps_its_message(waiting):
 def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
     async def main():
         loop = asyncio.get_running_loop()
-        lane = module.lane_of(loop)
+        queue = module.queue_of(loop)
         turns = []
 
         class Again:
@@ -236,7 +236,7 @@ def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
             def step(self):
                 self.left -= 1
                 if self.left:
-                    lane.ended(self, loop)
+                    queue.ended(self, loop)
 
         def count():
             turns.append(sum(each.left for each in every))
@@ -248,7 +248,7 @@ def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
         over = asyncio.Event()
         every = [Again() for _ in range(4)]
         for each in every:
-            lane.ended(each, loop)
+            queue.ended(each, loop)
         loop.call_soon(count)
         await over.wait()
         # Somebody else's callback had a turn between any two steps of a task.

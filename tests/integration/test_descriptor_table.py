@@ -1,4 +1,4 @@
-"""The vault, with real processes that are really killed."""
+"""The table, with real processes that are really killed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from multiworld._net import descriptor_table as vault_module
-from multiworld._net.descriptor_table import Vault
+from multiworld._net import descriptor_table
+from multiworld._net.descriptor_table import IsolatedTable
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="Linux has tables of descriptors for a thread"
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
-FAREWELL = b"bye"
+CLOSING = b"bye"
 
 BEGIN = """
 import json, os, signal, socket, sys, time
-from multiworld._net.descriptor_table import Vault
+from multiworld._net.descriptor_table import IsolatedTable
 
 port, more = int(sys.argv[1]), json.loads(sys.argv[2])
-vault = Vault.start(b"bye")
-assert vault.opened()
+table = IsolatedTable.start(b"bye")
+assert table.opened()
 
 def connect(name):
     connection = socket.create_connection(("127.0.0.1", port))
@@ -40,9 +40,9 @@ def connect(name):
     return connection
 
 kept = connect(b"k")
-assert vault.keep(1, kept)
+assert table.keep(1, kept)
 kept.close()
-assert vault.settle()
+assert table.settle()
 """
 
 
@@ -50,7 +50,7 @@ def test_the_programs_default_timeout_does_not_end_it():
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.05)
     try:
-        found = Vault.start(FAREWELL)
+        found = IsolatedTable.start(CLOSING)
         assert found is not None
         if not found.opened():
             pytest.skip("this system gives a thread no table of its own")
@@ -61,15 +61,15 @@ def test_the_programs_default_timeout_does_not_end_it():
         assert select.select([ours], [], [], 0.3)[0] == []
         assert found.settle()
         assert found.close(PATIENCE)
-        assert ours.recv(10) == FAREWELL
+        assert ours.recv(10) == CLOSING
         ours.close()
     finally:
         socket.setdefaulttimeout(before)
 
 
 @pytest.fixture
-def vault():
-    found = Vault.start(FAREWELL)
+def table():
+    found = IsolatedTable.start(CLOSING)
     assert found is not None
     if not found.opened():
         found.close(PATIENCE)
@@ -193,7 +193,7 @@ def test_a_child_that_lives_on_has_no_copy(program):
     source = """
 pid = os.fork()
 if pid == 0:
-    vault.abandon()
+    table.abandon()
     time.sleep(1000)
 print(pid, flush=True)
 time.sleep(1000)
@@ -217,16 +217,16 @@ def test_a_pipe_that_the_program_closes_is_closed(program):
 
 
 def test_it_takes_no_signal():
-    """A handler of Python's writes to a descriptor, which is another one in the vault's table."""
+    """A handler of Python's writes to a descriptor, which is another one in the isolated table."""
     source = """
 import signal, os
-from multiworld._net.descriptor_table import Vault
+from multiworld._net.descriptor_table import IsolatedTable
 signal.signal(signal.SIGUSR1, lambda *_: None)
-vault = Vault.start(b"")
-assert vault.opened()
+table = IsolatedTable.start(b"")
+assert table.opened()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 os.kill(os.getpid(), signal.SIGUSR1)
-assert vault.settle()
+assert table.settle()
 assert signal.SIGUSR1 in signal.sigpending()
 """
     subprocess.run(
@@ -240,20 +240,20 @@ assert signal.SIGUSR1 in signal.sigpending()
 # -- in this process
 
 
-def kept(vault, number):
+def kept(table, number):
     near, far = socket.socketpair()
     far.settimeout(PATIENCE)
-    assert vault.keep(number, near)
+    assert table.keep(number, near)
     near.close()
     return far
 
 
-def test_what_is_dropped_says_farewell_and_the_rest_stays(vault):
-    ends = {number: kept(vault, number) for number in (1, 2, 3)}
-    vault.drop(2)
-    vault.drop(99)
-    assert vault.settle()
-    assert ends[2].recv(64) == FAREWELL
+def test_what_is_dropped_says_so_and_the_rest_stays(table):
+    ends = {number: kept(table, number) for number in (1, 2, 3)}
+    table.drop(2)
+    table.drop(99)
+    assert table.settle()
+    assert ends[2].recv(64) == CLOSING
     assert ends[2].recv(64) == b""
     for number in (1, 3):
         ends[number].setblocking(False)
@@ -261,34 +261,34 @@ def test_what_is_dropped_says_farewell_and_the_rest_stays(vault):
             ends[number].recv(1)
     for end in ends.values():
         end.close()
-    vault.drop(1)  # nobody is there any more
-    assert vault.settle()
+    table.drop(1)  # nobody is there any more
+    assert table.settle()
 
 
-def test_the_end_of_the_vault_is_a_farewell_and_leaves_nothing():
+def test_the_end_of_the_table_says_so_and_leaves_nothing():
     before = files(), tasks()
-    vault = Vault.start(FAREWELL)
-    assert vault.opened()
-    ends = [kept(vault, number) for number in range(50)]
-    assert vault.settle()
+    table = IsolatedTable.start(CLOSING)
+    assert table.opened()
+    ends = [kept(table, number) for number in range(50)]
+    assert table.settle()
     for end in ends:
         end.setblocking(False)
         with pytest.raises(BlockingIOError):
             end.recv(1)
-    assert vault.close(PATIENCE)
+    assert table.close(PATIENCE)
     for end in ends:
-        assert end.recv(64) == FAREWELL
+        assert end.recv(64) == CLOSING
         assert end.recv(64) == b""
         end.close()
     until(lambda: nothing_more(before))
-    assert not vault.keep(1, ends[0])
-    vault.drop(1)
-    assert not vault.settle()
+    assert not table.keep(1, ends[0])
+    table.drop(1)
+    assert not table.settle()
 
 
-def test_its_table_has_nothing_of_the_process(vault):
-    ends = [kept(vault, number) for number in range(4)]
-    assert vault.settle()
+def test_its_table_has_nothing_of_the_process(table):
+    ends = [kept(table, number) for number in range(4)]
+    assert table.settle()
     tables = [sorted(files(f"self/task/{task}").values()) for task in tasks()]
     [found] = [each for each in tables if "/dev/null" in each and len(each) == 8]
     assert found[:3] == ["/dev/null"] * 3
@@ -297,38 +297,38 @@ def test_its_table_has_nothing_of_the_process(vault):
         end.close()
 
 
-def test_more_than_the_line_holds_at_a_time(vault):
-    for end in [kept(vault, number) for number in range(20)]:
+def test_more_than_the_line_holds_at_a_time(table):
+    for end in [kept(table, number) for number in range(20)]:
         end.close()
     for number in range(3000):
-        vault.drop(number)
-    until(vault.settle)
+        table.drop(number)
+    until(table.settle)
 
 
 def test_it_can_be_closed_before_it_was_asked_whether_it_opened():
     before = files(), tasks()
-    vault = Vault.start(FAREWELL)
-    assert vault.close(PATIENCE)
+    table = IsolatedTable.start(CLOSING)
+    assert table.close(PATIENCE)
     until(lambda: nothing_more(before))
 
 
 def test_a_childs_copy_can_be_closed_before_it_was_asked_too():
-    vault = Vault.start(FAREWELL)
-    until(lambda: vault._line.recv(1, socket.MSG_PEEK))
-    vault.abandon()
+    table = IsolatedTable.start(CLOSING)
+    until(lambda: table._control.recv(1, socket.MSG_PEEK))
+    table.abandon()
 
 
 def test_older_kernels_ways(monkeypatch):
-    monkeypatch.setattr(vault_module, "_CLOSE_RANGE", 9999)  # no such call
-    vault = Vault.start(FAREWELL)
-    opened = vault.opened()
+    monkeypatch.setattr(descriptor_table, "_CLOSE_RANGE", 9999)  # no such call
+    table = IsolatedTable.start(CLOSING)
+    opened = table.opened()
     if opened:
-        end = kept(vault, 1)
-        vault.drop(1)
-        assert vault.settle()
-        assert end.recv(64) == FAREWELL
+        end = kept(table, 1)
+        table.drop(1)
+        assert table.settle()
+        assert end.recv(64) == CLOSING
         end.close()
-    assert vault.close(PATIENCE)
+    assert table.close(PATIENCE)
     if not opened:
         pytest.skip("unshare(2) is refused here")
 
@@ -337,13 +337,13 @@ def test_older_kernels_ways(monkeypatch):
 def test_where_it_is_refused_there_is_none_and_nothing_is_left(monkeypatch, refused):
     before = files(), tasks()
     if refused == "both calls":
-        monkeypatch.setattr(vault_module, "_CLOSE_RANGE", 9999)
-        monkeypatch.setattr(vault_module, "_CLONE_FILES", 0xFFFF)  # no such flags
+        monkeypatch.setattr(descriptor_table, "_CLOSE_RANGE", 9999)
+        monkeypatch.setattr(descriptor_table, "_CLONE_FILES", 0xFFFF)  # no such flags
     else:
         monkeypatch.setattr(os, "devnull", "/nowhere")
-    vault = Vault.start(FAREWELL)
-    assert not vault.opened()
-    assert vault.close(PATIENCE)
+    table = IsolatedTable.start(CLOSING)
+    assert not table.opened()
+    assert table.close(PATIENCE)
     until(lambda: nothing_more(before))
 
 
@@ -368,5 +368,5 @@ def test_where_it_cannot_start_there_is_none_and_nothing_is_left(monkeypatch, na
     before = files()
     with monkeypatch.context() as patch:
         patch.setattr(f"multiworld._net.descriptor_table.{name}", replacement)
-        assert Vault.start(FAREWELL) is None
+        assert IsolatedTable.start(CLOSING) is None
     assert files() == before

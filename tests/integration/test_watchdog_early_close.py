@@ -1,4 +1,4 @@
-"""Tethers between real processes: killed, forked, replaced, left, and where the system refuses them."""
+"""Early-close connections between real processes: killed, forked, replaced, left, and where the system refuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def family():
 
 
 def tied(children, count=None):
-    """Wait until each keeps a tether to each other one, and watches theirs."""
+    """Wait until each keeps an early-close connection to each other one, and watches theirs."""
     others = len(children) - 1 if count is None else count
     for child in children:
         child.until_holds(kept=others, watched=others)
@@ -42,7 +42,7 @@ def test_a_crash_is_seen_before_the_process_has_gone(family):
         assert (verdict["cause"], verdict["ranks"]) == ("crashed", [1])
         victim.reader.join(PATIENCE)
         seen.append(victim.ended - verdict["at"])
-        if seen[-1] > 0.002:  # without a tether it is later, or within microseconds
+        if seen[-1] > 0.002:  # without an early-close connection it is later, or within microseconds
             return
         watcher.call("leave", world=f"w{number}")
         watcher.wait("left")
@@ -136,7 +136,7 @@ def test_generations_one_after_the_other_leave_nothing(family):
 
 @pytest.mark.parametrize("refused", [[0], [1], [0, 1]])
 def test_where_the_system_refuses_them_a_crash_is_seen_all_the_same(family, refused):
-    children = [family.born(1, tethers=number not in refused)[0] for number in range(2)]
+    children = [family.born(1, early_close=number not in refused)[0] for number in range(2)]
     join(children)
     join(children, "other")
     for number, child in enumerate(children):

@@ -53,7 +53,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert float(said.pop("M8D_CLOSE_TIMEOUT")) == defaults.close_timeout
     assert said.pop("M8D_SHIM") == defaults.shim
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
-    assert bool(int(said.pop("M8D_TETHERS"))) == defaults.tethers
+    assert bool(int(said.pop("M8D_EARLY_CLOSE"))) == defaults.early_close
     assert int(said.pop("M8D_GLOO_THREADS")) == defaults.gloo_threads
     # What is not set leaves it to the next one.
     assert said.pop("M8D_HOST") == "by `M8D_IFNAME`"

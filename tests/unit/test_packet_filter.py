@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core.packet_filter import DEAF, callers_of, encode
+from multiworld._core.packet_filter import DROP_ALL, encode, pair_numbers
 
 SYN, RST, ACK, PUSH, FIN = 0x02, 0x04, 0x10, 0x08, 0x01
 
@@ -53,7 +53,7 @@ def run(program, data):
 )  # fmt: skip
 def test_those_come_in_who_say_an_expected_number_first(order, lowest, count, said, options, more):
     highest = min(lowest + count, 2**32 - 1)
-    program = callers_of(lowest, highest, order)
+    program = pair_numbers(lowest, highest, order)
     for number in (said, lowest, highest, lowest - 1, highest + 1):
         payload = number.to_bytes(8, order, signed=True) + more
         for flags in (ACK, ACK | PUSH, ACK | FIN):
@@ -62,11 +62,11 @@ def test_those_come_in_who_say_an_expected_number_first(order, lowest, count, sa
 
 @given(st.binary(max_size=7), st.integers(0, 10))
 def test_whoever_says_less_does_not_come_in(said, options):
-    assert not run(callers_of(0, 2**32 - 1, "little"), packet(ACK, said, options))
+    assert not run(pair_numbers(0, 2**32 - 1, "little"), packet(ACK, said, options))
 
 
 def test_a_connection_may_be_asked_for_and_reset():
-    program = callers_of(3, 4, "little")
+    program = pair_numbers(3, 4, "little")
     assert run(program, packet(SYN, options=5))
     assert run(program, packet(RST))
     assert not run(program, packet(ACK))
@@ -75,22 +75,22 @@ def test_a_connection_may_be_asked_for_and_reset():
 
 def test_a_deaf_listener_hears_nothing():
     for flags in (SYN, ACK, RST):
-        assert not run(DEAF, packet(flags, bytes(8)))
+        assert not run(DROP_ALL, packet(flags, bytes(8)))
 
 
 @pytest.mark.parametrize("numbers", [(-1, 3), (4, 3), (0, 2**32)])
 def test_numbers_that_no_filter_can_hold(numbers):
     with pytest.raises(ValueError, match="numbers"):
-        callers_of(*numbers, "little")
+        pair_numbers(*numbers, "little")
 
 
 def test_as_it_lies_in_memory():
-    assert encode(DEAF) == struct.pack("=HBBI", 6, 0, 0, 0)
+    assert encode(DROP_ALL) == struct.pack("=HBBI", 6, 0, 0, 0)
 
 
 def test_the_kernel_reads_it_the_same_way():
     ctypes = pytest.importorskip("ctypes")
-    octets = encode(callers_of(7, 9, "little"))
+    octets = encode(pair_numbers(7, 9, "little"))
     held = ctypes.create_string_buffer(octets, len(octets))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as wrong, socket.socket() as right:
         try:

@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from multiworld._c10d.gloo import sockets
-from multiworld._core.packet_filter import DEAF, NUMBER, callers_of, encode
+from multiworld._core.packet_filter import DROP_ALL, NUMBER_SIZE, encode, pair_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,12 +52,12 @@ class Gate:
         if address is None:
             return
         numbers = [
-            int.from_bytes(value[at : at + NUMBER], sys.byteorder, signed=True)
-            for at in range(len(value) - NUMBER * self._size, len(value), NUMBER)
+            int.from_bytes(value[at : at + NUMBER_SIZE], sys.byteorder, signed=True)
+            for at in range(len(value) - NUMBER_SIZE * self._size, len(value), NUMBER_SIZE)
         ]
         self._own.add(address)
         try:
-            program: tuple[Instruction, ...] | None = callers_of(min(numbers), max(numbers), sys.byteorder)
+            program: tuple[Instruction, ...] | None = pair_numbers(min(numbers), max(numbers), sys.byteorder)
         except ValueError:
             program = None  # a gloo that numbers its pairs otherwise: whoever calls is heard
         _filter_listener(address, program)
@@ -74,7 +74,7 @@ class Gate:
             links: the group's connections, from which the filter is taken.
         """
         for address in self._own:
-            _filter_listener(address, DEAF)
+            _filter_listener(address, DROP_ALL)
         _unfilter(each for each in links if each.local in self._own)
         self._own = set()
 
@@ -89,7 +89,7 @@ def address_of(value: bytes) -> sockets.Address | None:
 
 def deafen(address: sockets.Address) -> bool:
     """Let nobody connect to this process's listener at `address`; False where the system cannot do that."""
-    return _filter_listener(address, DEAF)
+    return _filter_listener(address, DROP_ALL)
 
 
 def _filter_listener(address: sockets.Address, program: tuple[Instruction, ...] | None) -> bool:

@@ -7,7 +7,7 @@ that times out ends the group. What follows from it:
 - For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is under way
   on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to `NAP`. That saves
   waking the loop through its socket, and two of its turns. It stops where that has not paid (`Habit`).
-- Else the thread wakes the loop once for all operations that have ended by then (`Lane`), and each task goes on within
+- Else the thread wakes the loop once for all operations that have ended by then (`LoopQueue`), and each task goes on within
   that turn, not in the next one.
 - After `_TURN` operations at most that have ended without a turn of the loop it gets one.
 
@@ -35,7 +35,7 @@ from multiworld._c10d.nccl import inflight
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["Ending", "Habit", "Lane", "lane_of"]
+__all__ = ["AwaitedWork", "Habit", "LoopQueue", "queue_of"]
 
 NAP = 0.00025
 """Seconds that the loop's thread naps at most: some more than two messages of 4 bytes take."""
@@ -91,18 +91,18 @@ class Habit:
                 self._credit = max(self._credit, -6)
 
 
-class Lane:
+class LoopQueue:
     """What the operations on one event loop share: one wake-up of it for all that have ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # It must not hold the loop: the loop's entry in `_lanes` would never go.
+        # It must not hold the loop: the loop's entry in `_queues` would never go.
         self.loop = weakref.ref(loop)
         self.ready: Any = getattr(loop, "_ready", _NOTHING)
         self.pending = 0
-        # Of the callbacks that are ready: asyncio's own, which empties the socket that this lane woke it by.
+        # Of the callbacks that are ready: asyncio's own, which empties the socket that this queue woke it by.
         self.spare = 0
         self.in_a_row = 0
-        self._ended: deque[Ending] = deque()
+        self._ended: deque[AwaitedWork] = deque()
         self._woken = False
 
     def turn(self, nbytes: int) -> bool:
@@ -113,7 +113,7 @@ class Lane:
         self.in_a_row = 0
         return True
 
-    def ended(self, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
+    def ended(self, ending: AwaitedWork, loop: asyncio.AbstractEventLoop) -> None:
         """From the thread that waited: `ending` has ended, and the loop's thread does not nap for it."""
         self._ended.append(ending)
         if not self._woken:
@@ -141,25 +141,25 @@ class Lane:
                 asyncio.get_running_loop().call_soon(self._drain)
 
 
-_lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane] = weakref.WeakKeyDictionary()
+_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopQueue] = weakref.WeakKeyDictionary()
 
 
-def lane_of(loop: asyncio.AbstractEventLoop) -> Lane:
-    """Return the lane of a loop; call it in the loop's thread."""
-    lane = _lanes.get(loop)
-    if lane is None:
-        lane = _lanes[loop] = Lane(loop)
-    return lane
+def queue_of(loop: asyncio.AbstractEventLoop) -> LoopQueue:
+    """Return the queue of a loop; call it in the loop's thread."""
+    queue = _queues.get(loop)
+    if queue is None:
+        queue = _queues[loop] = LoopQueue(loop)
+    return queue
 
 
-class Ending:
+class AwaitedWork:
     """The end of one work of gloo's, for one task to await, once.
 
     To asyncio it is a future: it has what a task asks of one, and no more. Cancelling it ends the waiting only.
 
     Args:
         work: torch's; let go of as soon as it has ended.
-        lane: of the running loop.
+        queue: of the running loop.
         loop: the running loop.
         order: of a receive among its like, to be kept if nobody waits for it any more.
     """
@@ -177,9 +177,9 @@ class Ending:
     _context: contextvars.Context | None = None
     _told_of_end: Callable[[BaseException | None], None] | None = None
 
-    def __init__(self, work: Any, lane: Lane, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
+    def __init__(self, work: Any, queue: LoopQueue, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
         self._work = work
-        self._lane = lane
+        self._queue = queue
         self._loop = loop
         self.order = order
 
@@ -194,27 +194,27 @@ class Ending:
             Exception: what torch raised, or what `set_exception` was given.
             asyncio.CancelledError: the task was cancelled; the operation goes on.
         """
-        lane = self._lane
+        queue = self._queue
         # Whether this is the only one, and nothing else is to be done in this turn.
         naps = (
-            not (self._done or lane.pending or nbytes > _LARGEST)
-            and len(lane.ready) <= lane.spare
+            not (self._done or queue.pending or nbytes > _LARGEST)
+            and len(queue.ready) <= queue.spare
             and habit.naps()
         )
-        lane.pending += 1
+        queue.pending += 1
         try:
             if naps:
                 habit.learn(self._nap(NAP + _EACH * nbytes))
             elif not self._done:
                 pool.run(self._run)
-            if self._done and lane.turn(nbytes):
+            if self._done and queue.turn(nbytes):
                 await asyncio.sleep(0)
             if not self._done:  # it cannot end unseen: from here on the thread wakes the loop
                 await self
             if self._told is not None or self._error is not None:
                 raise self._taken()
         finally:
-            lane.pending -= 1
+            queue.pending -= 1
 
     def wait(self) -> None:
         """Wait here and now, because that does not block; `until_over` tells how it ended."""
@@ -258,7 +258,7 @@ class Ending:
             self._done = True
             back = self._back
             if back is None:
-                self._lane.ended(self, self._loop)
+                self._queue.ended(self, self._loop)
             else:
                 back.release()
         # Last: it is destroyed without the GIL, and the loop's thread takes that.

@@ -13,20 +13,20 @@ import os
 import threading
 import weakref
 
-__all__ = ["Written", "here"]
+__all__ = ["WriteCount", "here"]
 
 _PREAMBLE = 48
 """Bytes that gloo sends of its own: as an announcement of a message, and before it. The same in torch 2.4 to 2.15."""
 
 
-class Written:
+class WriteCount:
     """What one thread has written, ever; for that thread."""
 
     def __init__(self) -> None:
         _know_forks()
         self.forks = _forks
         self._file = -1
-        self._closing: weakref.finalize[..., Written] | None = None
+        self._closing: weakref.finalize[..., WriteCount] | None = None
         try:
             self._file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # no such file in this system, or not for us
@@ -75,12 +75,12 @@ def _know_forks() -> None:
     os.register_at_fork(after_in_child=_forked)
 
 
-def here() -> Written:
+def here() -> WriteCount:
     """Return the calling thread's."""
-    found: Written | None = getattr(_here, "written", None)
+    found: WriteCount | None = getattr(_here, "count", None)
     if found is not None and found.forks != _forks:
         found.disown()
         found = None
     if found is None:
-        found = _here.written = Written()
+        found = _here.count = WriteCount()
     return found

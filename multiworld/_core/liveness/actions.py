@@ -1,4 +1,4 @@
-"""What `multiworld._core.liveness.peers` decides, as records for the watchdog's thread to carry out."""
+"""Actions: decisions of `multiworld._core.liveness.peers` that the watchdog's thread carries out."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
     "Dial",
     "Drop",
     "Keep",
-    "Loose",
     "Ready",
     "Refusal",
+    "Release",
     "Send",
     "Why",
 ]
@@ -61,7 +61,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Ready:
-    """Every member of `world` is connected and proved itself, in both directions."""
+    """Every member of `world` is connected and authenticated, in both directions."""
 
     world: WorldId
 
@@ -85,24 +85,24 @@ class Broke:
 
 @dataclass(frozen=True)
 class Keep:
-    """`channel` is this process's tether: hold it where the kernel closes it first, and tell nothing of it any more.
+    """Move `channel`, this process's early-close connection, into the isolated descriptor table.
 
-    Where that cannot be, it is to be closed in good order.
+    Its events are no longer reported. Where it cannot be moved, close it in good order.
     """
 
     channel: int
 
 
 @dataclass(frozen=True)
-class Loose:
-    """The tether that was `channel` is not needed any more: end it in good order."""
+class Release:
+    """Close the early-close connection that was `channel` in good order."""
 
     channel: int
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask at `endpoint`, whose host knows of it, what `process` does; `token` opens the answer."""
+    """Ask the helper at `endpoint` whether `process` runs; `token` authenticates the answer."""
 
     process: str
     endpoint: Endpoint
@@ -111,11 +111,11 @@ class Ask:
 
 @dataclass(frozen=True)
 class Busy:
-    """The members `ranks` of `world` run and do not answer (`busy`), or they answer again."""
+    """The members `ranks` of `world` run without answering (`busy`), or answer again."""
 
     world: WorldId
     ranks: tuple[int, ...]
     busy: bool
 
 
-Action = Ask | Busy | Dial | Send | Drop | Keep | Loose | Ready | Refusal | Broke
+Action = Ask | Busy | Dial | Send | Drop | Keep | Release | Ready | Refusal | Broke

@@ -1,4 +1,4 @@
-"""The worlds that are attached in this process, and which other processes they share."""
+"""Worlds attached in this process, and the peers that each is shared with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.detector import WorldId, world_id
-from multiworld._core.liveness.early_close import Pledge
+from multiworld._core.liveness.early_close import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiworld._core.liveness.connection import Link
+    from multiworld._core.liveness.connection import PeerConnection
     from multiworld._core.membership.roster import Endpoint, Roster
 
 __all__ = ["World", "Worlds"]
@@ -19,7 +19,7 @@ __all__ = ["World", "Worlds"]
 
 @dataclass
 class World:
-    """One of them.
+    """One attached world.
 
     Attributes:
         roster: its generation.
@@ -107,13 +107,13 @@ class Worlds:
         """Whether a world that is shared with `process` is not ready yet."""
         return any(not self._worlds[world].ready for world in self.shared(process))
 
-    def pledge(self, main: Link) -> Pledge | None:
-        """Choose what to dial a tether with: a world that both ends of the link hold to be attached."""
+    def credentials(self, main: PeerConnection) -> Credentials | None:
+        """Choose a world, attached at both ends, whose token authenticates an early-close connection."""
         for world in self.shared(main.peer):
             state = self._worlds[world]
             if state.ready and world in main.accepted:
                 theirs = state.roster.members[state.ranks(main.peer)[0]]
-                return Pledge(theirs.endpoint, state.roster.token, world)
+                return Credentials(theirs.endpoint, state.roster.token, world)
         return None
 
     def note(self, process: str, note: str) -> None:

@@ -1,8 +1,8 @@
-"""One connection between two processes, from the first byte to trust: who is at the other end, and what it proved.
+"""One connection between two processes: handshake and authentication.
 
-The dialer says `Hello` to a named process, the listener answers with its own; from then on each end may prove,
-world by world, that it is a member (`Attach`). An end trusts the connection when the first proof of the other
-end holds. Before that, nothing the other end says changes anything but this connection.
+The dialer sends `Hello` to a named process and the listener answers with its own. From then on each end may prove,
+world by world, that it is a member (`Attach`). An end trusts the connection when the first proof of the other end
+is valid. Until then the other end's frames affect only this connection.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, field
 
-from multiworld._core.liveness.wire import Attach, Hello, Tether, proof
+from multiworld._core.liveness.wire import Attach, AttachEarlyClose, Hello, proof
 
-__all__ = ["HANDSHAKE", "Link", "Place"]
+__all__ = ["HANDSHAKE", "PeerConnection", "Place"]
 
 HANDSHAKE = 0.9
-"""Seconds that whoever connects has to prove that it is a member (the contract says: within 1 s)."""
+"""Seconds that an accepted connection has to prove membership (the contract promises 1 s)."""
 
 # Longer than the listener's: the dialer must not give up what the listener has just accepted.
 _DIALER_HANDSHAKE = 1.5
@@ -26,7 +26,7 @@ Place = tuple[str, int]
 
 
 @dataclass
-class Link:
+class PeerConnection:
     """The state of one connection.
 
     Attributes:
@@ -35,7 +35,7 @@ class Link:
         nonce: this end's.
         dialed: whether this end dialed.
         since: when it was dialed or accepted, and from the connection's establishment on: when that was.
-        peer: id of the process at the other end; only claimed as long as the link is not trusted.
+        peer: id of the process at the other end; only claimed as long as the connection is not trusted.
         established: whether TCP's handshake is done.
         trusted: whether the other end proved to be a member of a world that it shares with this process.
         knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never trusted.
@@ -110,18 +110,18 @@ class Link:
         self.offered.add(place)
         return Attach(*place, self._proof(token, place, mine=True))
 
-    def pledge(self, token: bytes, place: Place) -> Tether:
-        """Return what makes this connection a tether of this process."""
-        return Tether(*place, self._proof(token, place, mine=True, tether=True))
+    def offer_early_close(self, token: bytes, place: Place) -> AttachEarlyClose:
+        """Return the frame that marks this connection as this process's early-close connection."""
+        return AttachEarlyClose(*place, self._proof(token, place, mine=True, early_close=True))
 
-    def holds(self, token: bytes, place: Place, given: bytes, *, tether: bool = False) -> bool:
-        """Whether `given` proves that the other end is that member; of an `Attach`, or of a `Tether`."""
-        return hmac.compare_digest(self._proof(token, place, mine=False, tether=tether), given)
+    def holds(self, token: bytes, place: Place, given: bytes, *, early_close: bool = False) -> bool:
+        """Whether `given` proves that the other end is that member; of an `Attach` or an `AttachEarlyClose`."""
+        return hmac.compare_digest(self._proof(token, place, mine=False, early_close=early_close), given)
 
-    def _proof(self, token: bytes, place: Place, *, mine: bool, tether: bool = False) -> bytes:
+    def _proof(self, token: bytes, place: Place, *, mine: bool, early_close: bool = False) -> bytes:
         ends = ((self.own, self.nonce), (self.peer, self.their_nonce))
         dialer, listener = ends if self.dialed else ends[::-1]
         return proof(
             token, from_dialer=mine is self.dialed, dialer=dialer[0], listener=listener[0],
-            nonces=(dialer[1], listener[1]), key=place[0], rank=place[1], tether=tether,
+            nonces=(dialer[1], listener[1]), key=place[0], rank=place[1], early_close=early_close,
         )  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld._core.liveness.evidence import Evidence
     from multiworld._core.membership.roster import Member, Roster
 
-__all__ = ["GRACE", "Detector", "Ending", "Notice", "Probe", "Verdict", "WorldId", "names", "world_id"]
+__all__ = ["GRACE", "ConnectionEnd", "Detector", "Notice", "Probe", "Verdict", "WorldId", "names", "world_id"]
 
 WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
@@ -44,7 +44,7 @@ def world_id(roster: Roster) -> WorldId:
     return roster.key, roster.rank
 
 
-class Ending(enum.Enum):
+class ConnectionEnd(enum.Enum):
     """How an authenticated connection ended, other than in good order."""
 
     LOST = "its connection was closed by its kernel"
@@ -54,10 +54,10 @@ class Ending(enum.Enum):
 
 
 _CAUSE_OF = {
-    Ending.LOST: Cause.CRASHED,
-    Ending.DEAD: Cause.UNREACHABLE,
-    Ending.GARBAGE: Cause.FAILED,
-    Ending.STUCK: Cause.HUNG,
+    ConnectionEnd.LOST: Cause.CRASHED,
+    ConnectionEnd.DEAD: Cause.UNREACHABLE,
+    ConnectionEnd.GARBAGE: Cause.FAILED,
+    ConnectionEnd.STUCK: Cause.HUNG,
 }
 
 
@@ -147,7 +147,7 @@ class Detector:
         self._notices: list[Notice] = []
         self._worlds: dict[WorldId, _World] = {}
         self._peers: dict[str, _Peer] = {}
-        self._ended: dict[str, Ending] = {}
+        self._ended: dict[str, ConnectionEnd] = {}
         self._urgent: dict[WorldId, None] = {}  # worlds with claims, in order
         self._graces: dict[WorldId, tuple[float, _Claim]] = {}  # until when, and what it will be then
 
@@ -227,7 +227,7 @@ class Detector:
             if not peer.worlds:
                 del self._peers[process]
 
-    def closed(self, process: str, ending: Ending) -> None:
+    def closed(self, process: str, ending: ConnectionEnd) -> None:
         """The connection ended otherwise."""
         self._ended[process] = ending
         self.disconnected(process)
@@ -367,7 +367,7 @@ class Detector:
             if not members:
                 continue
             # A crash explains the rest: whoever crashed took the others' connections along, not the reverse.
-            crashed = [each for each in members if ended[each.process] is Ending.LOST]
+            crashed = [each for each in members if ended[each.process] is ConnectionEnd.LOST]
             chosen = crashed or [each for each in members if ended[each.process] is ended[members[0].process]]
             ending = ended[chosen[0].process]
             self._break(

@@ -1,10 +1,12 @@
-"""Tethers: second connections whose end says that a process has died, before its kernel gets round to the first.
+"""Early-close connections: idle second connections that a killed process's kernel closes before all others.
 
-Each end of a trusted link dials one to the other and, once that is accepted, puts it where the kernel closes it first
-(`multiworld._net.descriptor_table`). Nothing travels on it then. Who ends it in good order says so on it (`Close`), so that no
-order of events in the network makes a process that left look like one that died: an end without a word is a death.
+Each end of a trusted connection dials one and, once it is accepted, moves it into the isolated descriptor table
+(`multiworld._net.descriptor_table`), which the kernel closes before it frees the process's memory. After that the
+connection carries only `Close`, sent before an orderly end. End of file without `Close` therefore means that the
+process died, in whatever order the packets of the two connections arrive.
 
-A tether belongs to one trusted link, and goes with it. Worlds that share the link share its tethers.
+An early-close connection belongs to one trusted connection and ends with it. Worlds that share the trusted connection
+share its early-close connections.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Dial, Drop, Keep, Loose, Send
-from multiworld._core.liveness.connection import Link
+from multiworld._core.liveness.actions import Action, Dial, Drop, Keep, Release, Send
+from multiworld._core.liveness.connection import PeerConnection
 from multiworld._core.liveness.wire import Attached, Close, Hello
 
 if TYPE_CHECKING:
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
     from multiworld._core.liveness.wire import Frame
     from multiworld._core.membership.roster import Endpoint
 
-__all__ = ["DELAY", "Pledge", "Tethers"]
+__all__ = ["DELAY", "Credentials", "EarlyClose"]
 
 DELAY = 0.05
-"""Seconds between a world that is ready and the dialing of a tether: a join, or a rebuild, shall not wait for it."""
+"""Seconds from a world's readiness to the dial, so that joins and rebuilds do not compete with it."""
 
 
 @dataclass(frozen=True)
-class Pledge:
-    """What a tether is dialed with.
+class Credentials:
+    """Address and proof with which an early-close connection is dialed.
 
     Attributes:
         endpoint: where the other process listens.
@@ -46,38 +48,38 @@ class Pledge:
 
 
 @dataclass
-class _Tie:
-    """The tethers of one trusted link.
+class _Pair:
+    """The early-close connections of one trusted connection, one for each direction.
 
     Attributes:
-        main: the link.
-        due: when this end's is to be dialed; infinite for never.
+        main: the trusted connection.
+        due: when to dial this end's; infinite for never.
         dial: this end's, until it is accepted.
-        pledge: what that one was dialed with.
-        kept: channel that this end's was, once it is kept.
+        credentials: what `dial` was dialed with.
+        kept: former channel of this end's, now in the isolated descriptor table.
         theirs: channel of the other end's.
     """
 
-    main: Link
+    main: PeerConnection
     due: float = math.inf
-    dial: Link | None = None
-    pledge: Pledge | None = None
+    dial: PeerConnection | None = None
+    credentials: Credentials | None = None
     kept: int | None = None
     theirs: int | None = None
 
 
-class Tethers:
-    """Decides about this process's tethers, and about those of others that it holds the far end of.
+class EarlyClose:
+    """Decides when early-close connections are dialed, accepted and released, and which peers died.
 
     Args:
         own: this process's id.
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
-        act: takes what is to be done.
-        pledge: says what to dial with for a trusted link; None where nothing is shared.
+        act: takes an action to carry out.
+        credentials: returns what to dial with; None where no world is shared.
 
     Attributes:
-        own_wanted: whether this process dials tethers; it accepts those of others in any case.
+        own_wanted: whether this process dials; it always accepts those of its peers.
     """
 
     def __init__(
@@ -87,152 +89,152 @@ class Tethers:
         nonce: Callable[[], bytes],
         channel: Callable[[], int],
         act: Callable[[Action], None],
-        pledge: Callable[[Link], Pledge | None],
+        credentials: Callable[[PeerConnection], Credentials | None],
     ) -> None:
         self.own_wanted = False
         self._own = own
         self._nonce = nonce
         self._channel = channel
         self._act = act
-        self._pledge = pledge
-        self._ties: dict[int, _Tie] = {}  # by the trusted link's channel
-        self._by_channel: dict[int, _Tie] = {}  # by the tether's, while it is this module's to watch
-        self._ended: list[Link] = []
+        self._credentials = credentials
+        self._pairs: dict[int, _Pair] = {}  # by the trusted connection's channel
+        self._by_channel: dict[int, _Pair] = {}  # by the early-close connection's channel
+        self._ended: list[PeerConnection] = []
 
     @property
     def watched(self) -> int:
-        """How many connections are being made into tethers by this end, or are the other ends' tethers."""
+        """Number of open sockets: those being dialed by this end, and those of the other ends."""
         return len(self._by_channel)
 
-    # -- what happened to trusted links
+    # -- trusted connections
 
-    def want(self, main: Link, now: float) -> None:
-        """A world is ready on `main`: it shall have a tether, if it has none. One attempt for each call, at most."""
+    def want(self, main: PeerConnection, now: float) -> None:
+        """Schedule a dial for `main`, on which a world is ready, unless there is one; each call dials at most once."""
         if self.own_wanted:
-            tie = self._tie(main)
-            if tie.dial is None and tie.kept is None:
-                tie.due = min(tie.due, now + DELAY)
+            pair = self._pair(main)
+            if pair.dial is None and pair.kept is None:
+                pair.due = min(pair.due, now + DELAY)
 
-    def adopt(self, main: Link, link: Link, place: Place) -> None:
-        """`link`, which was dialed by the other end, is proved to be the tether of `main`'s other end."""
-        tie = self._tie(main)
-        if tie.theirs is not None:
-            self._release(tie)  # it made another one
-        tie.theirs = link.channel
-        self._by_channel[link.channel] = tie
-        self._act(Send(link.channel, Attached(*place)))
+    def adopt(self, main: PeerConnection, connection: PeerConnection, place: Place) -> None:
+        """Take `connection` as the other end's early-close connection of `main`; its proof was checked."""
+        pair = self._pair(main)
+        self._release(pair)  # the other end may have made another one
+        pair.theirs = connection.channel
+        self._by_channel[connection.channel] = pair
+        self._act(Send(connection.channel, Attached(*place)))
 
-    def forget(self, main: Link) -> None:
-        """`main` is gone: so are its tethers, on both ends."""
-        tie = self._ties.pop(main.channel, None)
-        if tie is None:
+    def forget(self, main: PeerConnection) -> None:
+        """End the early-close connections of `main`, which is gone."""
+        pair = self._pairs.pop(main.channel, None)
+        if pair is None:
             return
-        if tie.dial is not None:
-            self._give_up(tie, tie.dial)
-        if tie.kept is not None:
-            self._act(Loose(tie.kept))
-        if tie.theirs is not None:
-            self._release(tie)
+        if pair.dial is not None:
+            self._give_up(pair, pair.dial)
+        if pair.kept is not None:
+            self._act(Release(pair.kept))
+        self._release(pair)
 
-    # -- what happened to tethers; other channels are none of them
+    # -- early-close connections; other channels are ignored
 
     def connected(self, channel: int, now: float) -> None:
-        """The one that was dialed is established."""
-        tie = self._by_channel.get(channel)
-        if tie is not None and tie.dial is not None:
-            tie.dial.established = True
-            tie.dial.since = now
-            self._act(Send(channel, tie.dial.hello()))
+        """A dialed connection is established."""
+        pair = self._by_channel.get(channel)
+        if pair is not None and pair.dial is not None:
+            pair.dial.established = True
+            pair.dial.since = now
+            self._act(Send(channel, pair.dial.hello()))
 
     def received(self, channel: int, frames: Iterable[Frame], *, error: str | None = None) -> None:
-        """Frames came; `error`: what came after them is none."""
-        tie = self._by_channel.get(channel)
-        if tie is None:
+        """Frames arrived; `error`: why the bytes after them do not parse."""
+        pair = self._by_channel.get(channel)
+        if pair is None:
             return
-        if tie.dial is None or channel != tie.dial.channel:
-            # In good order where it is `Close`. Whatever else it is: it costs the tether, and nothing else.
-            self._release(tie)
-        elif error is not None or not all(self._answered(tie, tie.dial, frame) for frame in frames):
-            self._give_up(tie, tie.dial)
-        elif tie.pledge is not None and tie.pledge.place in tie.dial.accepted:
-            tie.kept, tie.dial = channel, None
+        if pair.dial is None or channel != pair.dial.channel:
+            # `Close`, or a protocol error; neither says anything about the process.
+            self._release(pair)
+        elif error is not None or not all(self._answered(pair, pair.dial, frame) for frame in frames):
+            self._give_up(pair, pair.dial)
+        elif pair.credentials is not None and pair.credentials.place in pair.dial.accepted:
+            pair.kept, pair.dial = channel, None
             del self._by_channel[channel]
             self._act(Keep(channel))
 
     def closed(self, channel: int, *, plain: bool) -> None:
-        """One ended; `plain`: it was closed, not reset or given up by a kernel."""
-        tie = self._by_channel.pop(channel, None)
-        if tie is None:
+        """A connection ended; `plain`: by end of file, not by a reset or a timeout of the kernel."""
+        pair = self._by_channel.pop(channel, None)
+        if pair is None:
             return
-        if tie.dial is not None and channel == tie.dial.channel:
-            tie.dial = None
+        if pair.dial is not None and channel == pair.dial.channel:
+            pair.dial = None
         else:
-            tie.theirs = None
+            pair.theirs = None
             if plain:
-                self._ended.append(tie.main)
+                self._ended.append(pair.main)
 
     # -- time
 
-    def ended(self) -> list[Link]:
-        """Return the links whose other end has died, once."""
+    def ended(self) -> list[PeerConnection]:
+        """Return the trusted connections whose peer died, each once."""
         ended, self._ended = self._ended, []
-        return [main for main in ended if main.channel in self._ties]
+        return [main for main in ended if main.channel in self._pairs]
 
     def settle(self, now: float) -> None:
-        """Dial what is due, give up what takes too long."""
-        for tie in tuple(self._ties.values()):
-            if tie.due <= now:
-                tie.due = math.inf
-                self._dial(tie, now)
-            elif tie.dial is not None and tie.dial.since + tie.dial.patience <= now:
-                self._give_up(tie, tie.dial)
+        """Dial what is due; give up dials that take too long."""
+        for pair in tuple(self._pairs.values()):
+            if pair.due <= now:
+                pair.due = math.inf
+                self._dial(pair, now)
+            elif pair.dial is not None and pair.dial.since + pair.dial.patience <= now:
+                self._give_up(pair, pair.dial)
 
     def wake(self) -> float:
-        """When `settle` has to be called again if nothing happens before; infinite for never."""
+        """Return when `settle` is due next without further events; infinite for never."""
         wake = math.inf
-        for tie in self._ties.values():
-            wake = min(wake, tie.due)
-            if tie.dial is not None:
-                wake = min(wake, tie.dial.since + tie.dial.patience)
+        for pair in self._pairs.values():
+            wake = min(wake, pair.due)
+            if pair.dial is not None:
+                wake = min(wake, pair.dial.since + pair.dial.patience)
         return wake
 
     # -- inside
 
-    def _tie(self, main: Link) -> _Tie:
-        return self._ties.setdefault(main.channel, _Tie(main))
+    def _pair(self, main: PeerConnection) -> _Pair:
+        return self._pairs.setdefault(main.channel, _Pair(main))
 
-    def _dial(self, tie: _Tie, now: float) -> None:
-        tie.pledge = self._pledge(tie.main)
-        if tie.pledge is None:
+    def _dial(self, pair: _Pair, now: float) -> None:
+        pair.credentials = self._credentials(pair.main)
+        if pair.credentials is None:
             return
         channel = self._channel()
-        tie.dial = Link(
-            channel, self._own, self._nonce(), dialed=True, since=now, peer=tie.main.peer, established=False
+        pair.dial = PeerConnection(
+            channel, self._own, self._nonce(), dialed=True, since=now, peer=pair.main.peer, established=False
         )
-        self._by_channel[channel] = tie
-        self._act(Dial(channel, tie.pledge.endpoint))
+        self._by_channel[channel] = pair
+        self._act(Dial(channel, pair.credentials.endpoint))
 
-    def _answered(self, tie: _Tie, dial: Link, frame: Frame) -> bool:
-        """Take an answer to this end's; False where it is not one that leads to a tether."""
-        if isinstance(frame, Hello) and tie.pledge is not None and dial.greet(frame):
-            self._act(Send(dial.channel, dial.pledge(tie.pledge.token, tie.pledge.place)))
+    def _answered(self, pair: _Pair, dial: PeerConnection, frame: Frame) -> bool:
+        """Handle a frame of the handshake; False for one that does not belong there."""
+        if isinstance(frame, Hello) and pair.credentials is not None and dial.greet(frame):
+            self._act(
+                Send(dial.channel, dial.offer_early_close(pair.credentials.token, pair.credentials.place))
+            )
             return True
         if isinstance(frame, Attached) and dial.greeted:
             dial.accepted.add((frame.key, frame.rank))
             return True
         return False
 
-    def _give_up(self, tie: _Tie, dial: Link) -> None:
-        """End this end's in good order: the other end may hold it to be a tether already."""
+    def _give_up(self, pair: _Pair, dial: PeerConnection) -> None:
+        """End this end's with `Close`: the other end may have accepted it already."""
         del self._by_channel[dial.channel]
-        tie.dial = None
+        pair.dial = None
         if dial.greeted:
             self._act(Send(dial.channel, Close()))
         self._act(Drop(dial.channel, orderly=dial.greeted))
 
-    def _release(self, tie: _Tie) -> None:
-        """Let go of the other end's."""
-        assert tie.theirs is not None  # noqa: S101  (whoever calls this has seen it)
-        del self._by_channel[tie.theirs]
-        self._act(Drop(tie.theirs, orderly=False))
-        tie.theirs = None
+    def _release(self, pair: _Pair) -> None:
+        """Close the other end's."""
+        if pair.theirs is not None:
+            del self._by_channel[pair.theirs]
+            self._act(Drop(pair.theirs, orderly=False))
+            pair.theirs = None

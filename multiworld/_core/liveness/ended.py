@@ -1,4 +1,4 @@
-"""The generations that ended in this process: whoever still holds one is told so."""
+"""Generations that ended in this process, so that peers which still hold one are told."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ if TYPE_CHECKING:
 
     from multiworld._core.membership.roster import Roster
 
-__all__ = ["Past"]
+__all__ = ["EndedGenerations"]
 
 _MOST = 4096
 
 
-class Past:
-    """Remembers the tokens of the last 4096 generations that ended here.
+class EndedGenerations:
+    """Tokens of the last 4096 generations that ended here.
 
-    A name and a number alone say little: with another store the numbers begin again. So a generation counts as
-    over for whoever holds its token, or where a newer one of its name is attached here at this moment.
+    Name and number do not identify a generation: with another store the numbers start again. A claim is therefore
+    refused if it was made with the ended generation's token, or if a newer generation of the name is attached now.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[str, bytes] = {}  # by key, oldest first
 
-    def bury(self, roster: Roster) -> None:
-        """This generation ended here."""
+    def add(self, roster: Roster) -> None:
+        """Remember a generation that ended."""
         self._tokens.pop(roster.key, None)
         self._tokens[roster.key] = roster.token
         if len(self._tokens) > _MOST:
             del self._tokens[next(iter(self._tokens))]
 
-    def revive(self, roster: Roster) -> None:
-        """A generation with this key begins."""
+    def remove(self, roster: Roster) -> None:
+        """Forget the key: a generation with it begins."""
         self._tokens.pop(roster.key, None)
 
-    def judge(
+    def refusal(
         self, key: str, live: Iterable[Roster], holds: Callable[[bytes], bool]
     ) -> tuple[Reason, int] | None:
         """Return why a claim to `key`, which is not attached here, is refused, and the newest generation here.

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
 from multiworld._core.liveness.attached import World, Worlds
-from multiworld._core.liveness.connection import Link, Place
-from multiworld._core.liveness.detector import Detector, Ending, Probe, WorldId, names, world_id
+from multiworld._core.liveness.connection import PeerConnection, Place
+from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names, world_id
 from multiworld._core.liveness.dialing import Dialing
-from multiworld._core.liveness.early_close import Tethers
-from multiworld._core.liveness.ended import Past
+from multiworld._core.liveness.early_close import EarlyClose
+from multiworld._core.liveness.ended import EndedGenerations
 from multiworld._core.liveness.wire import (
     Attach,
+    AttachEarlyClose,
     Attached,
     Beat,
     Broken,
@@ -30,7 +31,6 @@ from multiworld._core.liveness.wire import (
     Need,
     Reason,
     Refused,
-    Tether,
 )  # fmt: skip
 from multiworld.events import Breakage, Cause
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from multiworld._core.liveness.evidence import Evidence
     from multiworld._core.membership.roster import Roster
 
-__all__ = ["MAX_STRANGERS", "Peers"]
+__all__ = ["MAX_UNAUTHENTICATED", "Peers"]
 
-MAX_STRANGERS = 256
-"""Connections that may be waiting for their proof at a time, at most; the oldest makes room."""
+MAX_UNAUTHENTICATED = 256
+"""Unauthenticated connections at a time, at most; a new one replaces the oldest."""
 
-_MAX_WAITING = 64  # proofs for unknown worlds, of a stranger
+_MAX_WAITING = 64  # proofs for unknown worlds, on an unauthenticated connection
 _MAX_WAITING_TRUSTED = 1024
 _SLOWEST_BEAT = 1.0
 _FASTEST_BEAT = 0.02
@@ -58,9 +58,9 @@ class Peers:
         own: this process's id, 32 hex digits.
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
-        tethers: whether this process dials tethers; can be changed (`tethers.own_wanted`).
+        early_close: whether this process dials early-close connections; `early_close.own_wanted` changes it.
         busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
-        strangers: connections that may be waiting for their proof at a time.
+        unauthenticated: connections that may be waiting for their proof at a time.
     """
 
     def __init__(
@@ -69,45 +69,45 @@ class Peers:
         *,
         nonce: Callable[[], bytes],
         channel: Callable[[], int],
-        tethers: bool = False,
+        early_close: bool = False,
         busy: float = 0.0,
-        strangers: int = MAX_STRANGERS,
+        unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
         self.own = own
         self._nonce = nonce
         self._channel = channel
-        self._strangers = strangers
+        self._max_unauthenticated = unauthenticated
         self._worlds = Worlds(own)
-        self._past = Past()
-        self._links: dict[int, Link] = {}
-        self._trusted: dict[str, Link] = {}
-        self._untrusted: dict[int, Link] = {}  # oldest first
+        self._ended_generations = EndedGenerations()
+        self._connections: dict[int, PeerConnection] = {}
+        self._trusted: dict[str, PeerConnection] = {}
+        self._untrusted: dict[int, PeerConnection] = {}  # oldest first
         self._dialing = Dialing(own)
         self._detector = Detector(own, busy)
         self._actions: list[Action] = []
-        self.tethers = Tethers(
-            own, nonce=nonce, channel=channel, act=self._actions.append, pledge=self._worlds.pledge
+        self.early_close = EarlyClose(
+            own, nonce=nonce, channel=channel, act=self._actions.append, credentials=self._worlds.credentials
         )
-        self.tethers.own_wanted = tethers
+        self.early_close.own_wanted = early_close
 
     # -- worlds
 
     def add(self, roster: Roster, now: float) -> None:
         """Attach a world: connect to its members, answer those that were early."""
         self._worlds.add(roster)
-        self._past.revive(roster)
+        self._ended_generations.remove(roster)
         self._detector.add(roster, now)
         for process in self._worlds.processes(roster):
-            link = self._trusted.get(process)
-            if link is None:
+            connection = self._trusted.get(process)
+            if connection is None:
                 self._dialing.want(process, now)
             else:
-                self._offer(link)
-                self._ask(link, now)
-        for link in tuple(self._links.values()):
+                self._offer(connection)
+                self._ask(connection, now)
+        for connection in tuple(self._connections.values()):
             # Those for other generations of the name too: they may be refused now.
-            for place in [each for each in link.waiting if each[0].rpartition("/")[0] == roster.world]:
-                self._consider(link, place, link.waiting.pop(place), now)
+            for place in [each for each in connection.waiting if each[0].rpartition("/")[0] == roster.world]:
+                self._consider(connection, place, connection.waiting.pop(place), now)
         self._check(roster.key, now)
 
     def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
@@ -117,7 +117,7 @@ class Peers:
             return
         roster = state.roster
         self._detector.remove(world)
-        self._past.bury(roster)
+        self._ended_generations.add(roster)
         others = self._worlds.of(roster.key)
         word: Frame = Goodbye(*world)
         if failure:
@@ -131,18 +131,18 @@ class Peers:
                 else:
                     self._detector.left(other, roster.rank)
         for process in self._worlds.processes(roster):
-            for link in [each for each in self._links.values() if each.peer == process]:
-                if goodbye and world in link.offered:
-                    self._send(link, word)
-                link.offered.discard(world)
-                link.accepted.discard(world)
+            for connection in [each for each in self._connections.values() if each.peer == process]:
+                if goodbye and world in connection.offered:
+                    self._send(connection, word)
+                connection.offered.discard(world)
+                connection.accepted.discard(world)
                 if not others:
-                    link.proven = {place for place in link.proven if place[0] != roster.key}
-                self._ask(link, now)
+                    connection.proven = {place for place in connection.proven if place[0] != roster.key}
+                self._ask(connection, now)
             if not self._worlds.shared(process):
                 self._dialing.drop(process)
-                for link in [each for each in self._links.values() if each.peer == process]:
-                    self._part(link)
+                for connection in [each for each in self._connections.values() if each.peer == process]:
+                    self._part(connection)
 
     def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
         """An operation of `world` failed."""
@@ -160,54 +160,56 @@ class Peers:
 
     def accepted(self, channel: int, now: float) -> None:
         """Somebody connected."""
-        strangers = [link for link in self._untrusted.values() if not link.dialed]
-        if len(strangers) >= self._strangers:
-            self._forget(strangers[0])
-            self._actions.append(Drop(strangers[0].channel, orderly=False))
-        self._links[channel] = self._untrusted[channel] = Link(
+        unauthenticated = [connection for connection in self._untrusted.values() if not connection.dialed]
+        if len(unauthenticated) >= self._max_unauthenticated:
+            self._forget(unauthenticated[0])
+            self._actions.append(Drop(unauthenticated[0].channel, orderly=False))
+        self._connections[channel] = self._untrusted[channel] = PeerConnection(
             channel, self.own, self._nonce(), dialed=False, since=now
         )
 
     def connected(self, channel: int, now: float) -> None:
         """A dialed connection is established."""
-        self.tethers.connected(channel, now)
-        link = self._links.get(channel)
-        if link is not None:
-            link.established = True
-            link.since = now
-            self._dialing.connected(link.peer)
-            self._send(link, link.hello())
+        self.early_close.connected(channel, now)
+        connection = self._connections.get(channel)
+        if connection is not None:
+            connection.established = True
+            connection.since = now
+            self._dialing.connected(connection.peer)
+            self._send(connection, connection.hello())
 
     def received(
         self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
     ) -> None:
         """Frames came; `error`: what came after them is none."""
         left = deque(frames)
-        while left and (link := self._links.get(channel)) is not None:
-            if link.trusted:
-                self._detector.heard(link.peer, now)
-            self._take(link, left.popleft(), now)
-        link = self._links.get(channel)
-        if link is None and (left or error is not None):
-            self.tethers.received(channel, left, error=error)  # it is one, maybe since the frame before
-        elif link is not None and error is not None:
-            self._reject(link, now)
+        while left and (connection := self._connections.get(channel)) is not None:
+            if connection.trusted:
+                self._detector.heard(connection.peer, now)
+            self._take(connection, left.popleft(), now)
+        connection = self._connections.get(channel)
+        if connection is None and (left or error is not None):
+            self.early_close.received(channel, left, error=error)  # it is one, maybe since the frame before
+        elif connection is not None and error is not None:
+            self._reject(connection, now)
 
     def closed(
-        self, channel: int, ending: Ending, now: float, *, refused: bool = False, plain: bool = False
+        self, channel: int, ending: ConnectionEnd, now: float, *, refused: bool = False, plain: bool = False
     ) -> None:
         """A connection ended; `refused`: it never came about, nobody listens there; `plain`: it was not reset."""
-        link = self._links.get(channel)
-        if link is None:
-            self.tethers.closed(channel, plain=plain)
+        connection = self._connections.get(channel)
+        if connection is None:
+            self.early_close.closed(channel, plain=plain)
             return
-        self._forget(link)
-        if link.trusted:
-            self._detector.closed(link.peer, ending)
-            self._again(link.peer, now)
-        elif link.dialed:
-            self._dialing.ended(link.peer, now, refused=refused)
-            self._worlds.note(link.peer, "nobody listens there" if refused else "it closed the connection")
+        self._forget(connection)
+        if connection.trusted:
+            self._detector.closed(connection.peer, ending)
+            self._again(connection.peer, now)
+        elif connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=refused)
+            self._worlds.note(
+                connection.peer, "nobody listens there" if refused else "it closed the connection"
+            )
 
     # -- time
 
@@ -229,10 +231,10 @@ class Peers:
 
     def settle(self, now: float, probes: Mapping[str, Probe]) -> None:
         """Judge, after all that happened was fed; dial, beat and time out what is due."""
-        for link in self.tethers.ended():
+        for connection in self.early_close.ended():
             # Its process has died, and its kernel has not come to this connection yet.
-            self._actions.append(Drop(link.channel, orderly=False))
-            self.closed(link.channel, Ending.LOST, now)
+            self._actions.append(Drop(connection.channel, orderly=False))
+            self.closed(connection.channel, ConnectionEnd.LOST, now)
         while verdicts := self._detector.settle(now, probes):
             for verdict in verdicts:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
@@ -246,9 +248,9 @@ class Peers:
                 self._actions.append(
                     Ask(process, roster.members[shared[-1].ranks(process)[0]].endpoint, roster.token)
                 )
-        for link in tuple(self._untrusted.values()):
-            if link.since + link.patience <= now:
-                self._expire(link, now)
+        for connection in tuple(self._untrusted.values()):
+            if connection.since + connection.patience <= now:
+                self._expire(connection, now)
         for process in self._dialing.gone(now):
             for world in self._worlds.shared(process):
                 rank = self._worlds[world].ranks(process)[0]
@@ -256,24 +258,27 @@ class Peers:
             self._dialing.drop(process)
         for process, attempt in self._dialing.due(now):
             self._dial(process, attempt, now)
-        self.tethers.settle(now)
-        for link in self._trusted.values():
-            if link.beat_at <= now:
-                self._send(link, Beat(link.beats))
-                link.beats += 1
+        self.early_close.settle(now)
+        for connection in self._trusted.values():
+            if connection.beat_at <= now:
+                self._send(connection, Beat(connection.beats))
+                connection.beats += 1
                 # On a grid: connections with the same interval beat together, one wake-up for all.
-                link.beat_at = (now // link.interval + 1) * link.interval
-                if link.beat_at <= now:  # the division was rounded down to this very moment
-                    link.beat_at = now + link.interval
+                connection.beat_at = (now // connection.interval + 1) * connection.interval
+                if connection.beat_at <= now:  # the division was rounded down to this very moment
+                    connection.beat_at = now + connection.interval
 
     def wake(self) -> float:
         """When `settle` has to be called again if nothing happens before; infinite for never."""
         return min(
             self._detector.wake(),
             self._dialing.wake(),
-            self.tethers.wake(),
-            min((link.since + link.patience for link in self._untrusted.values()), default=math.inf),
-            min((link.beat_at for link in self._trusted.values()), default=math.inf),
+            self.early_close.wake(),
+            min(
+                (connection.since + connection.patience for connection in self._untrusted.values()),
+                default=math.inf,
+            ),
+            min((connection.beat_at for connection in self._trusted.values()), default=math.inf),
         )
 
     def take(self) -> list[Action]:
@@ -287,118 +292,122 @@ class Peers:
         self._detector.bear(busy)
 
     @property
-    def links(self) -> int:
-        """How many connections there are, trusted or not; tethers are not counted."""
-        return len(self._links)
+    def connections(self) -> int:
+        """Number of connections, trusted or not, without early-close connections."""
+        return len(self._connections)
 
     # -- frames
 
-    def _take(self, link: Link, frame: Frame, now: float) -> None:
+    def _take(self, connection: PeerConnection, frame: Frame, now: float) -> None:
         if isinstance(frame, Beat):
-            if not link.greeted:
-                self._reject(link, now)
+            if not connection.greeted:
+                self._reject(connection, now)
         elif isinstance(frame, Hello):
-            self._greeted(link, frame, now)
-        elif not link.greeted:
-            self._reject(link, now)
+            self._greeted(connection, frame, now)
+        elif not connection.greeted:
+            self._reject(connection, now)
         elif isinstance(frame, Attach):
-            self._consider(link, (frame.key, frame.rank), frame.proof, now)
-        elif isinstance(frame, Tether):
-            self._consider_tether(link, (frame.key, frame.rank), frame.proof, now)
+            self._consider(connection, (frame.key, frame.rank), frame.proof, now)
+        elif isinstance(frame, AttachEarlyClose):
+            self._consider_early_close(connection, (frame.key, frame.rank), frame.proof, now)
         elif isinstance(frame, Close):
-            self._parted(link, now)
+            self._parted(connection, now)
         elif isinstance(frame, Refused):
-            if link.trusted or link.dialed:
-                self._refused(link, frame)
+            if connection.trusted or connection.dialed:
+                self._refused(connection, frame)
         elif isinstance(frame, Goodbye):
-            self._left(link, (frame.key, frame.rank))
-        elif not link.trusted:
+            self._left(connection, (frame.key, frame.rank))
+        elif not connection.trusted:
             return
         elif isinstance(frame, Attached):
-            link.accepted.add((frame.key, frame.rank))
+            connection.accepted.add((frame.key, frame.rank))
             self._check(frame.key, now)
         elif isinstance(frame, Broken):
-            self._told(link, frame)
+            self._told(connection, frame)
         else:
-            link.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
-            link.beat_at = min(link.beat_at, now + link.interval)
+            connection.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
+            connection.beat_at = min(connection.beat_at, now + connection.interval)
 
-    def _greeted(self, link: Link, frame: Hello, now: float) -> None:
-        if not link.greet(frame):
-            self._reject(link, now)
-        elif link.dialed:
-            self._offer(link)
+    def _greeted(self, connection: PeerConnection, frame: Hello, now: float) -> None:
+        if not connection.greet(frame):
+            self._reject(connection, now)
+        elif connection.dialed:
+            self._offer(connection)
         else:
-            self._send(link, link.hello())
+            self._send(connection, connection.hello())
 
-    def _consider(self, link: Link, place: Place, given: bytes, now: float) -> None:
+    def _consider(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
         """The other end says that it is `place`."""
         key, rank = place
         local = self._worlds.of(key)
         if not local:
-            self._consider_unknown(link, place, given, now)
+            self._consider_unknown(connection, place, given, now)
             return
         roster = self._worlds[local[0]].roster
-        theirs = rank < roster.size and roster.members[rank].process == link.peer
-        if not theirs or not link.holds(roster.token, place, given):
-            self._send(link, Refused(key, rank, Reason.PROOF, roster.generation))
-            if not link.trusted:
-                self._expire(link, now)
-        elif not link.knocking:
-            link.proven.add(place)
-            if not link.trusted:
-                self._trust(link, now)
-            self._send(link, Attached(key, rank))
+        theirs = rank < roster.size and roster.members[rank].process == connection.peer
+        if not theirs or not connection.holds(roster.token, place, given):
+            self._send(connection, Refused(key, rank, Reason.PROOF, roster.generation))
+            if not connection.trusted:
+                self._expire(connection, now)
+        elif not connection.knocking:
+            connection.proven.add(place)
+            if not connection.trusted:
+                self._trust(connection, now)
+            self._send(connection, Attached(key, rank))
             self._check(key, now)
 
-    def _consider_unknown(self, link: Link, place: Place, given: bytes, now: float) -> None:
+    def _consider_unknown(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
         key, rank = place
-        verdict = self._past.judge(key, self._worlds.rosters(), lambda token: link.holds(token, place, given))
+        verdict = self._ended_generations.refusal(
+            key, self._worlds.rosters(), lambda token: connection.holds(token, place, given)
+        )
         if verdict is not None:
-            self._send(link, Refused(key, rank, *verdict))
-        elif len(link.waiting) >= (_MAX_WAITING_TRUSTED if link.trusted else _MAX_WAITING):
-            self._reject(link, now)
+            self._send(connection, Refused(key, rank, *verdict))
+        elif len(connection.waiting) >= (_MAX_WAITING_TRUSTED if connection.trusted else _MAX_WAITING):
+            self._reject(connection, now)
         else:
             # Its join is a few milliseconds ahead of this process's.
-            link.waiting[place] = given
+            connection.waiting[place] = given
 
-    def _consider_tether(self, link: Link, place: Place, given: bytes, now: float) -> None:
-        """The other end says that this connection is the tether of `place`."""
-        if link.dialed or link.trusted:
-            self._reject(link, now)
+    def _consider_early_close(
+        self, connection: PeerConnection, place: Place, given: bytes, now: float
+    ) -> None:
+        """The other end claims that this is the early-close connection of `place`."""
+        if connection.dialed or connection.trusted:
+            self._reject(connection, now)
             return
-        main = self._trusted.get(link.peer)
+        main = self._trusted.get(connection.peer)
         if main is not None and place in main.proven:
             token = self._worlds[self._worlds.of(place[0])[0]].roster.token
-            if link.holds(token, place, given, tether=True):
-                self._forget(link)
-                self.tethers.adopt(main, link, place)
+            if connection.holds(token, place, given, early_close=True):
+                self._forget(connection)
+                self.early_close.adopt(main, connection, place)
                 return
-        self._expire(link, now)
+        self._expire(connection, now)
 
-    def _trust(self, link: Link, now: float) -> None:
-        old = self._trusted.get(link.peer)
-        link.trusted = True
-        del self._untrusted[link.channel]
-        self._dialing.drop(link.peer)
+    def _trust(self, connection: PeerConnection, now: float) -> None:
+        old = self._trusted.get(connection.peer)
+        connection.trusted = True
+        del self._untrusted[connection.channel]
+        self._dialing.drop(connection.peer)
         if old is not None:
             # The other process gave the old connection up, or it would not have dialed again.
             self._claim(old, Cause.UNREACHABLE, "it gave its connection up and made another")
             self._forget(old)
             self._actions.append(Drop(old.channel, orderly=False))
-        self._trusted[link.peer] = link
-        self._detector.connected(link.peer, now)
+        self._trusted[connection.peer] = connection
+        self._detector.connected(connection.peer, now)
         # The proof first: the other end takes nothing else from this one before.
-        self._offer(link)
-        self._ask(link, now)
+        self._offer(connection)
+        self._ask(connection, now)
 
-    def _refused(self, link: Link, frame: Refused) -> None:
+    def _refused(self, connection: PeerConnection, frame: Refused) -> None:
         world = (frame.key, frame.rank)
         state = self._worlds.get(world)
-        if state is None or world not in link.offered:
+        if state is None or world not in connection.offered:
             return
-        link.offered.discard(world)
-        ranks = state.ranks(link.peer)
+        connection.offered.discard(world)
+        ranks = state.ranks(connection.peer)
         if frame.reason is Reason.STALE:
             said = f"rank {ranks[0]} is in generation {frame.generation}"
             self._refuse(world, Why.STALE, said)
@@ -407,75 +416,76 @@ class Peers:
         else:
             state.notes.update(dict.fromkeys(ranks, "it refused this process's proof: its token is another"))
 
-    def _left(self, link: Link, place: Place) -> None:
-        link.waiting.pop(place, None)
-        if place in link.proven:
-            link.proven.discard(place)
+    def _left(self, connection: PeerConnection, place: Place) -> None:
+        connection.waiting.pop(place, None)
+        if place in connection.proven:
+            connection.proven.discard(place)
             for world in self._worlds.of(place[0]):
                 self._detector.left(world, place[1])
 
-    def _told(self, link: Link, frame: Broken) -> None:
+    def _told(self, connection: PeerConnection, frame: Broken) -> None:
         """The other end holds a world to be broken."""
-        if not any(key == frame.key for key, _ in link.proven):
+        if not any(key == frame.key for key, _ in connection.proven):
             return
         own = [(frame.key, rank) for rank in frame.ranks]
-        itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in link.proven
+        itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in connection.proven
         if itself:
-            link.proven.discard(own[0])  # it says no goodbye
+            connection.proven.discard(own[0])  # it says no goodbye
         for world in self._worlds.of(frame.key):
             if itself:
                 self._detector.fell(world, frame.ranks[0], frame.detail)
             else:
                 self._detector.told(world, frame.cause, frame.ranks, frame.detail)
 
-    def _parted(self, link: Link, now: float) -> None:
+    def _parted(self, connection: PeerConnection, now: float) -> None:
         """The other end closes the connection in good order."""
-        self._forget(link)
-        self._actions.append(Drop(link.channel, orderly=True))
-        if link.trusted:
-            self._detector.disconnected(link.peer)
-            for key, rank in sorted(link.proven):
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=True))
+        if connection.trusted:
+            self._detector.disconnected(connection.peer)
+            for key, rank in sorted(connection.proven):
                 for world in self._worlds.of(key):
                     if self._worlds[world].ready:
                         self._detector.left(world, rank)
-            self._again(link.peer, now)
-        elif link.dialed:
-            self._dialing.ended(link.peer, now, refused=False)
+            self._again(connection.peer, now)
+        elif connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=False)
 
     # -- doing
 
-    def _reject(self, link: Link, now: float) -> None:
+    def _reject(self, connection: PeerConnection, now: float) -> None:
         """What came is not what a member sends."""
-        self._actions.append(Drop(link.channel, orderly=False))
-        self.closed(link.channel, Ending.GARBAGE, now)
+        self._actions.append(Drop(connection.channel, orderly=False))
+        self.closed(connection.channel, ConnectionEnd.GARBAGE, now)
 
-    def _expire(self, link: Link, now: float) -> None:
+    def _expire(self, connection: PeerConnection, now: float) -> None:
         """The handshake came to nothing."""
-        if link.greeted:
-            self._send(link, Close())
-        self._forget(link)
-        self._actions.append(Drop(link.channel, orderly=link.greeted))
-        if link.dialed:
-            self._dialing.ended(link.peer, now, refused=False)
+        if connection.greeted:
+            self._send(connection, Close())
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=connection.greeted))
+        if connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=False)
             self._worlds.note(
-                link.peer, "it does not know this generation" if link.greeted else "it does not answer"
+                connection.peer,
+                "it does not know this generation" if connection.greeted else "it does not answer",
             )
 
-    def _part(self, link: Link) -> None:
+    def _part(self, connection: PeerConnection) -> None:
         """No world needs this connection any more."""
-        if link.greeted:
-            self._send(link, Close())
-        self._forget(link)
-        self._actions.append(Drop(link.channel, orderly=link.greeted))
-        if link.trusted:
-            self._detector.disconnected(link.peer)
+        if connection.greeted:
+            self._send(connection, Close())
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=connection.greeted))
+        if connection.trusted:
+            self._detector.disconnected(connection.peer)
 
-    def _forget(self, link: Link) -> None:
-        del self._links[link.channel]
-        self._untrusted.pop(link.channel, None)
-        if self._trusted.get(link.peer) is link:
-            del self._trusted[link.peer]
-            self.tethers.forget(link)
+    def _forget(self, connection: PeerConnection) -> None:
+        del self._connections[connection.channel]
+        self._untrusted.pop(connection.channel, None)
+        if self._trusted.get(connection.peer) is connection:
+            del self._trusted[connection.peer]
+            self.early_close.forget(connection)
 
     def _again(self, process: str, now: float) -> None:
         """The connection is gone; worlds that are still being attached need another."""
@@ -485,39 +495,43 @@ class Peers:
     def _dial(self, process: str, attempt: int, now: float) -> None:
         known = self._worlds.endpoints(process)
         channel = self._channel()
-        link = Link(channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False)
-        link.knocking = self.own > process
-        self._links[channel] = self._untrusted[channel] = link
+        connection = PeerConnection(
+            channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False
+        )
+        connection.knocking = self.own > process
+        self._connections[channel] = self._untrusted[channel] = connection
         self._actions.append(Dial(channel, known[attempt % len(known)]))
 
-    def _offer(self, link: Link) -> None:
-        """Prove every world shared with the other end; to a stranger only as many as it may hold waiting."""
-        open_ = [each for each in self._worlds.shared(link.peer) if each not in link.offered]
-        for world in open_ if link.trusted else open_[:_MAX_WAITING]:
-            self._send(link, link.offer(self._worlds[world].roster.token, world))
+    def _offer(self, connection: PeerConnection) -> None:
+        """Prove every world shared with the other end; before it is authenticated, at most `_MAX_WAITING`."""
+        open_ = [each for each in self._worlds.shared(connection.peer) if each not in connection.offered]
+        for world in open_ if connection.trusted else open_[:_MAX_WAITING]:
+            self._send(connection, connection.offer(self._worlds[world].roster.token, world))
 
-    def _ask(self, link: Link, now: float) -> None:
+    def _ask(self, connection: PeerConnection, now: float) -> None:
         """Tell the other end how often it has to be heard."""
-        interval = min(max(self._detector.shortest(link.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
-        if link.trusted and link.asked != interval:
-            link.asked = interval
-            self._send(link, Need(interval))
-            link.beat_at = min(link.beat_at, now + link.interval) if link.beats else now
+        interval = min(max(self._detector.shortest(connection.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
+        if connection.trusted and connection.asked != interval:
+            connection.asked = interval
+            self._send(connection, Need(interval))
+            connection.beat_at = (
+                min(connection.beat_at, now + connection.interval) if connection.beats else now
+            )
 
     def _tell(self, world: WorldId, breakage: Breakage, ranks: Iterable[int]) -> None:
         roster = self._worlds[world].roster
         frame = Broken(roster.key, breakage.cause, breakage.ranks, breakage.detail)
         for process in dict.fromkeys(roster.members[rank].process for rank in ranks):
-            link = self._trusted.get(process)
-            if link is not None:
-                self._send(link, frame)
-                self._ask(link, breakage.at)
+            connection = self._trusted.get(process)
+            if connection is not None:
+                self._send(connection, frame)
+                self._ask(connection, breakage.at)
         for other in self._worlds.of(roster.key):
             self._detector.told(other, breakage.cause, breakage.ranks, breakage.detail)
 
-    def _claim(self, link: Link, cause: Cause, detail: str) -> None:
+    def _claim(self, connection: PeerConnection, cause: Cause, detail: str) -> None:
         """Break the worlds that were attached over this connection."""
-        for key, rank in sorted(link.proven):
+        for key, rank in sorted(connection.proven):
             for world in self._worlds.of(key):
                 self._detector.told(world, cause, (rank,), f"rank {rank}: {detail}")
 
@@ -528,19 +542,23 @@ class Peers:
                 state.ready = True
                 self._actions.append(Ready(world))
                 for process in self._worlds.processes(state.roster):
-                    self.tethers.want(self._trusted[process], now)
+                    self.early_close.want(self._trusted[process], now)
 
     def _there(self, state: World, rank: int) -> bool:
         roster = state.roster
         process = roster.members[rank].process
         if process == self.own:
             return (roster.key, rank) in self._worlds
-        link = self._trusted.get(process)
-        return link is not None and (roster.key, rank) in link.proven and world_id(roster) in link.accepted
+        connection = self._trusted.get(process)
+        return (
+            connection is not None
+            and (roster.key, rank) in connection.proven
+            and world_id(roster) in connection.accepted
+        )
 
     def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
         if not self._worlds[world].ready:
             self._actions.append(Refusal(world, why, detail))
 
-    def _send(self, link: Link, frame: Frame) -> None:
-        self._actions.append(Send(link.channel, frame))
+    def _send(self, connection: PeerConnection, frame: Frame) -> None:
+        self._actions.append(Send(connection.channel, frame))

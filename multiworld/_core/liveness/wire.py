@@ -1,4 +1,4 @@
-"""What the watchdogs of two processes say to each other: small binary frames, parsed without I/O.
+"""Wire format between two watchdogs: small binary frames, parsed without I/O.
 
 A frame is a header (magic ``m8``, version, type, length of the payload: 6 bytes, big-endian) and a payload of
 at most 4 KiB of fixed-width numbers and UTF-8. Nothing in it is ever executed or unpickled.
@@ -22,8 +22,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "MAX_KEY", "MAX_PAYLOAD", "MAX_RANKS", "NONCE", "Attach", "Attached", "Beat", "Broken", "Close", "Frame", "Goodbye",
-    "Hello", "Need", "Parser", "Reason", "Refused", "Tether", "encode", "proof",
+    "MAX_KEY",
+    "MAX_PAYLOAD",
+    "MAX_RANKS",
+    "NONCE",
+    "Attach",
+    "AttachEarlyClose",
+    "Attached",
+    "Beat",
+    "Broken",
+    "Close",
+    "Frame",
+    "Goodbye",
+    "Hello",
+    "Need",
+    "Parser",
+    "Reason",
+    "Refused",
+    "encode",
+    "proof",
 ]  # fmt: skip
 
 MAX_PAYLOAD = 4096
@@ -126,10 +143,10 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Tether:
-    """This connection is the tether of `rank` of the world `key`: its end is the end of the sender's process.
+class AttachEarlyClose:
+    """This connection is the sender's early-close connection, proved as `rank` of the world `key`.
 
-    Accepted with `Attached`. Nothing follows, but `Close` where it is ended in good order.
+    Accepted with `Attached`. Only `Close` may follow, before an orderly end.
     """
 
     key: str
@@ -137,7 +154,7 @@ class Tether:
     proof: bytes
 
 
-Frame = Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | Tether
+Frame = Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | AttachEarlyClose
 
 
 def proof(
@@ -149,7 +166,7 @@ def proof(
     nonces: tuple[bytes, bytes],
     key: str,
     rank: int,
-    tether: bool = False,
+    early_close: bool = False,
 ) -> bytes:
     """Return the 32 bytes that prove to hold `token` on this connection.
 
@@ -161,9 +178,10 @@ def proof(
         nonces: the dialer's and the listener's.
         key: of the world.
         rank: the prover's.
-        tether: for a `Tether`; neither proof stands for the other.
+        early_close: for an `AttachEarlyClose`; the two kinds of proof differ.
     """
-    kind = b"m8d-tether-1" if tether else b"m8d-attach-1"
+    # The wire format keeps the name of its first version.
+    kind = b"m8d-tether-1" if early_close else b"m8d-attach-1"
     side = b"dialer" if from_dialer else b"listener"
     parts = (
         kind, side, bytes.fromhex(dialer), bytes.fromhex(listener), *nonces, struct.pack("!I", rank),
@@ -240,7 +258,7 @@ def _payload(frame: Frame) -> tuple[int, bytes]:
         return 6, _key(frame.key, 0) + head + struct.pack(f"!{len(ranks)}I", *ranks) + detail
     if isinstance(frame, Need):
         return 8, struct.pack("!I", min(max(round(frame.interval * 1000), 1), 0xFFFFFFFF))
-    if isinstance(frame, Tether):
+    if isinstance(frame, AttachEarlyClose):
         return 10, _key(frame.key, frame.rank) + _exactly(frame.proof, 32)
     return 9, b""
 
@@ -280,9 +298,9 @@ def _attach(payload: bytes) -> Attach:
     return Attach(key, rank, _exactly(rest, 32))
 
 
-def _tether(payload: bytes) -> Tether:
+def _attach_early_close(payload: bytes) -> AttachEarlyClose:
     key, rank, rest = _split(payload)
-    return Tether(key, rank, _exactly(rest, 32))
+    return AttachEarlyClose(key, rank, _exactly(rest, 32))
 
 
 def _attached(payload: bytes) -> Attached:
@@ -328,5 +346,5 @@ def _close(payload: bytes) -> Close:
 
 _DECODERS: dict[int, Callable[[bytes], Frame]] = {
     1: _hello, 2: _attach, 3: _attached, 4: _refused, 5: _goodbye, 6: _broken, 7: _beat, 8: _need, 9: _close,
-    10: _tether,
+    10: _attach_early_close,
 }  # fmt: skip

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.detector import Ending, Probe
+from multiworld._core.liveness.detector import ConnectionEnd, Probe
 from multiworld._core.liveness.wire import Frame, Parser, encode
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.liveness.evidence import Answered, Asker, Helper
@@ -27,14 +27,14 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets", "strangers_at_most"]
+__all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets", "unauthenticated_at_most"]
 
 _SHARE = 8
-"""What strangers may have of this process's descriptors: one of so many."""
+"""Unauthenticated connections may hold one in eight of the process's descriptors."""
 
 _CHUNK = 65536
 _BACKLOG = 256
-_ACCEPTS = 16  # per wait, so that a flood of strangers does not keep the members waiting, nor all descriptors
+_ACCEPTS = 16  # per wait, so that a flood of connections neither delays the members nor takes all descriptors
 _READS = 16
 _UNSENT = 1 << 20  # bytes kept for a peer that does not read, beyond the kernel's buffers
 _LINGER = 0.25
@@ -75,7 +75,7 @@ class Closed:
     """
 
     channel: int
-    ending: Ending
+    ending: ConnectionEnd
     refused: bool
     plain: bool = field(default=False, compare=False)
 
@@ -225,7 +225,7 @@ class Sockets:
             code = getattr(error, "errno", None) or errno.EHOSTUNREACH
         if entry is None:
             # No descriptor, or no address: reported by the next wait like everything else.
-            self._unborn.append(Closed(channel, Ending.DEAD, refused=False))
+            self._unborn.append(Closed(channel, ConnectionEnd.DEAD, refused=False))
             return
         if code not in {0, errno.EINPROGRESS}:
             entry.error = code
@@ -340,7 +340,7 @@ class Sockets:
             code = errno.ECONNREFUSED
         if code:
             self._discard(entry)
-            events.append(Closed(entry.number, Ending.DEAD, refused=code == errno.ECONNREFUSED))
+            events.append(Closed(entry.number, ConnectionEnd.DEAD, refused=code == errno.ECONNREFUSED))
             return
         entry.connecting = False
         self._watch(entry, selectors.EVENT_READ)
@@ -349,7 +349,7 @@ class Sockets:
 
     def _read(self, entry: _Channel, events: list[SocketEvent]) -> None:
         frames: list[Frame] = []
-        ending: Ending | None = None
+        ending: ConnectionEnd | None = None
         plain = False
         for _ in range(_READS):
             try:
@@ -458,22 +458,22 @@ class Sockets:
         del self._channels[entry.number]
 
 
-def strangers_at_most(most: int) -> int:
+def unauthenticated_at_most(most: int) -> int:
     """Return how many connections may be waiting for their proof: `most`, or an eighth of this process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // _SHARE))
 
 
-def _ending(code: int | None) -> Ending:
+def _ending(code: int | None) -> ConnectionEnd:
     if code == errno.ENOBUFS:
-        return Ending.STUCK
-    return Ending.DEAD if code in _DEAD else Ending.LOST
+        return ConnectionEnd.STUCK
+    return ConnectionEnd.DEAD if code in _DEAD else ConnectionEnd.LOST
 
 
 def _prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # For tethers, on which nothing travels: what stands between the hosts and forgets idle connections keeps them.
+    # Early-close connections are idle: keepalives keep firewalls and NAT from dropping them.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE)

@@ -1,12 +1,12 @@
-"""A store's server whose visitors cost the process nothing: a thread with a table of descriptors of its own.
+"""TCPStore server in a thread with its own descriptor table, so that its clients use none of the process's descriptors.
 
-Whoever reaches the port of a store is accepted, in C++, and has a descriptor of the process for it; with none left
-every world's connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`) the server can
-only run out of its own. The kernel keeps connections on which nothing was said from it for a while
-(TCP_DEFER_ACCEPT), and regularly the thread hangs up on those that did not turn out to be clients'.
+torch's server (C++) accepts every connection to the store's port, at a descriptor each; with none left, every world's
+connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`) the server can
+exhaust only that table. The kernel holds connections back until they send data (TCP_DEFER_ACCEPT), and the thread
+regularly closes those that do not prove to be clients.
 
-As in the vault, an object that owns a descriptor and is collected here as garbage closes another's number: the numbers
-that the process uses are the null device's here.
+An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The numbers
+that the process uses therefore refer to the null device here.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import Any
 import torch
 import torch.distributed
 
-from multiworld._core.store_clients import IMPATIENCE, PATIENCE, Visit, Visitors
-from multiworld._net.descriptor_table import alone, floor
+from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, Accepted, ClientCheck
+from multiworld._net.descriptor_table import isolate, lowest_number
 
 __all__ = ["StoreServer", "older_than"]
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
-_LOOK = 1.0  # seconds between two looks at the visitors
-_SOON = 0.1  # the same with torch's older server, which a visitor that says half a word blocks
-_START, _ENDING = 10.0, 10.0  # seconds; beyond torch's own timeout; both take milliseconds
-_DEFER = 60  # seconds that the kernel keeps a connection on which nothing was said
-_NULLS = 1024  # numbers that are the null device's at most
+_LOOK = 1.0  # seconds between two checks of the connections
+_SOON = 0.1  # with torch's older server, which an incomplete greeting blocks
+_START, _ENDING = 10.0, 10.0  # seconds beyond torch's timeout; both normally take milliseconds
+_DEFER = 60  # seconds that the kernel holds a silent connection back
+_NULLS = 1024  # numbers that refer to the null device, at most
 
 _BOUND, _REFUSED, _FAILED = b"b", b"r", b"f"
 _ANSWER = struct.Struct("!cQ")
@@ -49,16 +49,16 @@ _INFO, _INFO_SIZE = struct.Struct("=128xQ20xI"), 160
 
 
 class StoreServer:
-    """A TCPStore's server at exactly one address: TCPStore's own socket would listen on every interface.
+    """TCPStore server at exactly one address; the socket that TCPStore opens listens on every interface.
 
     Args:
         family: of the address.
         target: numeric host, and port.
-        timeout: seconds that torch tries to reach its own server.
+        timeout: seconds that torch may take to connect to its own server.
 
     Attributes:
-        port: it listens at.
-        thread: number of the thread whose table of descriptors it uses.
+        port: where it listens.
+        thread: native id of the thread that owns its descriptor table.
 
     Raises:
         OSError: it cannot listen there.
@@ -67,12 +67,12 @@ class StoreServer:
 
     def __init__(self, family: int, target: tuple[str, int], *, timeout: float = 30.0) -> None:
         self.port = target[1]
-        self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # The far end is a plain number from here on: an object could close it in the wrong table.
-            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, floor())
+            # A plain number: a socket object could be collected, and close it, in the wrong table.
+            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, lowest_number())
         except BaseException:
-            self._line.close()
+            self._control.close()
             raise
         finally:
             far.close()
@@ -84,11 +84,11 @@ class StoreServer:
             )
         except BaseException:
             os.close(number)
-            self._line.close()
+            self._control.close()
             raise
-        self._line.settimeout(timeout + _START)
+        self._control.settimeout(timeout + _START)
         try:
-            answer = self._line.recv(_ANSWER.size)
+            answer = self._control.recv(_ANSWER.size)
         except TimeoutError:
             answer = b""
         if not shared[0]:
@@ -96,28 +96,28 @@ class StoreServer:
         what, code = _ANSWER.unpack(answer) if answer else (_REFUSED, errno.ETIMEDOUT)
         self.thread = code
         if what == _BOUND:
-            self._finish = weakref.finalize(self, _end, self._line, os.getpid())
+            self._finish = weakref.finalize(self, _end, self._control, os.getpid())
             self._finish.atexit = False
             return
-        self._line.close()
+        self._control.close()
         if what == _FAILED:
             raise failed.pop()
         raise OSError(code, os.strerror(code))
 
     def close(self) -> None:
-        """End it, as its last reference does; the port is free then. Takes 10 s at most. Harmless when repeated."""
+        """Stop the server and free the port, within 10 s; idempotent. Losing the last reference does the same."""
         self._finish()
 
 
-def _end(line: socket.socket, pid: int) -> None:
-    if os.getpid() == pid:  # else it is a forked child's copy: the server is the parent's
+def _end(control: socket.socket, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has only a copy
         with contextlib.suppress(OSError):
-            line.shutdown(socket.SHUT_WR)  # a forked child may have a copy of this end
-        line.settimeout(_ENDING)
+            control.shutdown(socket.SHUT_WR)  # a forked child may have a copy of this end
+        control.settimeout(_ENDING)
         with contextlib.suppress(OSError):
-            while line.recv(_ANSWER.size):
+            while control.recv(_ANSWER.size):
                 continue
-    line.close()
+    control.close()
 
 
 def _run(
@@ -129,33 +129,35 @@ def _run(
     failed: list[Exception],
     shared: list[bool],
 ) -> None:
-    """Serve: the thread's function. `end`: of the line."""
-    own = _thread.get_native_id() != starter  # else it is no thread: gevent's and eventlet's are not
+    """Thread entry point. `end`: number of the control socket."""
+    own = (
+        _thread.get_native_id() != starter
+    )  # gevent and eventlet patch threads into greenlets of the same thread
     if own:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    line = socket.socket(fileno=end)
+    control = socket.socket(fileno=end)
     server = None
     try:
         used = max(map(int, os.listdir("/proc/self/fd")), default=0)  # noqa: PTH208  (names only)
-        if own and alone(end):
+        if own and isolate(end):
             shared[0] = False
-            _fill(min(used, floor(), _NULLS))
+            _fill(min(used, lowest_number(), _NULLS))
         server = _serve(family, target, timeout)
-        line.send(_ANSWER.pack(_BOUND, _thread.get_native_id()))
-        _watch(line, target[1])
+        control.send(_ANSWER.pack(_BOUND, _thread.get_native_id()))
+        _watch(control, target[1])
     except OSError as error:
         with contextlib.suppress(OSError):
-            line.send(_ANSWER.pack(_REFUSED, error.errno or errno.EIO))
-    except Exception as error:  # noqa: BLE001  (torch's: raised where it is waited for)
+            control.send(_ANSWER.pack(_REFUSED, error.errno or errno.EIO))
+    except Exception as error:  # noqa: BLE001  (re-raised by the constructor)
         failed.append(error)
         with contextlib.suppress(OSError):
-            line.send(_ANSWER.pack(_FAILED, 0))
+            control.send(_ANSWER.pack(_FAILED, 0))
     finally:
         del server  # its destructor joins its thread
         if shared[0]:
-            line.close()
+            control.close()
         else:
-            line.detach()  # closed by the end of this thread's table: then everything else is closed as well
+            control.detach()  # closed with this thread's table
 
 
 def _fill(top: int) -> None:
@@ -193,54 +195,56 @@ def _serve(family: int, target: tuple[str, int], timeout: float) -> Any:
 
 
 def _keep_alive(listener: socket.socket) -> None:
-    """Let connections to hosts that are gone end, a minute later: accepted sockets inherit this (Linux)."""
+    """End connections to hosts that are gone after a minute: accepted sockets inherit the options (Linux)."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _watch(line: socket.socket, port: int) -> None:
+def _watch(control: socket.socket, port: int) -> None:
     quick = not _libuv_takes_a_socket()
-    visitors = Visitors(answers=not quick, patience=IMPATIENCE if quick else PATIENCE)
-    line.settimeout(_SOON if quick else _LOOK)
+    clients = ClientCheck(answers=not quick, patience=PATIENCE_BLOCKED if quick else PATIENCE)
+    control.settimeout(_SOON if quick else _LOOK)
     while True:
         try:
-            if not line.recv(1):
+            if not control.recv(1):
                 return
-        except TimeoutError:  # noqa: PERF203  (how it waits)
-            for each in visitors.look(_visits(port, visitors), time.monotonic()):
+        except TimeoutError:  # noqa: PERF203  (the timeout is the loop's timer)
+            for each in clients.overdue(_unproven(port, clients), time.monotonic()):
                 _hang_up(each)
 
 
-def _visits(port: int, visitors: Visitors) -> list[Visit]:
+def _unproven(port: int, clients: ClientCheck) -> list[Accepted]:
     found = []
     for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (names only)
         fd = int(name)
         with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or no TCP socket
             status = os.fstat(fd)
-            if not stat.S_ISSOCK(status.st_mode) or visitors.known(fd, status.st_ino):
+            if not stat.S_ISSOCK(status.st_mode) or clients.is_client(fd, status.st_ino):
                 continue
             sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
             try:
                 sock.getpeername()  # the listener has none
                 local = sock.getsockname()
-                if isinstance(local, tuple) and local[1:2] == (port,):  # else it is the line, or a client's
+                if isinstance(local, tuple) and local[1:2] == (
+                    port,
+                ):  # the control socket and other clients differ
                     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
                     received, sent = _INFO.unpack_from(info)
-                    found.append(Visit(fd, status.st_ino, received, sent > 0))
+                    found.append(Accepted(fd, status.st_ino, received, sent > 0))
             finally:
                 sock.detach()
     return found
 
 
-def _hang_up(visit: Visit) -> None:
-    """Let the server find the connection at its end; it closes it."""
+def _hang_up(accepted: Accepted) -> None:
+    """Shut the connection down, so that torch's server closes it."""
     with contextlib.suppress(OSError):
-        copy = os.dup(visit.fd)
+        copy = os.dup(accepted.fd)
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=copy)
         with sock:
-            if os.fstat(copy).st_ino == visit.inode:
+            if os.fstat(copy).st_ino == accepted.inode:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -250,8 +254,8 @@ def older_than(*version: int) -> bool:
 
 
 def _libuv_takes_a_socket() -> bool:
-    """Whether the libuv server, which no half-sent query can block, listens on a socket that it is given.
+    """Whether torch's libuv server, which an incomplete query does not block, accepts an open socket.
 
-    The build cannot be asked without it printing an error, so this is by version: 2.4 and 2.6 refuse, 2.9 accepts.
+    Decided by version, because asking the build prints an error: 2.4 and 2.6 refuse, 2.9 accepts.
     """
     return not older_than(2, 9)
