@@ -41,12 +41,12 @@ _FORMER_NAMES = {"M8D_EARLY_CLOSE": "M8D_TETHERS"}
 """Variables that were renamed: the former name is still read, with a warning."""
 
 MAX_TIMEOUT = 1_000_000.0
-"""Seconds, 11 days and a half. Sockets take 24 days at most (poll counts milliseconds in 32 bits), and gloo no more."""
+"""Seconds, 11.5 days. poll(2) counts milliseconds in 32 bits (24 days); gloo's limit is the same."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds when an argument says nothing.
+    """Defaults of arguments.
 
     Attributes:
         hang_timeout: seconds of silence that make a member hung.
@@ -126,7 +126,7 @@ def run_id(environ: Mapping[str, str] | None = None) -> str:
 
 
 def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Set the variables that are not set yet; return those that were. What a user set is never changed."""
+    """Set the variables that are not set yet, and return them. Variables set by the user are never changed."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
     return fresh
@@ -136,7 +136,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     """Set variables of this process, and unset those whose value is None.
 
     Returns:
-        What they were; given to this function again, that puts them back.
+        The previous values; passing them to this function restores them.
     """
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():

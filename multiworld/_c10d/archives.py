@@ -1,4 +1,4 @@
-"""Whether bytes are an archive as ``torch.save`` writes it, asked before ``torch.load(weights_only=True)`` sees them.
+"""Check that bytes are a ``torch.save`` archive before they reach ``torch.load(weights_only=True)``.
 
 Up to torch 2.5 `weights_only` binds the unpickler only: a tar of torch's earliest format is unpacked to wherever its
 names lead (CVE-2025-32434), and an archive of TorchScript is loaded with its code. From 2.6 on torch refuses both.

@@ -1,6 +1,6 @@
-"""What the installed torch can do, asked of the build itself, and the guards set before the first NCCL world.
+"""Capabilities of the installed torch, and the guards set before the first NCCL world.
 
-Asked are: the registered backends, the classes' methods and options, the headers that came with the build, and
+The build itself is examined: the registered backends, the classes' methods and options, the headers that came with the build, and
 the marker of a patched one. Version numbers are for people. Importing this module imports no torch.
 """
 
@@ -43,7 +43,7 @@ _HEADERS = "include/torch/csrc"
 
 @dataclass(frozen=True)
 class Build:
-    """What the installed torch says of itself.
+    """Identity of the installed torch.
 
     Attributes:
         version: "2.13.0+cpu".
@@ -66,7 +66,7 @@ class Build:
 
 @dataclass(frozen=True)
 class BackendAbility:
-    """What one backend can do here. None where the build does not tell.
+    """Capabilities of one backend in this build; None where unknown.
 
     Attributes:
         name: as given to ``join`` ("gloo").
@@ -215,7 +215,7 @@ def nccl_name(backend: str) -> str | None:
 
 
 class _Prepared:
-    """What this process has set and said already."""
+    """Environment variables set, and warnings shown, by this process."""
 
     ours: dict[str, str] = {}  # noqa: RUF012  (one per process, on purpose)
     _said: set[str] = set()  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Which class a backend's name builds, asked of torch's own registration, without registering or building anything."""
+"""The class that a backend's name builds, found in torch's registration without registering or building."""
 
 from __future__ import annotations
 

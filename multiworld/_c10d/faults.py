@@ -1,4 +1,4 @@
-"""What an exception of torch.distributed says: a transport fault, or a mistake in the call. The only such table.
+"""Classification of torch.distributed's exceptions: transport faults, or mistakes of the caller.
 
 gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of torch 2.4
 to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of NCCL are read from
@@ -23,8 +23,8 @@ class Fault:
     """A transport fault.
 
     Attributes:
-        detail: what was seen, in one line.
-        timeout: whether it is that something took too long.
+        detail: the observation, in one line.
+        timeout: whether it is a timeout.
         peer: "host:port" of the connection, where the text names it.
         rank: of the member that is the cause, where the text names exactly one.
     """
@@ -131,8 +131,7 @@ def classify(error: BaseException) -> Fault | None:
         return None
     text = str(error)
     low = text.lower()
-    # Of the classes torch has for this, only these two say enough by themselves; every NCCL error of whatever kind
-    # is a DistBackendError.
+    # Of torch's classes only these two suffice; every kind of NCCL error is a DistBackendError.
     network = isinstance(error, (OSError, dist.DistNetworkError, dist.DistStoreError))
     timeout = isinstance(error, TimeoutError) or any(each in low for each in _TIMEOUTS)
     transport = network or timeout or any(each in low for each in _TRANSPORT)

@@ -1,4 +1,4 @@
-"""Attributes of modules, types and objects that are replaced for a while and put back exactly."""
+"""Temporary replacement of attributes of modules, types and objects, undone exactly."""
 
 from __future__ import annotations
 

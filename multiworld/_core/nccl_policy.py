@@ -1,10 +1,10 @@
-"""What is done about NCCL's error handling in this process: managed, guarded, or left alone; and what remains wrong.
+"""NCCL policy: how this process manages NCCL's error handling, and which defects remain.
 
 The defects are those of docs/patching.md (D0 to D8 in torch's older implementation, N1 to N4 in ``nccl2``). What
 an environment variable does was read in PyTorch's sources from 2.4 to 2.12 and in the headers up to 2.15, and tried on
 2.6, 2.14 and 2.15.
 
-One idea is behind the guards: after a failure it matters who aborts a communicator. An operation that is waiting
+The guards rest on one rule: after a failure it matters which code aborts a communicator. An operation that is waiting
 ends with the abort as if it had succeeded, so only the runtime may abort, which marks the world as broken first. Torch
 itself is told to leave failures alone, unless it is patched: then it says of each operation how it ended.
 """
@@ -27,10 +27,10 @@ CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
 NO_HANDLING = "0"
-"""The value with which torch takes note of a failure, and does nothing."""
+"""Value of the same variable: note the failure and do nothing."""
 
 SURVIVABLE = (NO_HANDLING, CLEAN_UP_ONLY)
-"""Values with which torch leaves the process alone."""
+"""Values with which torch does not end the process."""
 
 HOW_TO_PATCH = (
     "Install a patched torch: `nox -s build-torch` in multiworld's sources makes one (docs/patching.md)"
@@ -47,7 +47,7 @@ ENDED_BY = {
     "D7": "world-scope",
     "D8": "abort-offload",
 }
-"""The patch topic that ends each defect of the older implementation."""
+"""The patch topic that fixes each defect of the older implementation."""
 
 _NEEDED = ("group-guard", "cleanup-only")  # without both, a fault still ends the process or corrupts data
 
@@ -65,7 +65,7 @@ _TEXTS = {
     "N1": "after an abort by torch, what was waited for in C++ (DDP, functional collectives) is stale (nccl2)",
     "N3": "who waits for the GPU itself (a stream, Tensor.cpu()) stays blocked while ncclCommAbort hangs (nccl2)",
 }
-"""As a program with worlds sees them: what the runtime makes good is not said. N2 and N4 are among that."""
+"""As a program with worlds sees them. N2 and N4 are absent: the runtime compensates for them."""
 
 
 class Mode(str, enum.Enum):
@@ -85,7 +85,7 @@ class Mode(str, enum.Enum):
 
 
 class Implementation(str, enum.Enum):
-    """What a backend's name builds.
+    """The class of process group that a backend's name builds.
 
     Attributes:
         LEGACY: torch's ProcessGroupNCCL.
@@ -104,7 +104,7 @@ class Implementation(str, enum.Enum):
 
 @dataclass(frozen=True)
 class NcclFacts:
-    """What was asked of the build.
+    """Facts about the build that decide the policy.
 
     Attributes:
         backend: the name a world would be joined with ("nccl").

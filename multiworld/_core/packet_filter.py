@@ -1,4 +1,4 @@
-"""Which packets may reach a listener of gloo's: programs for the kernel's packet filter (classic BPF). Pure.
+"""Packet filters (classic BPF) for gloo's listeners: which connections they accept. Pure.
 
 A connection that gloo's listener cannot accept (no descriptor is left) ends the process, and one that says a number
 which no pair waits for keeps its descriptor for as long as the device lives (gloo's ``transport/tcp/listener.cc``; the

@@ -1,4 +1,4 @@
-"""The address of this host at which the other members reach it.
+"""Host address: where other members reach this host.
 
 One rule, the first that says something:
 
@@ -60,11 +60,11 @@ def chosen(world: str) -> str | None:
             rule="It names interfaces of this host, and one of them has an address",
             next_step="Give a name that `ip address` shows",
         )
-    return _first_of(settings.environment("GLOO_SOCKET_IFNAME") or "")  # a wrong one gloo itself refuses
+    return _first_of(settings.environment("GLOO_SOCKET_IFNAME") or "")  # gloo itself refuses a wrong one
 
 
 def outward() -> str:
-    """Return the address that leads to other hosts, as good as it can be known; loopback where nothing does."""
+    """Return the local address that leads to other hosts; loopback where there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect((_ELSEWHERE, 9))  # UDP: nothing is sent, the kernel picks the interface
         return str(probe.getsockname()[0])
@@ -76,7 +76,7 @@ def outward() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address is one that every host has for itself."""
+    """Whether a numeric address is local to each host (loopback)."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -86,7 +86,7 @@ def _first_of(names: str) -> str | None:
 
 
 def _of_interface(name: str) -> str | None:
-    """An IPv4 address of the interface, or a global IPv6 one; None where it has neither, or is none."""
+    """Return an IPv4 address of the interface, or a global IPv6 one; None without either."""
     packed = struct.pack("256s", name.encode()[:15])
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,

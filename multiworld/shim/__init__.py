@@ -1,4 +1,4 @@
-"""What joins multiworld to a torch installation.
+"""Shim: the parts of multiworld that attach it to a torch installation.
 
 | name | what it does |
 |---|---|

@@ -1,4 +1,4 @@
-"""Another distribution that installs the import name ``multiworld``, as Cisco's ``multiworld`` on PyPI does.
+"""Detection of other distributions with the import name ``multiworld``, such as Cisco's on PyPI.
 
 Python has one folder for both, and whichever was installed last has its files there. Cisco's, when imported, patches
 torch's files below site-packages and ends the process (its ``post_setup.py``, 0.2.3). This file needs nothing of the
@@ -40,7 +40,7 @@ class Clash:
 
     @property
     def says(self) -> str:
-        """What is the matter, in one sentence."""
+        """The problem, in one sentence."""
         value = f"the distribution 'multiworld' {self.version} is installed in {self.folder}"
         if self.in_front and self.beside:
             rule = "its files have overwritten those of this package, which the distribution 'm8d' installs"
@@ -54,7 +54,7 @@ class Clash:
 
     @property
     def next_step(self) -> str:
-        """What to do, as commands."""
+        """The fix, as commands."""
         steps = ["python -m pip uninstall multiworld"]
         if self.beside:
             steps.append("python -m pip install --force-reinstall --no-deps m8d")

@@ -1,8 +1,8 @@
-"""Unified diffs, read and applied strictly: exact lines at exact places, or not at all.
+"""Strict unified diffs: hunks apply at their exact lines, or the diff is refused.
 
-A parser of our own, because the package needs nothing but the standard library, and because what is refused here
-(fuzz, offsets, renames, binary parts, files elsewhere) is what the parsers at hand are made to bear with. Everything
-is bytes: a source file's line ends and encoding are none of a patch's business.
+The parser is part of the package because the package depends only on the standard library, and because common parsers
+accept what is refused here (fuzz, offsets, renames, binary parts, other paths). All data is bytes, so line ends and
+encodings are preserved.
 """
 
 from __future__ import annotations

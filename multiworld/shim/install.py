@@ -1,4 +1,4 @@
-"""The loader put into an installed torch, looked at, and taken away again. No file of torch is changed."""
+"""Install, inspect and remove the loader in an installed torch. No file of torch is changed."""
 
 from __future__ import annotations
 

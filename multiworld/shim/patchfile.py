@@ -1,8 +1,8 @@
-"""A Python-level patch file applied to an installed torch, with a backup, and taken back byte for byte.
+"""Apply a Python-level patch file to an installed torch with a backup, and revert it byte for byte.
 
-What was there is kept in ``torch/.m8d-backup`` (in RECORD, so that `pip uninstall torch` removes it), with a receipt
-that says how far a run came. The receipt stands before the first file of torch changes and goes after the last one is
-back: a run that was ended in between is taken back by the next one, whatever that was asked for.
+The original files are kept in ``torch/.m8d-backup`` (listed in RECORD, so that `pip uninstall torch` removes them), with
+a receipt of the progress. The receipt is written before the first file of torch changes and removed after the last one
+is restored: the next run, of any command, reverts an interrupted one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PatchFile:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """Result of applying or reverting.
 
     Attributes:
         changed: whether anything was, or in a dry run would be, changed.

@@ -1,4 +1,4 @@
-"""The status: what this torch is, what it can do, and how far faults of NCCL worlds are managed."""
+"""Status report: the installed torch, its abilities, and the fault management of NCCL worlds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Patched", "Status", "status"]
 
 @dataclass(frozen=True)
 class Patched:
-    """What a build says of its patches.
+    """Patches of a build, by its marker.
 
     Attributes:
         marked: whether there is a marker, readable or not.
@@ -49,7 +49,7 @@ class Patched:
 
 @dataclass(frozen=True)
 class Status:
-    """What `status` found.
+    """Result of `status`.
 
     Attributes:
         multiworld: version of this package.

@@ -1,4 +1,4 @@
-"""The shim turned on and off by hand. Joining a world turns the router on by itself."""
+"""Enable and disable the shim explicitly. Joining a world enables the router by itself."""
 
 from __future__ import annotations
 

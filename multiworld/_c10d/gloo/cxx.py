@@ -1,4 +1,4 @@
-"""C++ objects of torch's gloo that have no Python face: which they are, and the one call that ends a wait in them.
+"""C++ objects of torch's gloo without Python bindings: finding them, and ending waits in them.
 
 Three facts are used, all of them part of an ABI and none of them guessed: a Python object of pybind11 holds the address
 of its C++ object behind its header; a C++ object with virtual functions begins with the address of its class's table;

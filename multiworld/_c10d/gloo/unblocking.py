@@ -1,4 +1,4 @@
-"""Operations of a gloo group that was shut down, and that gloo has forgotten: they are told, so that they end.
+"""Unblock operations of a gloo group that gloo forgot when its connections failed.
 
 When a connection fails, gloo (``Pair::signalException`` in transport/tcp/pair.cc) tells the buffers that wait for their
 turn on it. It forgets two: the one that is being written or stands in the queue of writes (``tx_``), and the one that is

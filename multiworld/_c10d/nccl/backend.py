@@ -1,9 +1,9 @@
-"""What is different about NCCL: devices, the abort, and letting go. Also used for any backend that is not gloo.
+"""NCCL backends: devices, abort and release. Also used for any backend other than gloo.
 
-Facts of torch 2.4 to 2.15 that this is built on:
+Facts of torch 2.4 to 2.15 that this relies on:
 
 - ``abort`` is a method of the backend from 2.6 on and ``_shutdown`` before. It may hang for as long as NCCL does, so
-  it is called on a daemon thread per backend and never waited for by whoever aborts.
+  it is called on a daemon thread per backend, for which the abort never waits.
 - A process group bound to a device connects eagerly, so that a member that cannot connect fails the join and not
   the first operation; connecting blocks in C++, so it runs on a thread that the join can leave behind.
 - Whether communicators are non-blocking is not asked for by options: before 2.6 torch takes a non-blocking
@@ -46,7 +46,7 @@ SINGLE = {
 """Methods of ProcessGroup that put operations together so that a failure ends an unpatched process; what of."""
 
 _TURN = 0.02
-"""Seconds between two looks at whether the join was cancelled."""
+"""Seconds between two checks whether the join was cancelled."""
 
 _DEEPEST = 8
 """NCCL groups that are open within each other at most, and more."""
@@ -173,7 +173,7 @@ def close_thread_group(group: Any, device: Any) -> None:
 def one_by_one(name: str, single: Callable[..., Any], *args: Any) -> Any:
     """Run the operations that `name` (of `SINGLE`) would put together; return the last one's work.
 
-    They run in order, so that the last one's end is everybody's.
+    They run in order, so all have ended when the last one has.
     """
     options = [each for each in args if not isinstance(each, list)]
     if name == "allreduce_coalesced":
@@ -197,8 +197,8 @@ def needed_by_works(group: Any, device: Any) -> Any:
     """Return the backend of a group that has to live as long as its works do; None where it has not.
 
     A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there, and up to
-    2.15.0 at least ``wait`` of a failed one looks there. Whoever keeps an exception keeps the frames that it went
-    through, and the works in them.
+    2.15.0 at least ``wait`` of a failed one looks there. A kept exception keeps the frames that it passed, and the works
+    in them.
     """
     backend = _backend(group, device)
     return backend if _is_nccl2(backend) else None
@@ -210,7 +210,7 @@ def _is_nccl2(backend: Any) -> bool:
 
 
 def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
-    """Keep what this thread's functional operations need that nobody has waited for; let go where there are none.
+    """Keep the backends of this thread's functional operations until those were waited for.
 
     Torch keeps their works, for each thread by itself, and drops them when they are waited for, or never.
 
@@ -265,7 +265,7 @@ def connect(group: Any, traffic: Traffic) -> None:
 
 
 def _end(group: Any) -> None:
-    """Abort a group that nobody will use, in this thread, which may hang for as long as NCCL does."""
+    """Abort an unused group in this thread, which may hang for as long as NCCL does."""
     for backend in backends_of(group):
         end = aborter(backend)
         if end is not None:

@@ -1,4 +1,4 @@
-"""Torch's own functions in an NCCL world: which world a work belongs to, and that waiting for it means its end.
+"""Hooks of torch's functions for NCCL worlds: works know their world, and waiting means completion.
 
 Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of ``torch.distributed`` and
 the methods of a world go the same way.
@@ -67,7 +67,7 @@ class _Owner:
     Attributes:
         state: of the world.
         traffic: of the world.
-        group: that it was posted to; a work that somebody keeps must not keep the group.
+        group: that it was posted to; a kept work must not keep the group.
         backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry goes
             when its C++ part has been destroyed.
     """
@@ -89,7 +89,7 @@ class _Owner:
         translate = self.state.translate
         try:
             if translate is None or not self.traffic.ready:
-                raise error  # whoever joins explains it
+                raise error  # the join explains it
             raise_instead(error, translate(self.state, error))
         finally:
             del error  # else this frame and the exception hold each other
@@ -159,7 +159,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
 
     Args:
         function: plain.
-        ends: whether it ends operations that were put together.
+        ends: whether it ends coalesced operations.
     """
 
     def post(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
                         work = function(group, *args, **kwargs)
                 except Exception:
                     if opened is not None:
-                        opened.close()  # first: torch knows that nothing is put together only where that succeeds
+                        opened.close()  # first: torch resets its coalescing state only where that succeeds
                     if owner.traffic.fragile:
                         nccl.close_thread_group(group, owner.traffic.device)
                     raise
@@ -220,7 +220,7 @@ def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
     if not tensor.is_cuda:
         return None
     if tensor.device != traffic.device:
-        # The older NCCL would make a communicator for that GPU, together with whoever makes the same mistake.
+        # The older NCCL would make a communicator for that GPU and wait for peers with the same mistake.
         raise WrongDeviceError(
             state.name,
             f"a tensor on device {tensor.device} in world {state.name!r}",
@@ -364,7 +364,7 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
 def _result(work: Any) -> list[Any]:
     """The tensors an operation wrote; the value of torch's own future ends the process where there are none (2.6)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch wants nobody to ask for it
+        warnings.simplefilter("ignore")  # deprecated, without a replacement
         return list(work.result())
 
 
@@ -419,7 +419,7 @@ def _settle() -> None:
         return
     try:
         traffic.settle()
-    except Exception as error:  # noqa: BLE001  (same)
+    except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
         translate = state.translate
         raise_instead(error, None if translate is None else translate(state, error))
 

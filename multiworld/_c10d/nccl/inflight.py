@@ -1,10 +1,9 @@
-"""Operations of one NCCL world that are under way: waited for on the host, and never taken for done by an abort.
+"""In-flight operations of one NCCL world: waited for on the host, never mistaken for complete after an abort.
 
-An NCCL operation runs on a stream of the GPU. Torch's ``wait`` only makes a stream wait for it, and after an abort the
-stream goes on over whatever the output holds, without an error. So in a world ``wait`` blocks until the operation
-has really ended, and the order of things is fixed: the world is marked as over first, then nobody is inside torch
-any more, then the communicator is aborted. An operation that is seen to be complete while the world is not over was
-completed by its peers.
+An NCCL operation runs on a stream of the GPU. torch's ``wait`` only makes a stream wait for it, and after an abort the
+stream continues with stale output, without an error. So in a world ``wait`` blocks until the operation has really
+ended, and the order is fixed: the world is marked as over, all calls leave torch, then the communicator is aborted. An
+operation that is complete while the world is not over was completed by its peers.
 
 Torch's own watchdog would abort in any order; the environment keeps it from that (`multiworld._core.nccl_policy`), and
 in a patched build, where it may, the operation itself says so afterwards.
@@ -39,7 +38,7 @@ _Work: Any = torch._C._distributed_c10d.Work
 # As torch has it: the hook that replaces it answers for a world that is over, too.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
 plain_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
-"""Torch's own ``Work.wait``, whatever hooks stand in its place."""
+"""torch's own ``Work.wait``, without hooks."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
 """What is raised in an operation of a world that is over; `multiworld._c10d.faults` knows it."""
@@ -102,8 +101,8 @@ class Traffic:
     def call(self) -> Iterator[None]:
         """For a short call into torch: no abort begins meanwhile.
 
-        A communicator that is aborted is freed under whoever uses it, and asking a work whether it is complete takes
-        a lock that an abort holds for as long as it hangs, with Python's own lock in hand.
+        An abort frees a communicator that other threads may still use, and asking a work whether it is complete takes a
+        lock, while holding the GIL, that a hanging abort holds.
 
         Raises:
             torch.distributed.DistBackendError: the world is over.
@@ -265,7 +264,7 @@ class Traffic:
             if not self._inside:
                 self._quiet.set()
             for thread in threads:
-                thread.start()  # before anybody can find it, to join it
+                thread.start()  # before other threads can find and join it
             self._aborting += threads
 
     def _end(self, end: Callable[[], None]) -> None:
@@ -315,7 +314,7 @@ def failure_of(work: Any) -> str | None:
                 return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wants nobody to ask for it, and has nothing better
+            warnings.simplefilter("ignore")  # deprecated, without a replacement
             error = work.exception()
     except TypeError:  # torch 2.6 cannot hand it over
         error = f"NCCL operation failed: {_RESULTS.get(result, result)}" if result else None

@@ -1,4 +1,4 @@
-"""`torch.compile` and worlds: what was compiled in one world is not run in another.
+"""`torch.compile` and worlds: code compiled in one world does not run in another.
 
 The compiler runs `get_rank`, `get_world_size` and look-ups of groups once, while it traces, and keeps the answers as
 constants. So a function whose trace asked for anything of the selected world is guarded by that world (or by none
@@ -115,7 +115,7 @@ def _guard_by_world(builder: Any) -> None:
 
 
 def _counting(original: Any) -> Any:
-    """The limit of recompilations is for each world, not for all together."""
+    """Count the limit of recompilations for each world separately."""
 
     @functools.wraps(original)
     def has_same_id_matched_objs(frame: Any, entry: Any) -> bool:

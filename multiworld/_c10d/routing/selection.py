@@ -1,4 +1,4 @@
-"""Which world is selected in this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
+"""The selected world of this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
 
 Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of
 context variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
@@ -117,7 +117,7 @@ def propagating(state: WorldState) -> Iterator[None]:
         stash(_KEY, before)
 
 
-# Modules whose functions ask for somebody else.
+# Modules whose functions ask on behalf of their callers.
 _PASSED_ON = ("multiworld.", "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 # Parts of torch's compiler that ask for a log's line, or for a cache's sake: no code depends on the answer.
 _FOR_THEMSELVES = (

@@ -1,4 +1,4 @@
-"""What torch's `_World` is, for one world and generation.
+"""World state: torch's `_World` for one world and generation.
 
 `torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its module.
 `WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals differs between
@@ -49,7 +49,7 @@ _OWNING = "_pg_map"
 """The one of them whose groups are a world's own."""
 
 _MISSING = object()
-# A plain name is a str to torch, whatever its type annotations say.
+# torch passes a plain str, contrary to its annotations.
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
 _serials = itertools.count(1)
 _lock = threading.Lock()
@@ -87,7 +87,7 @@ def with_token(token: int) -> WorldState | None:
 
 
 def owner_of(group: Any) -> WorldState | None:
-    """Return the living world that made `group`; None where it is torch's own, or nobody's."""
+    """Return the living world that made `group`; None where it is torch's own, or of no state."""
     # Asked at operations: so it must not look through all worlds.
     return _owners.get(group)
 
@@ -238,7 +238,7 @@ class WorldState(c10d._World):
         """The world's default group, as bare calls of torch.distributed ask for it.
 
         Raises:
-            Exception: what `break_` was given, once the world is broken; not for `departed.QUESTIONS`.
+            Exception: what `break_` was given, once the world is broken; not for `ended_groups.QUESTIONS`.
             WorldClosedError: `init_process_group` asks, in a world without a default group.
         """
         group = self._default_pg
@@ -368,7 +368,7 @@ def _elsewhere(source: str, group: Any) -> Any:
 class _RoutedMap(dict[Any, Any]):
     """A world's map by process group. What it does not hold is answered by the state that does.
 
-    So a group passed explicitly means itself, whatever world is selected. Iteration, length and changes are of this
+    So a group passed explicitly means itself in every world. Iteration, length and changes are of this
     world alone. `gone` is what it held of groups that are gone with the world, by their names.
     """
 

@@ -1,9 +1,9 @@
-"""The selection, carried into the threads that torch itself starts.
+"""Carry the selected world into threads that torch starts.
 
 A thread starts without a selection. In one that torch starts for a caller inside ``with world:`` that would be wrong
 without an error: a checkpoint that is saved in the background asks `is_initialized`, hears no, and saves as a single
-process. So the names by which those modules of torch reach threads and executors mean ones that select what was
-selected where they were started; nobody else's threads change. `docs/torch-threads.md` lists all of them.
+process. So the names by which those modules of torch reach threads and executors mean ones that inherit the
+selection of the thread that started them; no other threads change. `docs/torch-threads.md` lists all of them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _carried(function: Callable[..., Any], state: WorldState) -> Callable[..., A
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """Runs each call in the world that is selected where it is submitted, whatever its threads ran before."""
+    """Runs each call in the world that was selected where it was submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         # A group of a world passed from outside of its block (`async_save(process_group=world.group)`) means the world.
@@ -141,7 +141,7 @@ _REPLACEMENTS: dict[str, Any] = {
 
 
 def _registering(original: Any) -> Any:
-    """`Future.then` or `add_done_callback`: the callback may run in whatever thread completes the future."""
+    """`Future.then` or `add_done_callback`: the callback runs in the thread that completes the future."""
     function = getattr(original, "__func__", original)
 
     @functools.wraps(function)

@@ -34,9 +34,9 @@ class PeerConnection:
         own: this process's id.
         nonce: this end's.
         dialed: whether this end dialed.
-        since: when it was dialed or accepted, and from the connection's establishment on: when that was.
-        peer: id of the process at the other end; only claimed as long as the connection is not trusted.
-        established: whether TCP's handshake is done.
+        since: when it was dialed or accepted; once established, when that was.
+        peer: id of the process at the other end; only a claim until the connection is trusted.
+        established: whether the TCP handshake is done.
         trusted: whether the other end proved to be a member of a world that it shares with this process.
         knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never trusted.
         proven: members that the other end proved to be.

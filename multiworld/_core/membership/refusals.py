@@ -1,6 +1,6 @@
-"""The errors that members get when a generation cannot be made, in words.
+"""Failures of a join: their texts, and the errors that members raise for them.
 
-A `Failure` is what of an error goes into the store; every member of the attempt makes the same error of it.
+A `Failure` is the part of an error that is stored; every member of the attempt raises the same error from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def abandoned(attempt: int, why: str) -> Failure:
-    """Return the failure of an attempt that somebody gave up."""
+    """Return the failure of an abandoned attempt."""
     return Failure(
         attempt, "JoinAbandonedError", why, "A world is joined by all its members or by none", "Join again"
     )
@@ -48,7 +48,7 @@ def contested(attempt: int, request: JoinRequest, holder: Claim) -> Failure:
 
 
 def stale(now: Attempt, holder: Member, request: JoinRequest) -> Failure:
-    """Return the failure of a process whose place in the present generation is taken."""
+    """Return the failure of a process whose rank in the current generation is taken."""
     return Failure(
         0,
         "StaleGenerationError",
@@ -84,7 +84,7 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
 
 
 def elsewhere(request: JoinRequest, other: Member) -> Failure:
-    """Return the failure of members that give addresses at which they do not reach each other."""
+    """Return the failure of members that cannot reach each other at their published addresses."""
     mine, theirs = request.member, other
     return Failure(
         0,
@@ -97,9 +97,9 @@ def elsewhere(request: JoinRequest, other: Member) -> Failure:
 
 
 def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
-    """Return the failure of a claim that somebody else took over."""
+    """Return the failure of a claim that another process took over."""
     holder = attempt.at(request.rank)
-    by = _who(holder.member) if holder is not None else "somebody who has left since"
+    by = _who(holder.member) if holder is not None else "a process that has left since"
     return Failure(
         attempt.number,
         "RankTakenError",
@@ -111,7 +111,7 @@ def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
 
 
 def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: float) -> Failure:
-    """Return the failure of a process that waited in vain for a generation to end."""
+    """Return the failure of a join that timed out while another generation was active."""
     if holder is None:
         what = f"there is no rank {request.rank} in it"
     else:
@@ -128,11 +128,11 @@ def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: floa
 
 
 def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) -> str:
-    """Say whom an open attempt waits for, for logs.
+    """Return a log line with the ranks that an open attempt waits for.
 
     Args:
-        attempt: that is open.
-        request: of the process that says so.
+        attempt: the open one.
+        request: of the process that logs.
         waited: seconds since it began.
         left: seconds until its deadline.
     """
@@ -157,7 +157,7 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
     else:
         silent = attempt.missing
         there = f"{size - len(silent)} of {size} members of world {request.world!r} came within {whose}; "
-        what = f"missing: {_ranks(silent)}" if silent else "nobody sealed it"
+        what = f"missing: {_ranks(silent)}" if silent else "it was not sealed"
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"
     if request.run:
@@ -172,7 +172,7 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
 
 
 def failure_from(error: Exception, request: JoinRequest) -> Failure:
-    """Return what the other members are told of an error that this one met."""
+    """Return the failure that the other members raise for an error of this one."""
     kind = type(error).__name__
     if not isinstance(error, JoinError) or kind not in _KINDS:
         kind = "JoinAbandonedError"

@@ -1,4 +1,4 @@
-"""What one process asks for when it joins a world."""
+"""Join request: the arguments of one process's join, validated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """What one process asks for.
+    """The arguments of one process's join.
 
     Attributes:
         world: name, 1 to 200 characters.

@@ -1,4 +1,4 @@
-"""What the kernel knows about a TCP connection (Linux)."""
+"""Kernel state of a TCP connection (TCP_INFO, Linux)."""
 
 from __future__ import annotations
 
