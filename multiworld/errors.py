@@ -23,7 +23,8 @@
     │   └── InstallError            m8d-post-setup could not install, check or remove
     └── BuildError                  (in m8d_build.errors) one subclass per way the toolchain can fail
 
-An error carries its parts as fields and builds its message from them: the value, the rule it broke, the next step.
+An error carries its parts as fields and builds its message from them: the value, the rule it broke, the next
+step.
 """
 
 from __future__ import annotations

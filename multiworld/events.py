@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
+    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
+    "WorldJoinFailed",
     "WorldJoining", "bus", "subscribe",
 ]  # fmt: skip
 
@@ -39,7 +40,8 @@ class Cause(str, enum.Enum):
         HUNG: its host answers, the process gave no sign of life for ``hang_timeout``.
         UNREACHABLE: its host acknowledges nothing.
         LEFT: it closed the world in good order.
-        FAILED: an operation failed with a transport error before any other sign, or an exception ended its program.
+        FAILED: an operation failed with a transport error before any other sign, or an exception ended its
+            program.
     """
 
     CRASHED = "crashed"
@@ -132,8 +134,8 @@ class MemberBusy(Event):
 class Bus:
     """Calls subscribers with events, in the thread that observed them.
 
-    Publishing without subscribers costs very little. An exception of a subscriber (SystemExit too: the thread is not
-    its own) is reported to ``on_error``; the other subscribers are still called.
+    Publishing without subscribers costs very little. An exception of a subscriber (SystemExit too: the thread
+    is not its own) is reported to ``on_error``; the other subscribers are still called.
 
     Args:
         on_error: called with the event and the exception; logs them by default.
@@ -146,7 +148,8 @@ class Bus:
     def subscribe(self, fn: Callable[[Event], None]) -> Callable[[], None]:
         """Call ``fn(event)`` for every event from now on.
 
-        ``fn`` runs in the thread that observed the event (often the watchdog's): it must be quick and must not block.
+        ``fn`` runs in the thread that observed the event (often the watchdog's): it must be quick and must
+        not block.
 
         Returns:
             A function that ends the subscription; idempotent.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment", "set_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment",
+    "set_environment",
 ]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
@@ -50,8 +51,8 @@ class Settings:
 
     Attributes:
         hang_timeout: seconds of silence that make a member hung.
-        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent member is
-            held to be busy.
+        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent
+            member is held to be busy.
         join_timeout: seconds for a join, and for each operation of the world.
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
@@ -59,7 +60,8 @@ class Settings:
         early_close: whether a crash is detected before the process's memory is freed (docs/faults.md).
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
-        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
+        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
+            number.
     """
 
     hang_timeout: float = 5.0
@@ -116,7 +118,8 @@ def environment(name: str) -> str | None:
 def run_id(environ: Mapping[str, str] | None = None) -> str:
     """Return the id of the run that this process belongs to; "" where it belongs to none.
 
-    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none, too.
+    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none,
+    too.
     """
     env = os.environ if environ is None else environ
     if (ours := env.get("M8D_RUN_ID")) is not None:
@@ -126,7 +129,7 @@ def run_id(environ: Mapping[str, str] | None = None) -> str:
 
 
 def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Set the variables that are not set yet, and return them. Variables set by the user are never changed."""
+    """Set the variables that are not set yet, and return them; those set by the user stay."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
     return fresh

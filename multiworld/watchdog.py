@@ -1,10 +1,11 @@
 """Watchdog: one thread per process that monitors the members of all its worlds.
 
 The thread feeds socket events (`multiworld._net.liveness.sockets`) to the peer protocol
-(`multiworld._core.liveness.peers`) and carries out the actions. Worlds that share a peer share its connection.
+(`multiworld._core.liveness.peers`) and carries out the actions. Worlds that share a peer share its
+connection.
 
-A verdict is reported to its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may attach,
-report and leave; every wait has a deadline.
+A verdict is reported to its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may
+attach, report and leave; every wait has a deadline.
 
 `WatchDog` (of `multiworld.notices`) is exported here because pymultiworld's programs import it from here.
 """
@@ -118,8 +119,8 @@ class Watchdog:
     def endpoint(self, host: str) -> Endpoint:
         """Listen at `host` for members of future worlds, and hold the listener; one per address.
 
-        Pair each call with one of `release_endpoint`. An attached world holds its endpoint itself, so release it as
-        soon as `attach` returned.
+        Pair each call with one of `release_endpoint`. An attached world holds its endpoint itself, so release
+        it as soon as `attach` returned.
 
         Args:
             host: numeric address of the interface that leads to the store; loopback for a loopback store.
@@ -149,17 +150,19 @@ class Watchdog:
     ) -> Attachment:
         """Connect to every member of a world, and monitor them from then on.
 
-        Returns when every member is connected, has proved that it holds the world's token, and has accepted this
-        process's proof. If this raises, nothing stays attached, and connected members are told.
+        Returns when every member is connected, has proved that it holds the world's token, and has accepted
+        this process's proof. If this raises, nothing stays attached, and connected members are told.
 
         Args:
-            roster: the generation; this process's member must have `process` and an endpoint held by `endpoint`.
-            on_verdict: called once, in the watchdog's thread, when the world breaks; possibly before this returns. It
-                must be quick. It is not called for a world that breaks while it is being attached.
+            roster: the generation; this process's member must have `process` and an endpoint held by
+                `endpoint`.
+            on_verdict: called once, in the watchdog's thread, when the world breaks; possibly before this
+                returns. It must be quick. It is not called for a world that breaks while it is being
+                attached.
             deadline: ``time.monotonic()`` seconds.
             cancelled: polled every 20 ms; True ends the attempt.
-            on_busy: called in the same thread with the ranks of members that run without answering, and True; with
-                False when they answer again.
+            on_busy: called in the same thread with the ranks of members that run without answering, and True;
+                with False when they answer again.
 
         Raises:
             JoinTimeoutError: members are missing at the deadline; it names them.
@@ -215,7 +218,7 @@ class Watchdog:
             self._join_if_idle()
 
     def stop(self, deadline: float) -> bool:
-        """Leave every world, close every socket and end the thread. The watchdog can be used again afterwards.
+        """Leave every world, close every socket and end the thread. The watchdog can be used again.
 
         Returns:
             Whether the thread had ended by `deadline` (``time.monotonic()`` seconds).
@@ -483,7 +486,7 @@ class Watchdog:
     # -- a forked child
 
     def forked(self) -> None:
-        """Reset in a forked child: close its copies of the parent's descriptors, and draw another process id."""
+        """Reset in a forked child: close its copies of the parent's descriptors, draw a new process id."""
         if self._sockets is not None:
             self._sockets.abandon()
         if self._helper is not None:
@@ -510,8 +513,8 @@ _hooked: list[int] = []
 def _hook(watchdog: Watchdog) -> None:
     """Make forked children close their copies of this watchdog's descriptors.
 
-    With a copy open in a child (a data loader's worker, for instance) the kernel does not close a killed parent's
-    connections, and its peers detect only its silence.
+    With a copy open in a child (a data loader's worker, for instance) the kernel does not close a killed
+    parent's connections, and its peers detect only its silence.
     """
     _live.add(watchdog)
     if not _hooked:

@@ -1,7 +1,8 @@
 """Capabilities of the installed torch, and the guards set before the first NCCL world.
 
-The build itself is examined: the registered backends, the classes' methods and options, the headers that came with the build, and
-the marker of a patched one. Version numbers are for people. Importing this module imports no torch.
+The build itself is examined: the registered backends, the classes' methods and options, the headers that came
+with the build, and the marker of a patched one. Version numbers are for people. Importing this module imports
+no torch.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class BackendAbility:
         available: whether the build has it. That a GPU is there is not looked at.
         implementation: the class it builds ("ProcessGroupGloo"), empty where unknown.
         remote_error: whether a peer's failure comes as an error.
-        abort: how pending operations are ended: the class's method ("abort", "_shutdown"), "sockets" where the
-            runtime closes the backend's own connections, empty where nothing can.
-        survive: whether this process outlives a peer's failure: "yes", "guarded" (with the guards in place, but
-            for the defects that `decide_nccl` names), "no", or empty where the build does not tell.
+        abort: how pending operations are ended: the class's method ("abort", "_shutdown"), "sockets" where
+            the runtime closes the backend's own connections, empty where nothing can.
+        survive: whether this process outlives a peer's failure: "yes", "guarded" (with the guards in place,
+            but for the defects that `decide_nccl` names), "no", or empty where the build does not tell.
         reconfigure: whether torch can rebuild a group of it without a new rendezvous.
         error_query: whether a group can be asked for its error (``get_error``).
         options: fields of its options that matter to a runtime, sorted.
@@ -114,7 +115,7 @@ def build() -> Build:
 
 
 def backend_abilities() -> tuple[BackendAbility, ...]:
-    """Ask what each backend that torch knows or has registered can do here; none without torch.distributed."""
+    """Return the abilities of torch's and all registered backends; none without torch.distributed."""
     if _distributed() is None:
         return ()
     c10d = _c10d()
@@ -209,7 +210,7 @@ def prepare_nccl(
 
 
 def nccl_name(backend: str) -> str | None:
-    """Return the part of a backend's name that is torch's NCCL ("cpu:gloo,cuda:nccl": "nccl"); None without one."""
+    """Return the NCCL part of a backend's name ("cpu:gloo,cuda:nccl": "nccl"); None without one."""
     parts = (part.rpartition(":")[2].strip().lower() for part in backend.split(","))
     return next((part for part in parts if part in NCCL_BACKENDS), None)
 
@@ -373,7 +374,7 @@ def marker_of_build() -> Marker | None:
 
 @lru_cache(maxsize=1)
 def _marker() -> tuple[Marker | None, tuple[str, ...]]:
-    """Return the marker and what is wrong with it. Read once: the libraries of this process stay what they are."""
+    """Return the marker and its problems. Read once: a process's libraries do not change."""
     try:
         marker = marker_of_build()
     except MarkerError as exc:

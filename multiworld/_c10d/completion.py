@@ -1,8 +1,8 @@
 """Awaitable completion of operations without a thread per operation; the hot paths are in `gloo/waiting.py`.
 
-On the CPU a collective's work has a future that torch completes. A send's or receive's has none, and `is_completed()`
-stays false until a thread waits for it. A small pool of threads waits for those: a pool per operation costs hundreds of
-microseconds, and polling costs a core.
+On the CPU a collective's work has a future that torch completes. A send's or receive's has none, and
+`is_completed()` stays false until a thread waits for it. A small pool of threads waits for those: a pool per
+operation costs hundreds of microseconds, and polling costs a core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Pool", "future_of", "pool", "without_future"]
 
 LIMIT = 512
-"""Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole duration."""
+"""Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
+duration."""
 
 IDLE = 5.0
 """Seconds after which an idle thread ends; it may take twice as long."""
@@ -63,8 +64,8 @@ class Pool:
     def wait(self, fn: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Run `fn`, which may block, on a thread; its result or exception becomes the future's.
 
-        Cancelling the future does not stop `fn`, whose result is then dropped. A loop that is closed meanwhile is no
-        error. Call it in the loop's thread.
+        Cancelling the future does not stop `fn`, whose result is then dropped. A loop that is closed
+        meanwhile is no error. Call it in the loop's thread.
         """
         future: asyncio.Future[Any] = loop.create_future()
         self.run(_outcome_of(fn, loop, future))
@@ -73,8 +74,8 @@ class Pool:
     def run(self, job: Job) -> None:
         """Run `job` on a thread, at once where the limit allows; it must not raise.
 
-        If it returns a callable, that is called once the thread is available again, so that a job started because of
-        it needs no other thread.
+        If it returns a callable, that is called once the thread is available again, so that a job started
+        because of it needs no other thread.
         """
         with self._lock:
             if self._sleeping:
@@ -135,8 +136,8 @@ class Pool:
     def _reap(self) -> None:
         """End threads that were idle for long, until there are none.
 
-        One thread does this for all: waiting for a lock with a timeout sets a timer each time, which costs an operation
-        5-10 µs on a virtual machine.
+        One thread does this for all: waiting for a lock with a timeout sets a timer each time, which costs an
+        operation 5-10 µs on a virtual machine.
         """
         wake = self._reap_now  # a forked child has one of its own
         while True:
@@ -242,8 +243,8 @@ def _outcome_of(
         except BaseException as exc:  # noqa: BLE001  (set in the future)
             error = exc
         _hand_over(loop, future, result, error)
-        # The error's traceback refers to this frame. References from the frame to the error, or to the future that has
-        # it, would make a cycle that keeps works, tensors and groups of the callers' frames alive.
+        # The error's traceback refers to this frame. References from the frame to the error, or to the future
+        # that has it, would make a cycle that keeps works, tensors and groups of the callers' frames alive.
         del fn, future, given, result, error
 
     return job

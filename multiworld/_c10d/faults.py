@@ -1,8 +1,9 @@
 """Classification of torch.distributed's exceptions: transport faults, or mistakes of the caller.
 
-gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of torch 2.4
-to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of NCCL are read from
-``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by ``tests/testbed/test_worlds_*.py``.
+gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of
+torch 2.4 to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of
+NCCL are read from ``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by
+``tests/testbed/test_worlds_*.py``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Fault:
 
 
 _MISTAKES = (
-    # gloo: sizes or types that differ between members, and arguments it refuses. The pair may be gone too, but no
-    # member is to blame for its connection.
+    # gloo: sizes or types that differ between members, and arguments it refuses. The pair may be gone too,
+    # but no member is to blame for its connection.
     "enforce fail",
     "invalid argument",
     "invalid scalar type",
@@ -115,7 +116,8 @@ _TRANSPORT = (
 
 _PEER = re.compile(r"\[?((?:\d{1,3}(?:\.\d{1,3}){3})|(?:[0-9a-fA-F]*:[0-9a-fA-F:.]+))\]?:(\d{1,5})\b")
 _RANKS = re.compile(
-    r"(?:\branks? (?P<a>\d+) failed to pass|missing rank: (?P<b>\d+)|remote rank:? (?P<c>\d+)|peer rank:? (?P<d>\d+))",
+    r"(?:\branks? (?P<a>\d+) failed to pass|missing rank: (?P<b>\d+)"
+    r"|remote rank:? (?P<c>\d+)|peer rank:? (?P<d>\d+))",
     re.IGNORECASE,
 )
 _ORIGIN = re.compile(r"^\[[^\[\]\s]+:\d+\]\s*")  # gloo's "[/pytorch/.../pair.cc:534] "

@@ -189,7 +189,7 @@ class ControlClient:
             for each in (self._sock, self._awake, self._wake):
                 each.close()
 
-    # -- the thread ---------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _question(self, message: dict[str, Any], waiter: _Waiter, deadline: float) -> dict[str, Any] | None:
         self._questions.append(encode(message))

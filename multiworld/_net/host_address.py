@@ -1,12 +1,13 @@
 """Host address: where other members reach this host.
 
-One rule, the first that says something:
+The first of these that applies:
 
-1. ``M8D_HOST``, an address or a name of this host; ``M8D_IFNAME``, an interface; ``GLOO_SOCKET_IFNAME``, torch's.
-2. The interface that leads to the store. A store at ``tcp://`` loopback is reached from this host only, and so
-   are its members.
-3. For a store that says nothing (a file, a store object without a host, or with a host that only this host calls so):
-   the interface that leads outward, or the first that is up. Loopback where there is no other.
+1. ``M8D_HOST``, an address or a name of this host; ``M8D_IFNAME``, an interface; torch's
+   ``GLOO_SOCKET_IFNAME``.
+2. The interface that leads to the store. A store at ``tcp://`` loopback is reached from this host only, and
+   so are its members.
+3. For a store without a host (a file, a store object), or with one that only this host resolves: the
+   interface that leads outward, or the first that is up. Loopback where there is no other.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def in_time(
         clock: monotonic seconds.
         hurry: asked every 0.1 s; when it says so, `function` has only `parting` seconds more.
         give_up: called before this raises while `function` still runs, to let it know.
-        parting: see `hurry`; it has as many seconds where this process stood still when the deadline passed, for it
-            stood still as well.
+        parting: see `hurry`; it has as many seconds where this process stood still when the deadline passed,
+            for it stood still as well.
         last_words: seconds that it still has if this thread is interrupted: often the process ends then.
     """
     outcome: list[T] = []

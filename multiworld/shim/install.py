@@ -146,8 +146,8 @@ def install(site: TorchSite, *, force: bool = False) -> bool:
         False if everything was as it should be already.
 
     Raises:
-        InstallError: it cannot be written, or something else is in its place. Nothing was changed then, unless
-            the message says otherwise.
+        InstallError: it cannot be written, or something else is in its place. Nothing was changed then,
+            unless the message says otherwise.
     """
     with site.locked():
         site.clean(LOADER_FOLDER)

@@ -1,8 +1,8 @@
 """Apply a Python-level patch file to an installed torch with a backup, and revert it byte for byte.
 
-The original files are kept in ``torch/.m8d-backup`` (listed in RECORD, so that `pip uninstall torch` removes them), with
-a receipt of the progress. The receipt is written before the first file of torch changes and removed after the last one
-is restored: the next run, of any command, reverts an interrupted one.
+The original files are kept in ``torch/.m8d-backup`` (listed in RECORD, so that `pip uninstall torch` removes
+them), with a receipt of the progress. The receipt is written before the first file of torch changes and
+removed after the last one is restored: the next run, of any command, reverts an interrupted one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Outcome:
 def read_patch(path: Path, *, for_torch: str | None = None) -> PatchFile:
     """Read a patch file and find out which torch it is for.
 
-    Its version is stated by the caller, by a line ``For-Torch: X.Y.Z`` above the first diff, or by the file's name
-    (``pytorch-v2.4.0.patch``); where several say something, they must agree.
+    Its version is stated by the caller, by a line ``For-Torch: X.Y.Z`` above the first diff, or by the file's
+    name (``pytorch-v2.4.0.patch``); where several say something, they must agree.
 
     Raises:
         InstallError: it cannot be read, is refused, or its version is not known.
@@ -112,8 +112,8 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
     """Apply a patch file to an installed torch, all of it or nothing.
 
     Raises:
-        InstallError: it is for another version, does not fit exactly, another patch is applied, or torch's folder
-            cannot be written. Nothing was changed then.
+        InstallError: it is for another version, does not fit exactly, another patch is applied, or torch's
+            folder cannot be written. Nothing was changed then.
     """
     files = tuple(diff.path for diff in patch.diffs)
     _check_version(site, patch)

@@ -57,8 +57,8 @@ class Status:
         patched: what it says of patches.
         nccl: what is done about the backend ``nccl``, why, and what remains.
         backends: what each backend can do here.
-        loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from a
-            wheel.
+        loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from
+            a wheel.
         router: whether the router is on in this process.
         clash: another distribution that installs the import name ``multiworld``; None if there is none.
     """

@@ -48,7 +48,8 @@ def disable() -> None:
     open_worlds = registry.worlds()
     if open_worlds:
         raise ShimError(
-            f"the shim was to be turned off with {len(open_worlds)} world(s) open: {', '.join(map(repr, open_worlds))}",
+            f"the shim was to be turned off with {len(open_worlds)} world(s) open: "
+            f"{', '.join(map(repr, open_worlds))}",
             rule="It is turned off when every world is closed",
             next_step="Close them first",
         )

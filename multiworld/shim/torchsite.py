@@ -1,7 +1,8 @@
 """An installed torch: its folder, its RECORD, and atomic changes to both.
 
-New content is written to temporary files beside the targets first, so that errors occur before the first file changes.
-Then the files are renamed, RECORD last. An interrupted run leaves files that the next run completes or removes.
+New content is written to temporary files beside the targets first, so that errors occur before the first file
+changes. Then the files are renamed, RECORD last. An interrupted run leaves files that the next run completes
+or removes.
 """
 
 from __future__ import annotations
@@ -242,7 +243,8 @@ def keep_to_own(site: TorchSite) -> None:
     user = interpreter.getusersitepackages()
     if lies_with_parent(site.root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
         raise InstallError(
-            f"{site.torch} is not in this virtual environment ({sys.prefix}), which sees the packages of its parent",
+            f"{site.torch} is not in this virtual environment ({sys.prefix}), "
+            "which sees the packages of its parent",
             rule="m8d-post-setup changes a torch of the environment that it runs in: others may use that one",
             next_step=f"Install torch into this environment; or say that it is meant: --torch {site.root}",
         )

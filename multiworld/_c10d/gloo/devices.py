@@ -1,12 +1,12 @@
 """gloo devices, each with one thread and one listener, shared by the worlds of a process.
 
-A device per world would cost a thread and four descriptors each, and a hundred such threads take 8 % of a core while
-idle (gloo wakes each of them every 10 ms). A few devices serve any number of worlds.
+A device per world would cost a thread and four descriptors each, and a hundred such threads take 8 % of a
+core while idle (gloo wakes each of them every 10 ms). A few devices serve any number of worlds.
 
-A device is not shared while a group connects: an abort ends a group by its sockets, which are identified by the device
-that accepted them, or that they lead to (`sockets.py`). So a device belongs to one world from the world's first address
-in the store until every member has reported its group built; other worlds take another device meanwhile. Groups that
-user code makes in a world do not report that, and get a device of their own.
+A device is not shared while a group connects: an abort ends a group by its sockets, which are identified by
+the device that accepted them, or that they lead to (`sockets.py`). So a device belongs to one world from the
+world's first address in the store until every member has reported its group built; other worlds take another
+device meanwhile. Groups that user code makes in a world do not report that, and get a device of their own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LIMIT = max(1, min(4, os.cpu_count() or 1))
 """Shared devices at most, for each place to listen at: more threads than cores move no more bytes."""
 
 PATIENCE = 0.1
-"""Seconds after which one more device is made if all are connecting and none becomes free. Otherwise two processes that
-join the same worlds in different orders would wait for each other forever."""
+"""Seconds after which one more device is made if all are connecting and none becomes free. Otherwise two
+processes that join the same worlds in different orders would wait for each other forever."""
 
 _TURN = 0.1
 """Seconds between two checks whether the wait was cancelled."""
@@ -83,7 +83,8 @@ class Lease:
     def give_back(self) -> bool:
         """Release it. Idempotent.
 
-        Where the group was not built, members may still be connecting to the device, so no other world gets it.
+        Where the group was not built, members may still be connecting to the device, so no other world gets
+        it.
 
         Returns:
             Whether this was the last lease, so that the device ends with the group.
@@ -136,8 +137,8 @@ class Pool:
             make: makes gloo's devices for it.
             check: called while this waits; raises to give up.
             shared: whether other worlds may use it before and after; otherwise it is made for this one.
-            order: the waiter with the smallest is next; equal on all members of a world, so that they connect the same
-                worlds first.
+            order: the waiter with the smallest is next; equal on all members of a world, so that they connect
+                the same worlds first.
 
         Raises:
             Exception: what `make` or `check` raised.
@@ -218,7 +219,8 @@ class Pool:
         if len(here) >= self._limit and not late:
             return None
         if not self._registered:
-            # A forked child has neither the devices' threads nor the lock's holder, and a destructor would wait for both.
+            # A forked child has neither the devices' threads nor the lock's holder, and a destructor would
+            # wait for both.
             self._registered = True
             os.register_at_fork(after_in_child=self._forked)
         entry = _Entry(where)

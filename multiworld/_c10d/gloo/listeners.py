@@ -1,9 +1,10 @@
 """Packet filters on gloo's listeners, which accept only members of a group that is being built.
 
-gloo's listener lives as long as its device, and ends the process when it cannot accept (`_core/packet_filter.py`). It is
-needed only from a group's first address in the store until its constructor returns: then every pair is connected.
-Before and after that the filter drops all packets; in between it accepts connections that send the number of one of the
-group's pairs. Where the system has no such filters (SO_ATTACH_FILTER) the listeners stay open.
+gloo's listener lives as long as its device, and ends the process when it cannot accept
+(`_core/packet_filter.py`). It is needed only from a group's first address in the store until its constructor
+returns: then every pair is connected. Before and after that the filter drops all packets; in between it
+accepts connections that send the number of one of the group's pairs. Where the system has no such filters
+(SO_ATTACH_FILTER) the listeners stay open.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Sockets of one gloo group: how to find exactly those, and to shut them down.
 
-gloo has no abort: a collective whose peer is gone or stopped waits for its timeout. Once its sockets are shut down
-from outside, every pending and every later operation raises at once. They are found by address: no
-two groups connect on a gloo device at the same time (`devices.py`), so the group's sockets are those that its
-device's listener accepted since the last one did (local address = the listener's) and those that lead to a member's
-device listener (remote address = that listener's). A socket is touched only if descriptor, inode and both addresses
-are still what they were.
+gloo has no abort: a collective whose peer is gone or stopped waits for its timeout. Once its sockets are shut
+down from outside, every pending and every later operation raises at once. They are found by address: no two
+groups connect on a gloo device at the same time (`devices.py`), so the group's sockets are those that its
+device's listener accepted since the last one did (local address = the listener's) and those that lead to a
+member's device listener (remote address = that listener's). A socket is touched only if descriptor, inode and
+both addresses are still what they were.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 __all__ = [
-    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut", "still_open",
+    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut",
+    "still_open",
 ]  # fmt: skip
 
 Address = tuple[str, int]
@@ -54,8 +55,8 @@ def parse_address(value: bytes) -> Address | None:
     """Read the address of a device's listener out of what gloo publishes of it in the store.
 
     The value is a host name and an address, each behind its length (8 bytes), and the address begins with a
-    ``sockaddr_storage`` (gloo's ``rendezvous/context.cc`` and ``transport/tcp/address.h``; the same in torch 2.4 to
-    2.15).
+    ``sockaddr_storage`` (gloo's ``rendezvous/context.cc`` and ``transport/tcp/address.h``; the same in torch
+    2.4 to 2.15).
 
     Returns:
         None where the value is not of that form.
@@ -84,8 +85,8 @@ def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[
         members: of the other members' devices.
 
     Returns:
-        This process's sockets that the listeners `own` accepted, or that lead to those of `members`, without those
-        that an earlier call has returned; and the listeners at `own`.
+        This process's sockets that the listeners `own` accepted, or that lead to those of `members`, without
+        those that an earlier call has returned; and the listeners at `own`.
     """
     links, listeners = [], []
     for fd in _descriptors():
@@ -120,7 +121,7 @@ def shut(links: Iterable[Link]) -> int:
 
 
 def apply(link: Link, action: Callable[[socket.socket], None]) -> bool:
-    """Do something to the socket, if it is still what it was; False where it is not, or where the action fails."""
+    """Call `action` with the socket, if it is still the same one; False where it is not, or if that fails."""
     with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
         copy = os.dup(link.fd)  # now the number cannot be reused for another socket
         try:
@@ -164,8 +165,8 @@ class _Seen:
 
 
 _seen: dict[int, _Seen] = {}
-"""By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system call
-instead of four, for each socket of each world, at each join."""
+"""By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system
+call instead of four, for each socket of each world, at each join."""
 
 _adding = threading.Lock()
 

@@ -1,9 +1,9 @@
-"""Write accounting: proof, from the kernel's counters of a thread, that waiting for a gloo send will not block.
+"""Write accounting: proof, from the kernel's counters of a thread, that a gloo send is complete.
 
-A send reports completion only after a wait, and a wait that times out ends the group. But where the receiver waits
-already, gloo writes the whole message within the call that posts it: an announcement of 48 bytes, then 48 bytes and the
-message. The kernel counts bytes and calls for each thread (``/proc/thread-self/io``, read in 0.7 µs). A thread whose
-counters grew by exactly that need not wait.
+A send reports completion only after a wait, and a wait that times out ends the group. But where the receiver
+waits already, gloo writes the whole message within the call that posts it: an announcement of 48 bytes, then
+48 bytes and the message. The kernel counts bytes and calls for each thread (``/proc/thread-self/io``, read in
+0.7 µs). A thread whose counters grew by exactly that need not wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import weakref
 __all__ = ["WriteCount", "here"]
 
 _PREAMBLE = 48
-"""Bytes of gloo's header, sent as an announcement and again before the message; the same in torch 2.4 to 2.15."""
+"""Bytes of gloo's header, sent as an announcement and again before the message; the same in torch 2.4 to
+2.15."""
 
 
 class WriteCount:

@@ -1,15 +1,17 @@
 """Hooks of torch's functions for NCCL worlds: works know their world, and waiting means completion.
 
-Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of ``torch.distributed`` and
-the methods of a world go the same way.
+Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of
+``torch.distributed`` and the methods of a world go the same way.
 
-- What a process group's method returns is remembered with its world; ``wait`` and ``synchronize`` of it block until
-  the operation has ended (`multiworld._c10d.nccl.inflight`), and its future is done when it is.
-- Operations that torch waits for in C++ (DDP, functional collectives) are waited for where they come back to Python.
-- In torch's older NCCL a send or receive goes over the world's own communicator. Left alone it would make one for
-  every pair of members at its first use, which blocks the caller, or an event loop, until the other one comes.
-- Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next call of a
-  healthy world would be swallowed: it is closed.
+- What a process group's method returns is remembered with its world; ``wait`` and ``synchronize`` of it block
+  until the operation has ended (`multiworld._c10d.nccl.inflight`), and its future is done when it is.
+- Operations that torch waits for in C++ (DDP, functional collectives) are waited for where they come back to
+  Python.
+- In torch's older NCCL a send or receive goes over the world's own communicator. Left alone it would make one
+  for every pair of members at its first use, which blocks the caller, or an event loop, until the other one
+  comes.
+- Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next
+  call of a healthy world would be swallowed: it is closed.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ __all__ = ["install", "leave_block"]
 _c: Any = torch._C._distributed_c10d
 
 _POSTING = (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
-    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
+    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
     "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource", "_end_coalescing",
@@ -56,7 +58,8 @@ _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 """By work: whose it is."""
 
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
-"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each operation."""
+"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each
+operation."""
 
 _ALONE = contextlib.nullcontext()
 
@@ -68,8 +71,8 @@ class _Owner:
         state: of the world.
         traffic: of the world.
         group: that it was posted to; a kept work must not keep the group.
-        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry goes
-            when its C++ part has been destroyed.
+        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry
+            goes when its C++ part has been destroyed.
     """
 
     __slots__ = ("backend", "group", "state", "traffic")
@@ -127,11 +130,11 @@ def install(patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", _making(vars(c10d)["_new_process_group_helper"]))
 
 
-# -- groups -----------------------------------------------------------------------------------------------------
+# -- groups --------------------------------------------------------------------------------------------------
 
 
 def _making(function: Callable[..., Any]) -> Any:
-    """`function`, which makes a group and may block in C++ until all its members do: until they do, or a world ends."""
+    """Wrap `function`, which makes a group and may block in C++, so that a world's end ends it."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         state = current()
@@ -151,7 +154,7 @@ def _making(function: Callable[..., Any]) -> Any:
     return _dressed(make, function)
 
 
-# -- posting ----------------------------------------------------------------------------------------------------
+# -- posting -------------------------------------------------------------------------------------------------
 
 
 def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
@@ -198,7 +201,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
 
 
 def _with_work(args: tuple[Any, ...]) -> None:
-    """Ask for a work also where the caller will only wait for it: newer versions give none, and wait on the stream."""
+    """Request a work for synchronous calls, too: newer versions return none and wait on the stream."""
     for options in args:
         if getattr(options, "asyncOp", True) is False:
             options.asyncOp = True
@@ -304,7 +307,7 @@ def _is_older(group: Any, device: Any) -> bool:
     return owner is not None and owner.traffic is not None and nccl.is_older(group, device)
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------
+# -- waiting -------------------------------------------------------------------------------------------------
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -362,7 +365,7 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _result(work: Any) -> list[Any]:
-    """The tensors an operation wrote; the value of torch's own future ends the process where there are none (2.6)."""
+    """Return an operation's outputs; the value of torch's own future ends the process without any (2.6)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated, without a replacement
         return list(work.result())
@@ -425,7 +428,7 @@ def _settle() -> None:
 
 
 def _engine(original: Any) -> Any:
-    """Make the gradients of a backward pass in an NCCL world real when it returns: DDP waits for them in C++."""
+    """Complete the gradients of a backward pass in an NCCL world before it returns: DDP waits in C++."""
 
     class SettlingEngine(type(original)):  # type: ignore[misc]
         """Torch's autograd engine, and a wait."""

@@ -1,12 +1,14 @@
 """In-flight operations of one NCCL world: waited for on the host, never mistaken for complete after an abort.
 
-An NCCL operation runs on a stream of the GPU. torch's ``wait`` only makes a stream wait for it, and after an abort the
-stream continues with stale output, without an error. So in a world ``wait`` blocks until the operation has really
-ended, and the order is fixed: the world is marked as over, all calls leave torch, then the communicator is aborted. An
-operation that is complete while the world is not over was completed by its peers.
+An NCCL operation runs on a stream of the GPU. torch's ``wait`` only makes a stream wait for it, and after an
+abort the stream continues with stale output, without an error. So in a world ``wait`` blocks until the
+operation has really ended, and the order is fixed: the world is marked as over, all calls leave torch, then
+the communicator is aborted. An operation that is complete while the world is not over was completed by its
+peers.
 
-Torch's own watchdog would abort in any order; the environment keeps it from that (`multiworld._core.nccl_policy`), and
-in a patched build, where it may, the operation itself says so afterwards.
+Torch's own watchdog would abort in any order; the environment keeps it from that
+(`multiworld._core.nccl_policy`), and in a patched build, where it may, the operation itself says so
+afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class OpenGroup(Protocol):
-        """A group of NCCL operations that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
+        """An NCCL group that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
 
         @property
         def queued(self) -> bool: ...
@@ -49,13 +51,15 @@ SPIN = 0.0002
 """Seconds of asking without a pause: most operations end within."""
 
 LONGEST_PAUSE = 0.005
-"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited already."""
+"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited
+already."""
 
 TIMEOUT_GRACE = 1.0
 """Seconds by which the runtime waits longer than torch, whose own word on a timeout says more."""
 
 QUIET = 0.5
-"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may end."""
+"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may
+end."""
 
 OPEN_PAUSE = 0.05
 """Seconds between two looks at whether a thread has come to close its NCCL group."""
@@ -67,8 +71,8 @@ class Traffic:
     Args:
         timeout: seconds an operation may take.
         device: the GPU of this member.
-        fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an unpatched
-            torch).
+        fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an
+            unpatched torch).
         torch_aborts: whether torch's own watchdog may abort a communicator.
 
     Attributes:
@@ -95,14 +99,14 @@ class Traffic:
         self._aborting: list[threading.Thread] = []
         self._open: set[OpenGroup] = set()
 
-    # -- calls into torch ---------------------------------------------------------------------------------------
+    # -- calls into torch ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """For a short call into torch: no abort begins meanwhile.
 
-        An abort frees a communicator that other threads may still use, and asking a work whether it is complete takes a
-        lock, while holding the GIL, that a hanging abort holds.
+        An abort frees a communicator that other threads may still use, and asking a work whether it is
+        complete takes a lock, while holding the GIL, that a hanging abort holds.
 
         Raises:
             torch.distributed.DistBackendError: the world is over.
@@ -145,7 +149,7 @@ class Traffic:
         with self.call():
             pass
 
-    # -- waiting ------------------------------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------------------------
 
     def finish(
         self, work: Any, error_of: Callable[[], str | None] = lambda: None, timeout: float | None = None
@@ -167,8 +171,8 @@ class Traffic:
                 _is_completed(work)
             failed = failure_of(work) or (error_of() if self.torch_aborts else None)
             if failed is not None and self.torch_aborts:
-                # What it raises says more. It first lets the current stream wait for the operation, which does not
-                # end as long as the abort hangs: not the caller's stream.
+                # What it raises says more. It first lets the current stream wait for the operation, which
+                # does not end as long as the abort hangs: not the caller's stream.
                 aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
                 with torch.cuda.stream(aside):
                     plain_wait(work)
@@ -178,8 +182,8 @@ class Traffic:
     def settle(self) -> None:
         """Block until what the current stream of the world's GPU has been given has ended.
 
-        For operations that torch waits for in C++ (DDP's gradients, functional collectives): there is no work to
-        ask, but the stream waits for them.
+        For operations that torch waits for in C++ (DDP's gradients, functional collectives): there is no work
+        to ask, but the stream waits for them.
 
         Raises:
             torch.distributed.DistBackendError: as `finish`.
@@ -190,8 +194,8 @@ class Traffic:
         event.record(torch.cuda.current_stream(self.device))
         self.until(event.query, None)
         if self.torch_aborts:
-            # Whether the stream went on because torch's watchdog aborted a communicator is told by an older work of
-            # that communicator: waiting for it raises, in a patched build, or its backend knows.
+            # Whether the stream went on because torch's watchdog aborted a communicator is told by an older
+            # work of that communicator: waiting for it raises, in a patched build, or its backend knows.
             with self.call():
                 for work, error_of in tuple(self.canaries):
                     plain_wait(work)
@@ -216,7 +220,7 @@ class Traffic:
             else:
                 self.over.wait(min(LONGEST_PAUSE, waited / 8))
 
-    # -- blocks (`with world:`) ---------------------------------------------------------------------------------
+    # -- blocks (`with world:`) ------------------------------------------------------------------------------
 
     def block_begins(self) -> None:
         """A block of this world begins in this thread."""
@@ -241,14 +245,15 @@ class Traffic:
             failed: an exception leaves the block.
 
         Raises:
-            torch.distributed.DistBackendError: the world ended during the block, and no call in it has said so.
+            torch.distributed.DistBackendError: the world ended during the block, and no call in it has said
+            so.
         """
         here = self._here
         here.blocks = getattr(here, "blocks", 1) - 1
         if not failed and not getattr(here, "told", False):
             self.settle()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def abort(self, ends: list[Callable[[], None]]) -> None:
         """Mark the world as over, wake who waits, and abort on a daemon thread each; returns at once.
@@ -288,7 +293,7 @@ class Traffic:
         return waited
 
     def ended(self, deadline: float) -> bool:
-        """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); whether they have come to an end."""
+        """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); return whether they ended."""
         with self._lock:
             aborting = list(self._aborting)
         for thread in aborting:
@@ -301,8 +306,8 @@ class Traffic:
 def failure_of(work: Any) -> str | None:
     """Return what a completed work of torch's failed with, in one or more lines; None if it succeeded.
 
-    Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or comes a
-    moment later where it succeeded; older ones only as its exception.
+    Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or
+    comes a moment later where it succeeded; older ones only as its exception.
     """
     outcome = getattr(work, "get_future_result", None)
     result = 0

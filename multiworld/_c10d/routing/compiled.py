@@ -1,11 +1,12 @@
 """`torch.compile` and worlds: code compiled in one world does not run in another.
 
-The compiler runs `get_rank`, `get_world_size` and look-ups of groups once, while it traces, and keeps the answers as
-constants. So a function whose trace asked for anything of the selected world is guarded by that world (or by none
-being selected): elsewhere it is compiled again. One that asked for nothing is not guarded, and costs nothing.
+The compiler runs `get_rank`, `get_world_size` and look-ups of groups once, while it traces, and keeps the
+answers as constants. So a function whose trace asked for anything of the selected world is guarded by that
+world (or by none being selected): elsewhere it is compiled again. One that asked for nothing is not guarded,
+and costs nothing.
 
-The guard compares the serial number of the selected state (`WorldState.serial`), which no two generations share: what
-was compiled in a world that is gone never runs again.
+The guard compares the serial number of the selected state (`WorldState.serial`), which no two generations
+share: what was compiled in a world that is gone never runs again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def install(patches: Patches) -> None:
         carry(sys.modules[name], patches)
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is not None and hasattr(dynamo, "reset_code_caches"):
-        # It has no guard: a function compiled before the first join would have torch's own rank in every world.
+        # It has no guard: a function compiled before the first join would have torch's own rank in every
+        # world.
         dynamo.reset_code_caches()
 
 
@@ -57,9 +59,10 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
     place = module if owner is None else vars(module).get(owner)
     if place is None or name not in vars(place):
         raise RouterError(
-            f"torch {torch.__version__} has no {module.__name__}.{name if owner is None else f'{owner}.{name}'}",
+            f"torch {torch.__version__} has no "
+            f"{module.__name__}.{name if owner is None else f'{owner}.{name}'}",
             rule="multiworld guards compiled functions by their world there",
-            next_step="Use a version of torch listed in multiworld's compatibility table, or a newer multiworld",
+            next_step="Use a torch of multiworld's compatibility table, or a newer multiworld",
         )
     patches.set(place, name, make(vars(place)[name]))
 

@@ -1,8 +1,9 @@
 """Fix default groups that torch's modules capture at import, now or later.
 
-Functions such as ``def all_reduce(tensor, group=group.WORLD)`` keep the default group of the moment of their import:
-the group of the world selected then, for all other worlds too. None instead means the default group at the time of the
-call; torch itself has None there when the module is imported before `init_process_group`, as is usual.
+Functions such as ``def all_reduce(tensor, group=group.WORLD)`` keep the default group of the moment of their
+import: the group of the world selected then, for all other worlds too. None instead means the default group
+at the time of the call; torch itself has None there when the module is imported before `init_process_group`,
+as is usual.
 
 Other modules start threads (`threads.py`) or compile (`compiled.py`) and are hooked at import, too.
 """
@@ -39,7 +40,7 @@ _HOOKS = (threads, compiled)
 
 
 def install(patches: Patches) -> None:
-    """Let those defaults be looked up at each call, and threads know their world, in modules loaded now or later.
+    """Look those defaults up at each call, and hook threads, in modules loaded now or later.
 
     Args:
         patches: records what was replaced.
@@ -81,8 +82,8 @@ class _Finder:
     def _carrying(self, run: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
         def exec_module(module: types.ModuleType) -> None:
             run(module)
-            # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that comes
-            # after `uninstall` does nothing where no world is selected.
+            # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that
+            # comes after `uninstall` does nothing where no world is selected.
             for each in _HOOKS:
                 if module.__name__ in each.MODULES:
                     each.carry(module, self._patches)

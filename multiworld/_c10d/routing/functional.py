@@ -29,7 +29,7 @@ def all_to_all_single(
 
 
 class _Exchange(torch.autograd.Function):
-    """Not torch's own gradient of it: in 2.6 the result of that one cannot be waited for without losing it."""
+    """Replaces torch's own gradient, whose result in 2.6 cannot be waited for without losing it."""
 
     @staticmethod
     def forward(

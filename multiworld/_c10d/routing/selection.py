@@ -1,7 +1,7 @@
 """The selected world of this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
 
-Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of
-context variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
+Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of context
+variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
 """
 
 from __future__ import annotations
@@ -173,8 +173,9 @@ class tracing:  # noqa: N801  (a context manager, used as one)
 def _stasher() -> Callable[[str, object], None]:
     """Return torch's function, or one that gives it the reference it takes.
 
-    Up to 2.6 it keeps the object without counting the reference, and gives it back when the object is replaced: the
-    count sinks with every use until the object is freed under its users. The build is asked, on an object of ours.
+    Up to 2.6 it keeps the object without counting the reference, and gives it back when the object is
+    replaced: the count sinks with every use until the object is freed under its users. The build is asked, on
+    an object of ours.
     """
     increase = ctypes.pythonapi.Py_IncRef
     increase.argtypes = [ctypes.py_object]
@@ -184,7 +185,8 @@ def _stasher() -> Callable[[str, object], None]:
     count = sys.getrefcount(probe)
     _stash("multiworld_probe", probe)
     if sys.getrefcount(probe) > count:
-        # Counted: the reference given beforehand is one too many. It stays: an object's worth of memory, once.
+        # Counted: the reference given beforehand is one too many. It stays: an object's worth of memory,
+        # once.
         return _stash  # type: ignore[no-any-return]
 
     def put(key: str, value: object) -> None:

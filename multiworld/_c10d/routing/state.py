@@ -1,9 +1,9 @@
 """World state: torch's `_World` for one world and generation.
 
-`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its module.
-`WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals differs between
-versions, so that is read from the getters' code (`derive`); a global that is not known here is an error, because a
-world would silently share it with all the others.
+`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its
+module. `WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals
+differs between versions, so that is read from the getters' code (`derive`); a global that is not known here
+is an error, because a world would silently share it with all the others.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def derive(world_class: type = c10d._World, module: types.ModuleType = c10d) -> 
         The module global's name by the property's.
 
     Raises:
-        RouterError: some code of the class uses module data that is not known here, or holds data in the class.
+        RouterError: some code of the class uses module data that is not known here, or holds data in the
+            class.
     """
     found: dict[str, str] = {}
     for name, member in vars(world_class).items():
@@ -192,7 +193,8 @@ class WorldState(c10d._World):
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
-        parked: the receives of its default group that nothing waits for any more, a `multiworld.receives.ParkedReceives`.
+        parked: the receives of its default group that nothing waits for any more, a
+            `multiworld.receives.ParkedReceives`.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:

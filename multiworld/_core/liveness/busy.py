@@ -19,8 +19,8 @@ _LEAST = 0.05
 """Seconds between two questions, at least."""
 
 _FRESH = 0.5
-"""Share of ``hang_timeout`` for which an answer "it runs" counts: the next answer may be late, and a sample of a tenth
-of a second may find the process waiting. An answer "it is stopped" revokes it at once."""
+"""Share of ``hang_timeout`` for which an answer "it runs" counts: the next answer may be late, and a sample
+of a tenth of a second may find the process waiting. An answer "it is stopped" revokes it at once."""
 
 
 @dataclass
@@ -36,7 +36,8 @@ class Busy:
     """Questions and answers about silent processes. Times are seconds of one clock.
 
     Args:
-        bound: seconds of silence after which a process that runs counts as hung all the same; 0: nothing is asked.
+        bound: seconds of silence after which a process that runs counts as hung all the same; 0: nothing is
+            asked.
     """
 
     def __init__(self, bound: float) -> None:
@@ -44,7 +45,7 @@ class Busy:
         self._known: dict[str, _Asked] = {}
 
     def wake(self, process: str, since: float, limit: float) -> float:
-        """Return when to ask about `process`, which has been silent since `since`; `limit` is its hang_timeout."""
+        """Return when to ask about `process`, silent since `since`; `limit` is its hang_timeout."""
         if not self.bound:
             return math.inf
         known = self._known.get(process)

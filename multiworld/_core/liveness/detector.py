@@ -1,11 +1,11 @@
 """Failure detector: signs of life in, verdicts out.
 
-Signs of life belong to a pair of processes: worlds that share a peer share its state, so a heartbeat costs the same
-for one world and for a hundred. Verdicts belong to worlds. The first verdict of a world is final.
+Signs of life belong to a pair of processes: worlds that share a peer share its state, so a heartbeat costs
+the same for one world and for a hundred. Verdicts belong to worlds. The first verdict of a world is final.
 
-The detector uses no sockets and no clock. The driver reads every socket until it is empty, feeds the events, and then
-calls `settle` once: peers that ended in the same batch are named in one verdict, and data that already waited in the
-kernel counts before silence is judged.
+The detector uses no sockets and no clock. The driver reads every socket until it is empty, feeds the events,
+and then calls `settle` once: peers that ended in the same batch are named in one verdict, and data that
+already waited in the kernel counts before silence is judged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
 
 GRACE = 0.5
-"""Seconds that a failed operation waits for a more specific cause; half of ``hang_timeout`` where that is less."""
+"""Seconds that a failed operation waits for a more specific cause; half of ``hang_timeout`` where that is
+less."""
 
 _STALL_LEAST = 0.25
 _STALL_SHARE = 0.4
@@ -137,7 +138,8 @@ class Detector:
 
     Args:
         own: this process's id; its own members are never suspected.
-        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
+            counts.
     """
 
     def __init__(self, own: str, busy: float = 0.0) -> None:
@@ -155,8 +157,8 @@ class Detector:
     def add(self, roster: Roster, now: float = 0.0) -> None:
         """Watch a world.
 
-        Connected peers keep the time at which they were last heard, except those with a longer interval than this
-        world needs: they count as heard `now`, because they have not been told of the shorter one.
+        Connected peers keep the time at which they were last heard, except those with a longer interval than
+        this world needs: they count as heard `now`, because they have not been told of the shorter one.
         """
         world = world_id(roster)
         self._worlds[world] = _World(roster)
@@ -194,7 +196,7 @@ class Detector:
         return world in self._worlds
 
     def shortest(self, process: str) -> float:
-        """Smallest hang_timeout of the worlds shared with `process`, seconds; infinite where there is none."""
+        """Return the smallest hang_timeout of the worlds shared with `process`; infinite without any."""
         peer = self._peers.get(process)
         return math.inf if peer is None else peer.shortest
 
@@ -253,7 +255,7 @@ class Detector:
             self._claim(state, _Claim(cause, known, detail))
 
     def failed(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
-        """An operation of the world failed: the verdict, unless a more specific cause arrives within `GRACE`."""
+        """An operation failed: the verdict, unless a more specific cause arrives within `GRACE`."""
         state = self._worlds.get(world)
         if state is not None and world not in self._graces:
             until = now + min(GRACE, state.roster.hang_timeout / 2)
@@ -289,10 +291,10 @@ class Detector:
     def stalled(self, seconds: float, now: float) -> None:
         """Grant the peers extra time: this process itself did not run for `seconds`, until now.
 
-        Data that arrived meanwhile is read before peers are judged, so a stall matters only where the peers stalled
-        too (the whole machine did), and only if it was longer than a heartbeat's interval. Silence is then judged
-        after two more intervals (at most the stall's length). A peer is granted at most one hang_timeout in all, so
-        that a process which always stalls still detects failures.
+        Data that arrived meanwhile is read before peers are judged, so a stall matters only where the peers
+        stalled too (the whole machine did), and only if it was longer than a heartbeat's interval. Silence is
+        then judged after two more intervals (at most the stall's length). A peer is granted at most one
+        hang_timeout in all, so that a process which always stalls still detects failures.
         """
         for peer in self._peers.values():
             limit = peer.shortest
@@ -450,7 +452,7 @@ class Detector:
 
 
 def _answers(probe: Probe | None, limit: float) -> bool:
-    """Whether the host still acknowledges data: beats go out every fifth of `limit`, so half of it is long."""
+    """Whether the host acknowledges data: beats go out every fifth of `limit`, so half of it is long."""
     return probe is None or not probe.unacknowledged or probe.last_ack < limit / 2
 
 

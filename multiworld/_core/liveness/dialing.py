@@ -1,7 +1,8 @@
 """Dialing: which process connects to which, and when; one connection per pair.
 
-The process with the smaller id dials. The other one waits, and after a while *knocks*: it dials too, but only to learn
-whether its generation is over. Members of a newer generation do not dial it, so it would wait until its deadline.
+The process with the smaller id dials. The other one waits, and after a while *knocks*: it dials too, but only
+to learn whether its generation is over. Members of a newer generation do not dial it, so it would wait until
+its deadline.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 __all__ = ["GONE_AFTER", "Dialing"]
 
 GONE_AFTER = 1.0
-"""Seconds of refused connections after which a process counts as gone: it listened before it was in a roster."""
+"""Seconds of refused connections after which a process counts as gone: it listened before it was in a
+roster."""
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25

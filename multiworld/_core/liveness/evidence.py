@@ -1,8 +1,8 @@
 """Evidence from the host of a silent member: questions, answers and their proofs.
 
-A small program beside each member (`multiworld._net.liveness.evidence_program`) answers a datagram with the kernel's
-view of the member's threads during a tenth of a second. Question and answer are authenticated with the token of a
-world that the member is in.
+A small program beside each member (`multiworld._net.liveness.evidence_program`) answers a datagram with the
+kernel's view of the member's threads during a tenth of a second. Question and answer are authenticated with
+the token of a world that the member is in.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["ANSWER_SIZE", "RUNS_FROM", "Evidence", "Standing", "answer", "questi
 RUNS_FROM = 0.5
 """Share of the time for which some thread ran, or waited for a core, that makes a process one that runs.
 
-A thread that holds the GIL and computes has about 1, on a saturated machine too. Threads that wait for the GIL wake up
-200 times a second, gloo's 100 times: below 0.05 each (measured).
+A thread that holds the GIL and computes has about 1, on a saturated machine too. Threads that wait for the
+GIL wake up 200 times a second, gloo's 100 times: below 0.05 each (measured).
 """
 
 _ASKED = b"m8dq"
@@ -41,7 +41,8 @@ class Evidence:
     """Observation of a process.
 
     Attributes:
-        state: T where all threads are stopped, R or S where one ran or all slept, ``?`` where nothing was seen.
+        state: T where all threads are stopped, R or S where one ran or all slept, ``?`` where nothing was
+            seen.
         share: of the time, 0 to 1, for which its busiest thread ran or waited for a core.
     """
 

@@ -1,8 +1,8 @@
 """Peer protocol of one process: connections to the processes that share its worlds, and their verdicts.
 
-`Peers` takes events (a world was added, a connection opened, frames arrived, time passed) and collects `Action`
-records, which the watchdog's thread carries out. It owns no socket, thread or clock, so tests run whole groups of
-processes in any order of events.
+`Peers` takes events (a world was added, a connection opened, frames arrived, time passed) and collects
+`Action` records, which the watchdog's thread carries out. It owns no socket, thread or clock, so tests run
+whole groups of processes in any order of events.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Peers:
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
         early_close: whether this process dials early-close connections; `early_close.own_wanted` changes it.
-        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
+            counts.
         unauthenticated: connections that may be waiting for their proof at a time.
     """
 
@@ -111,7 +112,7 @@ class Peers:
         self._check(roster.key, now)
 
     def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
-        """Detach a world; with `goodbye`, tell the members that this one left, or which `failure` ended it."""
+        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`."""
         state = self._worlds.pop(world)
         if state is None:
             return

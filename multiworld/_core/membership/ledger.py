@@ -1,7 +1,7 @@
 """Ledger: a world's membership record in the store, one small JSON text replaced by compare-and-set.
 
-With one record per world every step of a member is one atomic replacement: no order of keys matters, and no part of
-an older attempt can be mistaken for the current one.
+With one record per world every step of a member is one atomic replacement: no order of keys matters, and no
+part of an older attempt can be mistaken for the current one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to make a generation: open while members come, sealed when all are there, active when all are ready.
+    """One attempt to make a generation: open, then sealed (all claimed), then active (all ready).
 
     Attributes:
         number: counts the attempts of the world in this store.

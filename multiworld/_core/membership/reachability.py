@@ -12,10 +12,10 @@ __all__ = ["apart"]
 
 
 def apart(one: Member, other: Member) -> bool:
-    """Whether one member's address may mean another host for the other, so that no answer does not prove it dead.
+    """Whether one member's address may mean another host for the other: silence is then no proof of death.
 
-    True where exactly one address is a loopback address, and where members on different hosts publish loopback or
-    equal addresses.
+    True where exactly one address is a loopback address, and where members on different hosts publish
+    loopback or equal addresses.
     """
     mine, theirs = _loopback(one), _loopback(other)
     if mine != theirs:

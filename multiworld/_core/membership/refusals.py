@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Member
 
 __all__ = [
-    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
-    "stale",
+    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch",
+    "replaced", "stale",
 ]  # fmt: skip
 
 _ANOTHER_RANK = "Give every process a rank of its own, or wait until the other one has closed the world"
@@ -52,8 +52,9 @@ def stale(now: Attempt, holder: Member, request: JoinRequest) -> Failure:
     return Failure(
         0,
         "StaleGenerationError",
-        f"This process held rank {request.rank} of world {request.world!r} in generation {request.last_generation}, "
-        f"but the world is in generation {now.generation} with {_who(holder)} at that rank",
+        f"This process held rank {request.rank} of world {request.world!r} "
+        f"in generation {request.last_generation}, but the world is in generation {now.generation} "
+        f"with {_who(holder)} at that rank",
         "A generation that is over cannot be continued, and its place is taken",
         "Join under another rank, or when the present generation is over",
     )
@@ -89,9 +90,11 @@ def elsewhere(request: JoinRequest, other: Member) -> Failure:
     return Failure(
         0,
         "MismatchError",
-        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} and does not "
-        f"find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, the address which that one gives",
-        "Members reach each other at the addresses that they give; one of loopback is reached from its own host only",
+        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} "
+        f"and does not find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, "
+        "the address which that one gives",
+        "Members reach each other at the addresses that they give; "
+        "one of loopback is reached from its own host only",
         "Set M8D_HOST or M8D_IFNAME where the address is not the one that the others reach",
     )
 
@@ -103,8 +106,10 @@ def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
     return Failure(
         attempt.number,
         "RankTakenError",
-        f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, was taken over by {by}",
-        "A member of the generation before has the right to its rank, and a claim without sign of life, or whose "
+        f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, "
+        f"was taken over by {by}",
+        "A member of the generation before has the right to its rank, and a claim without sign of life, "
+        "or whose "
         f"process the others do not find at its address (here {request.member.endpoint.host}), is lost",
         _ANOTHER_RANK,
     )

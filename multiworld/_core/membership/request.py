@@ -29,7 +29,8 @@ class JoinRequest:
         pid, hostname: for messages.
         hang_timeout: seconds; goes into this process's roster as it is.
         last_generation: the latest generation of this world that the process knows of; 0 if none.
-        run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without an id.
+        run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without
+            an id.
         held_rank: the rank it had in `last_generation`; None if it was no member.
     """
 

@@ -48,8 +48,8 @@ class Roster:
         generation: 1, 2, ...
         rank: of this process.
         members: all of them, by rank; ``len(members)`` is the world's size.
-        token: 16 random bytes that authenticate the members to each other, drawn by the member that completes the
-            generation.
+        token: 16 random bytes that authenticate the members to each other, drawn by the member that completes
+            the generation.
         hang_timeout: seconds, this process's own.
     """
 

@@ -1,18 +1,20 @@
 """Membership protocol: pure steps on a world's `Ledger`.
 
-An attempt makes a generation. Members claim their ranks in the open attempt; the claim that completes the attempt
-seals it, which fixes members, generation and token; once every member has reported ready, the generation is active.
-A failed attempt is closed with its reason, which all its members raise; the next join opens another.
+An attempt makes a generation. Members claim their ranks in the open attempt; the claim that completes the
+attempt seals it, which fixes members, generation and token; once every member has reported ready, the
+generation is active. A failed attempt is closed with its reason, which all its members raise; the next join
+opens another.
 
-- An attempt may fill up while a generation is active. It is sealed only once that generation is known to be over:
-  one of its members reported so or claims anew, or none of its processes lives.
-- A claim on a claimed rank closes the attempt for all members, with three exceptions. A member of the generation
-  before takes precedence over newcomers. A claim whose process gives no sign of life is taken over (a crashed
-  process that was started again). A claim on a rank of an active generation waits, unnoticed by the active members.
-- An attempt is sealed only after the processes of all members have been seen: the claim of a member that died while
-  it waited is dropped, and its rank is waited for.
-- A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt fails after
-  that, no other roster has it.
+- An attempt may fill up while a generation is active. It is sealed only once that generation is known to be
+  over: one of its members reported so or claims anew, or none of its processes lives.
+- A claim on a claimed rank closes the attempt for all members, with three exceptions. A member of the
+  generation before takes precedence over newcomers. A claim whose process gives no sign of life is taken over
+  (a crashed process that was started again). A claim on a rank of an active generation waits, unnoticed by
+  the active members.
+- An attempt is sealed only after the processes of all members have been seen: the claim of a member that died
+  while it waited is dropped, and its rank is waited for.
+- A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt
+  fails after that, no other roster has it.
 
 The store is trusted: every process that can write to it can join and can read the tokens.
 """
@@ -29,8 +31,8 @@ from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
 
 __all__ = [
-    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal", "over",
-    "ready", "refuse", "roster", "seal", "stand", "withdraw",
+    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal",
+    "over", "ready", "refuse", "roster", "seal", "stand", "withdraw",
 ]  # fmt: skip
 
 
@@ -171,9 +173,9 @@ def may_seal(ledger: Ledger, gone: int = 0) -> bool:
 
 
 def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> Ledger:
-    """Seal the open attempt, which fixes members and number, if it is complete and the previous generation is over.
+    """Seal the open attempt if it is complete and the previous generation is over.
 
-    `number` and `me` are the attempt and claim of the calling member.
+    Sealing fixes members and number.     `number` and `me` are the attempt and claim of the calling member.
     """
     waiting, before = ledger.waiting, ledger.current
     if waiting is None or waiting.number != number or not waiting.has(me):

@@ -63,8 +63,8 @@ class Attachment:
     def report(self, detail: str, ranks: tuple[int, ...] = (), *, deadline: float) -> Breakage | None:
         """Report a failed operation of the world, and wait for the verdict. Any thread.
 
-        Without a more specific cause within min(0.5 s, hang_timeout / 2), the verdict is "failed" with `detail` and
-        `ranks`; a crash detected meanwhile is the verdict instead.
+        Without a more specific cause within min(0.5 s, hang_timeout / 2), the verdict is "failed" with
+        `detail` and `ranks`; a crash detected meanwhile is the verdict instead.
 
         Args:
             detail: what failed, in one sentence.
@@ -84,9 +84,9 @@ class Attachment:
 
         With `failure` (the reason for this member's end), the members are told that instead of a goodbye.
 
-        After it returns, ``on_verdict`` is not called any more. Idempotent. With the last world and endpoint the
-        watchdog's thread ends and its sockets are closed. A broken world is detached without a goodbye: the members
-        were told the verdict.
+        After it returns, ``on_verdict`` is not called any more. Idempotent. With the last world and endpoint
+        the watchdog's thread ends and its sockets are closed. A broken world is detached without a goodbye:
+        the members were told the verdict.
         """
         self._owner.detach(self, failure)
 
@@ -123,7 +123,7 @@ class Attachment:
             )
 
     def late(self, missing: Mapping[int, str]) -> JoinTimeoutError:
-        """Return the error for a deadline that passed; `missing`: ranks, each with what is known about why."""
+        """Return the error for a deadline that passed; `missing`: ranks, each with the known reason."""
         told = []
         for rank, note in sorted(missing.items()):
             member = self.roster.members[rank]
@@ -163,7 +163,7 @@ class Attachment:
         self.settled.set()
 
     def forked(self) -> None:
-        """Detach a forked child's copy. New events: locks of the old ones may be held by threads of the parent."""
+        """Detach a forked child's copy, with new events: locks of the old ones may be held for good."""
         self.settled, self.ended = threading.Event(), threading.Event()
         self.over()
 

@@ -34,7 +34,8 @@ _MOST = 1024  # pending questions; the oldest is dropped
 class Helper:
     """The helper of this process. Any thread; started by `start` only.
 
-    It costs about 10 MB of memory (3.5 MB unshared), 10 ms of CPU time to start, and none while members are heard.
+    It costs about 10 MB of memory (3.5 MB unshared), 10 ms of CPU time to start, and none while members are
+    heard.
     """
 
     def __init__(self) -> None:
@@ -260,4 +261,5 @@ def _bind(endpoint: Endpoint) -> socket.socket | None:
 def _resolve(endpoint: Endpoint) -> tuple[int, tuple[str, int] | tuple[str, int, int, int]]:
     kind, flags = socket.SOCK_DGRAM, socket.AI_NUMERICHOST
     family, _, _, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=kind, flags=flags)[0]
-    return family, address  # type: ignore[return-value]  # typeshed knows a third kind that numeric hosts do not give
+    # typeshed has a third kind of address, which numeric hosts do not give.
+    return family, address  # type: ignore[return-value]

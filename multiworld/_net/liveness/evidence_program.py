@@ -1,14 +1,15 @@
 """Helper program that reports, from the kernel's view, whether the process that started it runs.
 
-A process whose threads all wait for the GIL sends no sign of life, and may be busy or deadlocked. The kernel can tell.
-`multiworld._net.liveness.evidence` starts this program and sends it messages on descriptor 3 (SOCK_SEQPACKET):
+A process whose threads all wait for the GIL sends no sign of life, and may be busy or deadlocked. The kernel
+can tell. `multiworld._net.liveness.evidence` starts this program and sends it messages on descriptor 3
+(SOCK_SEQPACKET):
 
     u, with a descriptor    a UDP socket at which to answer; one at the same address replaces it
     x HOST PORT             close the socket at that address
     + TOKEN, - TOKEN        16 bytes: accept, or refuse, questions authenticated with it
 
-It ends with that process, or when descriptor 3 is closed. Questions without a valid proof are dropped. An answer
-follows a sample of 0.1 s; `multiworld._core.liveness.evidence` defines both formats.
+It ends with that process, or when descriptor 3 is closed. Questions without a valid proof are dropped. An
+answer follows a sample of 0.1 s; `multiworld._core.liveness.evidence` defines both formats.
 
 It imports very little (no `socket`, `hashlib`, `site`), because every member of a world runs one.
 """
@@ -36,8 +37,8 @@ _ANSWER = b"m8da"
 _MOST = 256  # questions per sample
 
 Threads = dict[bytes, tuple[bytes, int, int, int]]
-"""Thread -> its state, nanoseconds in which it ran or waited for a core (-1: not known), CPU ticks, and how often it
-went to sleep (only of one that runs; else -1)."""
+"""Thread -> its state, nanoseconds in which it ran or waited for a core (-1: not known), CPU ticks, and how
+often it went to sleep (only of one that runs; else -1)."""
 
 
 class Looker:
@@ -63,7 +64,8 @@ class Looker:
                 stat = _read(b"%s/%s/stat" % (self._folder, name))
             except OSError:  # it has ended
                 continue
-            # After the command's name, which may contain any character: state, ..., utime and stime as 12th and 13th.
+            # After the command's name, which may contain any character: state, ..., utime and stime as 12th
+            # and 13th.
             fields = stat[stat.rindex(b")") + 2 :].split()
             try:
                 ran, waited = _read(b"%s/%s/schedstat" % (self._folder, name)).split()[:2]
@@ -104,8 +106,8 @@ class Looker:
             elif ticks - was[2] >= 2:
                 share = 1000
             both = {was[0], state}
-            # The kernel counts the wait for a core only once the thread gets it; but the thread did not sleep.
-            # State D: it waits for a disk or for memory.
+            # The kernel counts the wait for a core only once the thread gets it; but the thread did not
+            # sleep. State D: it waits for a disk or for memory.
             if both <= {b"R", b"D"} and (both != {b"R"} or was[3] == slept):
                 share = 1000
             most = max(most, min(share, 1000))

@@ -1,7 +1,7 @@
 """Sockets of the watchdog: listeners, connections, and one wait for all of them.
 
-All sockets are non-blocking and belong to one thread, except in `Sockets.listen` and `Sockets.wake`, which any thread
-may call. Data is parsed into frames, which other modules interpret.
+All sockets are non-blocking and belong to one thread, except in `Sockets.listen` and `Sockets.wake`, which
+any thread may call. Data is parsed into frames, which other modules interpret.
 """
 
 from __future__ import annotations
@@ -307,7 +307,8 @@ class Sockets:
     def abandon(self) -> None:
         """Close a forked child's copies of the descriptors; the parent's connections go on.
 
-        No lock (its holder does not exist here) and no `unregister` (the parent's selector would lose them too).
+        No lock (its holder does not exist here) and no `unregister` (the parent's selector would lose them
+        too).
         """
         for listener in tuple(self._listeners.values()):
             listener.socket.close()
@@ -422,7 +423,7 @@ class Sockets:
             events.append(Accepted(entry.number))
 
     def _pause(self) -> None:
-        """Stop accepting for a moment: without a free descriptor the listeners stay readable, and the loop spins."""
+        """Stop accepting for a moment: without free descriptors the listeners stay readable."""
         with self._lock:
             for listener in self._listeners.values():
                 with contextlib.suppress(KeyError):  # closed, or paused already
@@ -484,7 +485,8 @@ def _resolve(
 ) -> tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     family, _, _, _, address = found[0]
-    return family, address  # type: ignore[return-value]  # typeshed knows a third kind that numeric hosts do not give
+    # typeshed has a third kind of address, which numeric hosts do not give.
+    return family, address  # type: ignore[return-value]
 
 
 def _bind(host: str) -> socket.socket:

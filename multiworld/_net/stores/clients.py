@@ -1,6 +1,7 @@
 """Whether other processes are connected to a server of this process, by the kernel's table of connections.
 
-A TCPStore server does not say who is connected to it, and it must not end while another process's worlds meet there.
+A TCPStore server does not say who is connected to it, and it must not end while another process's worlds meet
+there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def others(port: int, server: int = 0) -> bool | None:
 
     Args:
         port: of the server.
-        server: number of the server's thread, which may have a table of descriptors of its own; 0: it has none.
+        server: number of the server's thread, which may have a table of descriptors of its own; 0: it has
+            none.
     """
     try:
         own = _sockets("/proc/self/fd")

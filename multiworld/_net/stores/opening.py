@@ -1,7 +1,7 @@
 """Opening and calling stores within a deadline, even those whose calls block.
 
-torch, a file system and a resolver may block without a limit. They run in a thread that is abandoned at the deadline
-and closes a store that it opens later.
+torch, a file system and a resolver may block without a limit. They run in a thread that is abandoned at the
+deadline and closes a store that it opens later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANSWER = 1.0
 def open_in_time(
     store: str | Store, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
 ) -> StoreHandle:
-    """`multiworld._net.stores.store.open_store`, which sees to most deadlines itself, until `deadline` in any case.
+    """Open a store as `multiworld._net.stores.store.open_store`, within `deadline` in any case.
 
     Raises:
         JoinError: of `open_store`'s kinds.
@@ -72,7 +72,7 @@ def open_in_time(
 def in_time_for(
     store: StoreHandle, *, world: str, deadline: float, cancelled: Callable[[], bool]
 ) -> Callable[..., Any] | None:
-    """Return a caller that bounds a store's calls by `deadline`; None where they keep deadlines themselves."""
+    """Return a caller that bounds a store's calls by `deadline`; None where they keep it themselves."""
     if store.keeps_deadlines:
         return None
 

@@ -21,14 +21,16 @@ __all__ = ["answers"]
 def answers(endpoints: Iterable[Endpoint], within: float) -> Mapping[Endpoint, bool | None]:
     """Find which endpoints accept a TCP connection.
 
-    The kernel accepts for a process as long as it exists, be it stopped or busy, and refuses for one that is gone.
+    The kernel accepts for a process as long as it exists, be it stopped or busy, and refuses for one that is
+    gone.
 
     Args:
         endpoints: where to.
         within: seconds.
 
     Returns:
-        For each endpoint True (accepted), False (refused) or None (no answer within the time, or no way there).
+        For each endpoint True (accepted), False (refused) or None (no answer within the time, or no way
+        there).
     """
     deadline = time.monotonic() + within
     found: dict[Endpoint, bool | None] = dict.fromkeys(endpoints)

@@ -1,7 +1,7 @@
 """Record of a world in its store: read, replace and count without waiting for keys.
 
-Reading is a compare-and-set that cannot succeed: one round trip that does not wait, as ``get`` would, if the key
-vanishes meanwhile. (So do `torch.distributed`'s HashStore, TCPStore and FileStore, alone and under a
+Reading is a compare-and-set that cannot succeed: one round trip that does not wait, as ``get`` would, if the
+key vanishes meanwhile. (So do `torch.distributed`'s HashStore, TCPStore and FileStore, alone and under a
 PrefixStore, in 2.4 to 2.15; a test asks them.)
 """
 
@@ -34,7 +34,7 @@ class StoreLike(Protocol):
     """The methods used of a `torch.distributed.Store`."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Replace `expected` ("": no such key) by `desired`; return the value then, or `expected` if there is none."""
+        """Replace `expected` ("": no such key) by `desired`; return the value then, or `expected`."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter."""
@@ -46,8 +46,8 @@ class StoreLike(Protocol):
 class Record:
     """One world's record in a store, and its last known value.
 
-    Every method makes round trips, raises `StoreUnreachableError` if the store fails, and `JoinError` if what is
-    there cannot be read. Several threads may use it: what they decide on is always what they replace.
+    Every method makes round trips, raises `StoreUnreachableError` if the store fails, and `JoinError` if what
+    is there cannot be read. Several threads may use it: what they decide on is always what they replace.
 
     Args:
         store: see `StoreLike`.
@@ -89,10 +89,12 @@ class Record:
                 if found == text:
                     self._seen = (text, move.ledger)
                     return move
-                # Where the answer is what was expected, yet nothing was replaced, there is no record: the store is new.
+                # Where the answer is what was expected, yet nothing was replaced, there is no record: the
+                # store is new.
                 seen, fresh, tries = self._found("" if found == raw else found), True, tries + 1
                 if tries > 2:  # contention: back off
-                    self._sleep(random.uniform(0, min(tries, 20) * 0.0002))  # noqa: S311  (jitter, not a secret)
+                    jitter = random.uniform(0, 0.0002)  # noqa: S311  (not a secret)
+                    self._sleep(min(tries, 20) * jitter)
             elif fresh:
                 return move
             else:
@@ -142,5 +144,5 @@ class Record:
                 self._world,
                 f"The store of world {self._world!r} failed: {type(error).__name__}: {str(error)[:300]}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="Look whether the process that serves it, rank 0's for tcp://, still runs; then join again",
+                next_step="Look whether the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error

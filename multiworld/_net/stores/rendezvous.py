@@ -1,11 +1,12 @@
 """Rendezvous of a world's members through a store: all get the same roster, or all raise.
 
-`multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate through one
-small record in the store (`multiworld._net.stores.record`), which every step replaces by compare-and-set, in one round
-trip. No call waits inside the store, whose client may be shared with other worlds.
+`multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
+through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
+compare-and-set, in one round trip. No call waits inside the store, whose client may be shared with other
+worlds.
 
-A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside torch
-without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
+A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside
+torch without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
 
 The store is trusted: it holds the tokens with which the members of a generation authenticate each other.
 """
@@ -66,8 +67,8 @@ _log = logging.getLogger(__name__)
 class Rendezvous:
     """One process's join of one generation of a world.
 
-    Call `agree`, build the generation's resources, then `commit`; `fail` if building fails; `over` when the generation
-    has ended for this process. Use one object per join.
+    Call `agree`, build the generation's resources, then `commit`; `fail` if building fails; `over` when the
+    generation has ended for this process. Use one object per join.
 
     Args:
         store: shared by all members; see `StoreLike`. Its calls may be made from other threads.
@@ -121,7 +122,8 @@ class Rendezvous:
 
         Raises:
             InvalidJoinError: an argument breaks a rule; raised on waiting members, too.
-            RankTakenError: another process claims the rank, or an active generation holds it until the deadline.
+            RankTakenError: another process claims the rank, or an active generation holds it until the
+                deadline.
             MismatchError: members disagree about size, backend or device.
             JoinTimeoutError: members were missing at the first deadline of a member.
             StaleGenerationError: this process's rank in the current generation is taken.
@@ -154,8 +156,8 @@ class Rendezvous:
         """Report this member ready and wait until all are: the generation is then active on every member.
 
         Args:
-            check: called often, in another thread, while this waits; raises to end the wait, as when a member died
-                that was not ready. Its error is raised here; call `fail` with it.
+            check: called often, in another thread, while this waits; raises to end the wait, as when a member
+                died that was not ready. Its error is raised here; call `fail` with it.
 
         Raises:
             JoinTimeoutError: not every member was ready before the first deadline.
@@ -167,8 +169,8 @@ class Rendezvous:
     def fail(self, error: Exception, keys: Iterable[str] = ()) -> None:
         """Tell the others that this member cannot go on: they raise the same kind of `JoinError`.
 
-        Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds at
-        most and never raises.
+        Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds
+        at most and never raises.
 
         Args:
             error: why; any but a `JoinError` reaches the others as a `JoinAbandonedError`.
@@ -179,7 +181,7 @@ class Rendezvous:
         return self._part(lambda: self._leave(refusals.failure_from(error, self.request)), keys)
 
     def over(self, keys: Iterable[str] = ()) -> None:
-        """Report that the generation has ended for this process, broken or closed, so that the next may begin.
+        """Report the generation ended, broken or closed, for this process, so that the next may begin.
 
         Takes `PARTING` seconds at most and never raises.
 
@@ -299,7 +301,7 @@ class Rendezvous:
             raise self._error(move.refusal)
 
     def _of_interest(self, waiting: Attempt) -> tuple[Claim, ...]:
-        """Return the claims to probe before claiming: the rank's holder; all, where the claim seals or closes."""
+        """Return the claims to probe first: the rank's holder; all, where the claim seals or closes."""
         if waiting.terms != self.request.terms or set(waiting.missing) <= {self.request.rank}:
             return waiting.claims
         return tuple(claim for claim in waiting.claims if claim.rank == self.request.rank)
@@ -335,8 +337,8 @@ class Rendezvous:
     def _seal(self) -> bool:
         """Seal this member's open attempt, or find it no longer open; False if it stays open.
 
-        Two things delay sealing: claims of members that died while they waited, which are dropped, and a generation
-        that was not reported over, as long as one of its processes exists.
+        Two things delay sealing: claims of members that died while they waited, which are dropped, and a
+        generation that was not reported over, as long as one of its processes exists.
         """
         ledger = self._record.ledger
         now, waiting = ledger.current, ledger.waiting
@@ -372,8 +374,8 @@ class Rendezvous:
             try:
                 check()
             except BaseException:
-                # A member that was active already may be gone by now. Then this one is active, too, and the watchdog
-                # reports the loss.
+                # A member that was active already may be gone by now. Then this one is active, too, and the
+                # watchdog reports the loss.
                 self._record.read()
                 if self._raise_if_closed() is Phase.ACTIVE:
                     return
@@ -390,7 +392,8 @@ class Rendezvous:
     def _cancel(self) -> JoinError:
         """Close the attempt because this member gives up; return the error to raise."""
         request = self.request
-        why = f"Rank {request.rank} of world {request.world!r} (host {request.hostname}, pid {request.pid}) gave up"
+        who = f"host {request.hostname}, pid {request.pid}"
+        why = f"Rank {request.rank} of world {request.world!r} ({who}) gave up"
         failure = refusals.abandoned(self._number, why)
         self._leave(failure)
         return self._error(failure)
@@ -414,8 +417,8 @@ class Rendezvous:
     def _refuse(self, error: InvalidJoinError) -> None:
         """Tell the members that wait for this one that it cannot join.
 
-        Repeated for a while, because they may start to wait a moment later. A refusal left in the store would hit the
-        next, correct join instead.
+        Repeated for a while, because they may start to wait a moment later. A refusal left in the store would
+        hit the next, correct join instead.
         """
         failure = refusals.failure_from(error, self.request)
         told: list[bool] = []
@@ -441,9 +444,9 @@ class Rendezvous:
     def _pause(self, news: float) -> None:
         """Sleep before the next read of the record.
 
-        0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s a
-        four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s in sum: a
-        record has about 130 bytes for each.
+        0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s
+        a four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s
+        in sum: a record has about 130 bytes for each.
         """
         now = self._clock()
         age = now - news
@@ -478,7 +481,7 @@ class Rendezvous:
                 self.request.world,
                 f"The store of world {self.request.world!r} gave {error}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="Look whether the process that serves it, rank 0's for tcp://, still runs; then join again",
+                next_step="Look whether the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error
 
 

@@ -1,12 +1,12 @@
-"""TCPStore server in a thread with its own descriptor table, so that its clients use none of the process's descriptors.
+"""TCPStore server in a thread with its own descriptor table, separate from the process's.
 
-torch's server (C++) accepts every connection to the store's port, at a descriptor each; with none left, every world's
-connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`) the server can
-exhaust only that table. The kernel holds connections back until they send data (TCP_DEFER_ACCEPT), and the thread
-regularly closes those that do not prove to be clients.
+torch's server (C++) accepts every connection to the store's port, at a descriptor each; with none left, every
+world's connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`)
+the server can exhaust only that table. The kernel holds connections back until they send data
+(TCP_DEFER_ACCEPT), and the thread regularly closes those that do not prove to be clients.
 
-An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The numbers
-that the process uses therefore refer to the null device here.
+An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The
+numbers that the process uses therefore refer to the null device here.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class StoreServer:
         raise OSError(code, os.strerror(code))
 
     def close(self) -> None:
-        """Stop the server and free the port, within 10 s; idempotent. Losing the last reference does the same."""
+        """Stop the server and free the port, within 10 s; so does losing the last reference. Idempotent."""
         self._finish()
 
 

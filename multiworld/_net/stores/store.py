@@ -1,8 +1,8 @@
 """Stores of worlds: ``tcp://host:port``, ``file:///path``, or any torch Store.
 
-A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++ thread
-in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose calls keep
-deadlines. A store is trusted: every process that can write to it controls the worlds that use it.
+A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++
+thread in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose
+calls keep deadlines. A store is trusted: every process that can write to it controls the worlds that use it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class StoreHandle:
     """One world's hold on a store.
 
     Attributes:
-        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On tcp a
-            call that the server does not answer raises at the join's deadline (`dist.DistStoreError`), and one
-            whose server is gone raises at once (`dist.DistNetworkError`).
+        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On
+            tcp a call that the server does not answer raises at the join's deadline (`dist.DistStoreError`),
+            and one whose server is gone raises at once (`dist.DistNetworkError`).
         address: for messages.
-        local_host: numeric address at which other members reach this host; see `multiworld._net.host_address`.
+        local_host: numeric address at which other members reach this host; see
+            `multiworld._net.host_address`.
     """
 
     def __init__(self, shared: _Shared, store: Any, address: str, local_host: str) -> None:
@@ -88,8 +89,8 @@ class StoreHandle:
     def spare(self) -> bool:
         """Whether this hold can be released without ending a store that others use.
 
-        A server is in use while another process is connected to it. Where the system does not list connections, it
-        counts as in use.
+        A server is in use while another process is connected to it. Where the system does not list
+        connections, it counts as in use.
         """
         server = self._shared.server
         if server is None or self._shared.client is None:
@@ -152,8 +153,9 @@ class _Shared:
     def fresh(self) -> Any:
         """Return an unused client, or a new one.
 
-        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598). If another thread
-        uses the table meanwhile, an entry is lost, and destroying its object ends the process. So clients are reused.
+        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598). If
+        another thread uses the table meanwhile, an entry is lost, and destroying its object ends the process.
+        So clients are reused.
         """
         while self._spare:
             with contextlib.suppress(
@@ -201,7 +203,8 @@ class _Registry:
     def slot(self, key: str) -> threading.Lock:
         with self.lock:
             if self.pid != os.getpid():
-                # A forked child must neither use its parent's connections nor end its server: kept, never used.
+                # A forked child must neither use its parent's connections nor end its server: kept, never
+                # used.
                 _inherited.append(dict(self.shared))
                 self.pid = os.getpid()
                 self.shared, self.slots = {}, {}
@@ -233,7 +236,8 @@ class _Registry:
             if last and shared.key is not None and self.shared.get(shared.key) is shared:
                 del self.shared[shared.key]
         if last and not inside and slot is not None:
-            # Under the slot's lock, so that no join connects to a server that is about to end. An attempt is short.
+            # Under the slot's lock, so that no join connects to a server that is about to end. An attempt is
+            # short.
             taken = slot.acquire(timeout=2 * _ATTEMPT)
             try:
                 shared.close()
@@ -364,7 +368,8 @@ class _Attempt:
                 client = TcpClient.connect(family, target, deadline=min(deadline, now + _ATTEMPT))
             except NotAStoreError as error:  # noqa: PERF203  (one or two addresses, each a round trip)
                 self.last = str(error)
-                # A server that was just killed looks the same for a moment: its listener exists and accepts nothing.
+                # A server that was just killed looks the same for a moment: its listener exists and accepts
+                # nothing.
                 self._foreign_since = self._foreign_since or now
                 patience = _SILENT if isinstance(error.__cause__, TimeoutError) else _FOREIGN
                 if refused is not None and time.monotonic() - self._foreign_since > patience:
@@ -421,7 +426,7 @@ def _made_without_gil() -> bool:
 
 
 def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tuple[int, tuple[str, int]]]:
-    """Return the host's numeric addresses, each once, with their family; bounded by the deadline if DNS hangs."""
+    """Return the host's numeric addresses, each once, with their family, within the deadline."""
     with contextlib.suppress(ValueError):  # a name
         version = ipaddress.ip_address(address.host).version
         return [(socket.AF_INET6 if version == 6 else socket.AF_INET, (address.host, address.port))]
@@ -447,7 +452,8 @@ def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tupl
         ) from found
     targets = list(dict.fromkeys((int(family), (str(to[0]), int(to[1]))) for family, _, _, _, to in found))
     if address.host != "localhost" and all(host_address.is_loopback(target[0]) for _, target in targets):
-        # A host's own name, which /etc/hosts often gives to loopback (127.0.1.1); the others resolve it otherwise.
+        # A host's own name, which /etc/hosts often gives to loopback (127.0.1.1); the others resolve it
+        # otherwise.
         outside = (host_address.outward(), address.port)
         targets.insert(0, (int(socket.AF_INET6 if ":" in outside[0] else socket.AF_INET), outside))
     return list(dict.fromkeys(targets))

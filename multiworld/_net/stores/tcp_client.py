@@ -1,7 +1,8 @@
 """TCPStore client whose calls keep deadlines.
 
-torch's own client waits in C++ without a limit while the server is silent, with one mutex for all callers, and prints
-warnings when the server dies. This client speaks the same protocol with timeouts. Query numbers are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
+torch's own client waits in C++ without a limit while the server is silent, with one mutex for all callers,
+and prints warnings when the server dies. This client speaks the same protocol with timeouts. Query numbers
+are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class TcpClient:
     """Calls of one process to one TCPStore server; thread-safe.
 
     Every call takes a deadline (``time.monotonic()`` seconds) and raises TimeoutError when it passes. A late
-    answer is discarded by the next call. Any other error (ConnectionError) ends the connection for good: the server's
-    data may be gone.
+    answer is discarded by the next call. Any other error (ConnectionError) ends the connection for good: the
+    server's data may be gone.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -43,7 +44,8 @@ class TcpClient:
         )  # sizes of the replies that are still to come
         self._buffer = bytearray()
         self._error: str | None = None
-        # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round trip.
+        # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round
+        # trip.
         self._nothing = b"m8d-nothing-" + os.urandom(16)
         self.local = sock.getsockname()
         self.remote = sock.getpeername()
@@ -98,9 +100,10 @@ class TcpClient:
         return None if value == self._nothing else value
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, *, deadline: float) -> bytes:
-        """Store `desired` if the value is `expected` (or missing, and `expected` empty); return what is there then.
+        """Store `desired` if the value is `expected` (or missing, if that is empty); return the value then.
 
-        A missing key with an `expected` that is not empty is left alone, and `expected` is returned (TCPStore's rule).
+        A missing key with an `expected` that is not empty is left alone, and `expected` is returned
+        (TCPStore's rule).
         """
         return self._call(
             struct.pack("=B", _COMPARE_SET) + _key(key) + _bits(expected) + _bits(desired), _BITS, deadline

@@ -82,8 +82,8 @@ class TcpStore(_AskingStore):
 
     Args:
         client: shared with the other worlds of this process that meet at the same server.
-        deadline: ``time.monotonic()`` seconds until which a call waits for the server's answer; when it is over,
-            or near, a call still has `answer` seconds.
+        deadline: ``time.monotonic()`` seconds until which a call waits for the server's answer; when it is
+            over, or near, a call still has `answer` seconds.
         answer: seconds.
     """
 
@@ -146,7 +146,8 @@ class PollingStore(_AskingStore):
     Args:
         inner: any torch Store, or a StoreHandle; only short calls are made to it.
         prefix: put before every key, with a slash.
-        check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's connecting.
+        check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's
+            connecting.
         timeout: seconds a wait lasts that is given no timeout.
         publishing: called with each value that is about to be set, while it records.
         call: calls a function of `inner` with its arguments, in time; None where each ends in time by itself.
