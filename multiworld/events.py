@@ -169,7 +169,7 @@ class Bus:
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203  (a subscriber's fault stays there)
+            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203  (its own fault)
                 self._on_error(event, error)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from multiworld import settings as _settings
 from multiworld._c10d.creators import implementation_of
@@ -218,8 +218,8 @@ def nccl_name(backend: str) -> str | None:
 class _Prepared:
     """Environment variables set, and warnings shown, by this process."""
 
-    ours: dict[str, str] = {}  # noqa: RUF012  (one per process, on purpose)
-    _said: set[str] = set()  # noqa: RUF012
+    ours: ClassVar[dict[str, str]] = {}
+    _said: ClassVar[set[str]] = set()
     _lock = threading.Lock()
 
     @classmethod

@@ -240,7 +240,7 @@ def _outcome_of(
         result, error = None, None
         try:
             result = fn(*given)
-        except BaseException as exc:  # noqa: BLE001  (set in the future)
+        except BaseException as exc:  # set in the future
             error = exc
         _hand_over(loop, future, result, error)
         # The error's traceback refers to this frame. References from the frame to the error, or to the future

@@ -61,7 +61,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
             group = _default_group(spec, state, world, alive)
             state.default_pg = group
             c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
-    except BaseException as error:  # noqa: BLE001  (raised again, or as what it means)
+    except BaseException as error:  # raised again, or as what it means
         _undo(state, world)
         if faults.classify(error) is not None:
             alive.ask_why()

@@ -26,6 +26,8 @@ import struct
 import sys
 import time
 
+from multiworld._net import procfs
+
 __all__ = ["IsolatedTable", "isolate", "lowest_number"]
 
 _START = 0.25  # seconds that the thread may take to begin; a fraction of a millisecond, measured
@@ -247,7 +249,7 @@ def isolate(end: int) -> bool:
 
 
 def _close_all_but(end: int) -> None:
-    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (iterdir is lazy: it would read the directory while descriptors are closed)
+    for name in procfs.names("/proc/thread-self/fd"):
         if int(name) != end:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +86,6 @@ def notice(package: Path) -> None:
     """Warn of a foreign distribution beside the package; called by importing ``multiworld``."""
     clash = find(package)
     if clash is not None:
-        import warnings  # noqa: PLC0415  (only where there is something to say)
-
         warnings.warn(f"{clash.says}. {clash.next_step}.", RuntimeWarning, stacklevel=4)
 
 

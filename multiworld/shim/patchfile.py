@@ -170,11 +170,7 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         return None
     try:
         receipt: Any = json.loads(data)
-        if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
-            raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")  # noqa: TRY301
-        for entry in receipt["files"]:
-            _ = entry["path"], entry["before"], entry["after"], entry["row"]
-        _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
+        _require_fields(receipt)
     except (ValueError, KeyError, TypeError) as exc:
         raise InstallError(
             f"{site.root / _RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
@@ -182,6 +178,15 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         ) from exc
     found: dict[str, Any] = receipt
     return found
+
+
+def _require_fields(receipt: Any) -> None:
+    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete."""
+    if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
+        raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")
+    for entry in receipt["files"]:
+        _ = entry["path"], entry["before"], entry["after"], entry["row"]
+    _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
 
 
 def _check_version(site: TorchSite, patch: PatchFile) -> None:

@@ -17,6 +17,7 @@ from multiworld._c10d.capabilities import (
     marker_of_build,
 )
 from multiworld.errors import InstallError, MarkerError
+from multiworld.shim import switch
 from multiworld.shim.clash import Clash, find
 from multiworld.shim.install import Inspection, inspect
 from multiworld.shim.torchsite import find_site
@@ -131,9 +132,7 @@ def _loader() -> Inspection | None:
 def _router_is_on(*, distributed: bool) -> bool:
     if not distributed:
         return False
-    from multiworld.shim.switch import enabled  # noqa: PLC0415  (it cannot be loaded without torch.distributed)
-
-    return enabled()
+    return switch.enabled()
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from multiworld import settings
 from multiworld.errors import ShimError
+from multiworld.registry import registry
 
 __all__ = ["attach", "disable", "enable", "enabled"]
 
@@ -43,8 +44,6 @@ def disable() -> None:
     Raises:
         ShimError: worlds are open: their programs would talk to torch's own default group from then on.
     """
-    from multiworld.registry import registry  # noqa: PLC0415  (kept beside its only use)
-
     open_worlds = registry.worlds()
     if open_worlds:
         raise ShimError(

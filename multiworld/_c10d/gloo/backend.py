@@ -390,7 +390,7 @@ def _run(build: Callable[[], Any], check: Callable[[], None], wake: Callable[[],
             made = build()
             if not abandoned.is_set():  # otherwise no caller takes it
                 box.append(made)
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+        except BaseException as error:  # raised where it is waited for
             if not abandoned.is_set():
                 failed.append(error)
         finally:

@@ -19,6 +19,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
@@ -102,7 +104,7 @@ def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[
                 listeners.append(link)
             continue
         if seen is None or seen.link is not link:
-            with _adding:  # another thread may have added and taken it meanwhile
+            with _adding[0]:  # another thread may have added and taken it meanwhile
                 seen = _seen.get(fd)
                 if seen is None or seen.link != link:
                     seen = _seen[fd] = _Seen(link)
@@ -168,17 +170,16 @@ _seen: dict[int, _Seen] = {}
 """By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system
 call instead of four, for each socket of each world, at each join."""
 
-_adding = threading.Lock()
+_adding = [threading.Lock()]  # in a list, to be replaced in a forked child
 
 
 def forked() -> None:
     """Replace the lock in a forked child: its holder may not exist there."""
-    global _adding  # noqa: PLW0603  (the child has one thread)
-    _adding = threading.Lock()
+    _adding[0] = threading.Lock()
 
 
 def _descriptors() -> Iterable[int]:
-    return map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208  (names only; this list can be long)
+    return map(int, procfs.names("/proc/self/fd"))
 
 
 def _link(fd: int, number: int, inode: int | None) -> Link | None:

@@ -220,7 +220,7 @@ class AwaitedWork:
         """Wait here and now, because that does not block; `until_over` tells how it ended."""
         try:
             _wait(self._work)
-        except Exception as error:  # noqa: BLE001  (raised there)
+        except Exception as error:  # raised there
             self._error = error.with_traceback(None)
         self._done = self._finished = True
         self._work = None
@@ -245,7 +245,7 @@ class AwaitedWork:
     def _run(self) -> Callable[[], None]:
         try:
             _wait(self._work)
-        except BaseException as error:  # noqa: BLE001  (it is the awaiting task's)
+        except BaseException as error:  # it is the awaiting task's
             self._error = error.with_traceback(None)  # this frame, which holds what holds the error
             self._work = None  # who keeps the error need not keep gloo's device
         return self._end

@@ -25,7 +25,7 @@ class WriteCount:
 
     def __init__(self) -> None:
         _know_forks()
-        self.forks = _forks
+        self.forks = _forks[0]
         self._file = -1
         self._closing: weakref.finalize[..., WriteCount] | None = None
         try:
@@ -62,13 +62,12 @@ class WriteCount:
         return (count[0] - since[0], count[1] - since[1]) == (2 * _PREAMBLE + nbytes, 2)
 
 
-_forks = 0  # since this module was loaded, to recognize counters of the parent's threads
+_forks = [0]  # since this module was loaded, to recognize counters of the parent's threads
 _here = threading.local()
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603  (there is one process)
-    _forks += 1
+    _forks[0] += 1
 
 
 @functools.cache
@@ -79,7 +78,7 @@ def _know_forks() -> None:
 def here() -> WriteCount:
     """Return the calling thread's counter."""
     found: WriteCount | None = getattr(_here, "count", None)
-    if found is not None and found.forks != _forks:
+    if found is not None and found.forks != _forks[0]:
         found.disown()
         found = None
     if found is None:

@@ -301,7 +301,7 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None]) -> Any:
             if given_up.is_set():
                 _end(made[0] if isinstance(made, tuple) else made)
                 box.clear()
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+        except BaseException as error:  # raised where it is waited for
             failed.append(error)
         finally:
             done.set()

@@ -187,7 +187,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
                     if owner.traffic.fragile:
                         nccl.close_thread_group(group, owner.traffic.device)
                     raise
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             if opened is not None:
                 opened.close()
             owner.raise_(error)
@@ -263,7 +263,7 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         try:
             with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
                 return function(group, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             owner.raise_(error)
 
     return start
@@ -322,7 +322,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
             # It has ended: what torch does now (its stream waits, tensors are let go) does not block.
             with owner.traffic.call():
                 return function(work)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             owner.raise_(error)
 
     return wait
@@ -353,7 +353,7 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
         def complete() -> None:
             try:
                 work.wait()
-            except Exception as error:  # noqa: BLE001  (it is the future's)
+            except Exception as error:  # it is the future's
                 future.set_exception(error)
             else:
                 future.set_result(_result(work))
@@ -411,7 +411,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
             nccl.close_thread_group(state.group, traffic.device)
     try:
         traffic.block_ends(failed=error is not None)
-    except Exception as exc:  # noqa: BLE001  (raised again, as it is or as the world's)
+    except Exception as exc:
         raise_instead(exc, None if state.translate is None else state.translate(state, exc))
 
 
@@ -422,7 +422,7 @@ def _settle() -> None:
         return
     try:
         traffic.settle()
-    except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+    except Exception as error:
         translate = state.translate
         raise_instead(error, None if translate is None else translate(state, error))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.routing.selection import current, tracing
+from multiworld._c10d.routing.selection import Tracing, current
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _serial() -> int:
 def _compiling(original: Any) -> Any:
     @functools.wraps(original)
     def compile_(*args: Any, **kwargs: Any) -> Any:
-        with tracing():
+        with Tracing():
             return original(*args, **kwargs)
 
     return compile_
@@ -87,7 +87,7 @@ def _guarding(original: Any) -> Any:
     # Assigned, not wrapped: newer versions mark these functions with attributes.
     @functools.wraps(original)
     def guard_mode(builder: Any, guard: Any) -> Any:
-        if tracing.asked():
+        if Tracing.asked():
             _guard_by_world(builder)
         return original(builder, guard)
 

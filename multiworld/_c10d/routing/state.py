@@ -53,8 +53,6 @@ _MISSING = object()
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
 _serials = itertools.count(1)
 _lock = threading.Lock()
-# Replaced as a whole under the lock, read without it.
-_living: tuple[WorldState, ...] = ()
 _tokens: dict[int, WorldState] = {}
 _derived: dict[str, str] = {}
 # By process group, of those in some living world's `pg_map`; kept by the maps themselves.
@@ -71,6 +69,12 @@ _destroyers = frozenset(
 )
 
 
+class _Living:
+    """The states that are not forgotten yet: replaced as a whole under the lock, read without it."""
+
+    states: tuple[WorldState, ...] = ()
+
+
 def original_world() -> c10d._World:
     """Return torch's own state, the one that holds outside worlds."""
     return _original
@@ -78,7 +82,7 @@ def original_world() -> c10d._World:
 
 def living() -> tuple[WorldState, ...]:
     """Return the states that are not forgotten yet."""
-    return _living
+    return _Living.states
 
 
 def with_token(token: int) -> WorldState | None:
@@ -222,9 +226,8 @@ class WorldState(c10d._World):
         self._names: dict[str, None] = {}
         for source in derived.values():
             setattr(self, f"m8d{source}", self._fresh(source))
-        global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
-            _living = (*_living, self)
+            _Living.states = (*_Living.states, self)
             _tokens.setdefault(self.token, self)
 
     def _fresh(self, source: str) -> Any:
@@ -319,9 +322,8 @@ class WorldState(c10d._World):
 
         Hold the backend objects before, drop the groups after, and the backends last. Idempotent.
         """
-        global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
-            _living = tuple(state for state in _living if state is not self)
+            _Living.states = tuple(state for state in _Living.states if state is not self)
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
         self.unregister_names()
@@ -360,7 +362,7 @@ def _is_default_group(frame: types.FrameType) -> bool:
 def _elsewhere(source: str, group: Any) -> Any:
     """Return what another state's map holds for `group`, or `_MISSING`."""
     owner = _owners.get(group)
-    for state in _living if owner is None else (owner, *_living):
+    for state in _Living.states if owner is None else (owner, *_Living.states):
         found = dict.get(getattr(state, f"m8d{source}", {}), group, _MISSING)
         if found is not _MISSING:
             return found

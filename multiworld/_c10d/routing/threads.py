@@ -90,7 +90,7 @@ def _carried(function: Callable[..., Any], state: WorldState) -> Callable[..., A
         with selected(state):
             try:
                 return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            except Exception as error:
                 raise_instead(error, translated(error))
 
     return run

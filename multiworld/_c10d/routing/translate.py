@@ -131,7 +131,7 @@ def _guarded(original: Any) -> Any:
         try:
             # Merging no keywords costs half of what this wrapper does.
             return function(*args, **kwargs) if kwargs else function(*args)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             try:
                 raise_instead(error, translated(error, _group_among(args, kwargs)))
             finally:
@@ -153,7 +153,7 @@ def _posting(original: Any) -> Any:
                 if work is not None:
                     return work
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             try:
                 raise_instead(error, translated(error, group))
             finally:
@@ -201,7 +201,7 @@ def _engine(original: Any) -> Any:
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            except Exception as error:
                 raise_instead(error, translated(error))
 
     return WorldEngine()

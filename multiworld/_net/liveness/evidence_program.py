@@ -56,7 +56,7 @@ class Looker:
         """Return the state of each thread; None where the process is not visible."""
         found: Threads = {}
         try:
-            names = os.listdir(self._folder)  # noqa: PTH208  (pathlib costs more than this program)
+            names = [each.name for each in os.scandir(self._folder)]
         except OSError:
             return None
         for name in names:

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiworld._net import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Container
 
@@ -73,9 +75,9 @@ def _plain(address: str) -> str:
 def _sockets(table: str) -> set[int]:
     """Return the inodes of the sockets among a process's descriptors."""
     own = set()
-    for name in os.listdir(table):  # noqa: PTH208  (names only; this list can be long)
+    for name in procfs.names(table):
         try:
-            target = os.readlink(f"{table}/{name}")  # noqa: PTH115  (as above)
+            target = os.readlink(f"{table}/{name}")  # noqa: PTH115  (a Path for each of up to a million descriptors)
         except FileNotFoundError:  # closed meanwhile
             continue
         if target.startswith("socket:["):

@@ -29,6 +29,7 @@ import torch
 import torch.distributed
 
 from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, Accepted, ClientCheck
+from multiworld._net import procfs
 from multiworld._net.descriptor_table import isolate, lowest_number
 
 __all__ = ["StoreServer", "older_than"]
@@ -138,7 +139,7 @@ def _run(
     control = socket.socket(fileno=end)
     server = None
     try:
-        used = max(map(int, os.listdir("/proc/self/fd")), default=0)  # noqa: PTH208  (names only)
+        used = max(map(int, procfs.names("/proc/self/fd")), default=0)
         if own and isolate(end):
             shared[0] = False
             _fill(min(used, lowest_number(), _NULLS))
@@ -206,18 +207,22 @@ def _watch(control: socket.socket, port: int) -> None:
     quick = not _libuv_takes_a_socket()
     clients = ClientCheck(answers=not quick, patience=PATIENCE_BLOCKED if quick else PATIENCE)
     control.settimeout(_SOON if quick else _LOOK)
-    while True:
-        try:
-            if not control.recv(1):
-                return
-        except TimeoutError:  # noqa: PERF203  (the timeout is the loop's timer)
-            for each in clients.overdue(_unproven(port, clients), time.monotonic()):
-                _hang_up(each)
+    while not _closed(control):
+        for each in clients.overdue(_unproven(port, clients), time.monotonic()):
+            _hang_up(each)
+
+
+def _closed(control: socket.socket) -> bool:
+    """Wait one interval, the socket's timeout; return whether the other end closed it."""
+    try:
+        return not control.recv(1)
+    except TimeoutError:
+        return False
 
 
 def _unproven(port: int, clients: ClientCheck) -> list[Accepted]:
     found = []
-    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (names only)
+    for name in procfs.names("/proc/thread-self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or no TCP socket
             status = os.fstat(fd)

@@ -366,7 +366,7 @@ class _Attempt:
         for family, target in self.targets:
             try:
                 client = TcpClient.connect(family, target, deadline=min(deadline, now + _ATTEMPT))
-            except NotAStoreError as error:  # noqa: PERF203  (one or two addresses, each a round trip)
+            except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
                 self.last = str(error)
                 # A server that was just killed looks the same for a moment: its listener exists and accepts
                 # nothing.

@@ -42,6 +42,12 @@ class _AskingStore(Store):
     def _check(self, keys: list[str]) -> bool:
         raise NotImplementedError
 
+    def deleteKey(self, key: str) -> bool:  # noqa: N802  (the name that C++ looks up)
+        return bool(self.delete_key(key))
+
+    def getNumKeys(self) -> int:  # noqa: N802  (the name that C++ looks up)
+        return int(self.num_keys())
+
     def check(self, keys: Sequence[str]) -> bool:
         return self._check(list(keys))
 
@@ -117,9 +123,6 @@ class TcpStore(_AskingStore):
 
     def num_keys(self) -> int:
         return int(self._ask(self._client.count))
-
-    deleteKey = delete_key  # noqa: N815  (the names C++ looks for)
-    getNumKeys = num_keys  # noqa: N815
 
     def _check(self, keys: list[str]) -> bool:
         return bool(self._ask(self._client.check, keys))
@@ -207,9 +210,6 @@ class PollingStore(_AskingStore):
 
     def num_keys(self) -> int:
         return int(self._call(self._inner.num_keys))
-
-    deleteKey = delete_key  # noqa: N815  (the names C++ looks for)
-    getNumKeys = num_keys  # noqa: N815
 
     def _turn(self) -> None:
         self._check_cancelled()
