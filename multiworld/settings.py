@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment", "set_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment",
+    "set_environment",
 ]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
@@ -41,17 +42,17 @@ _FORMER_NAMES = {"M8D_EARLY_CLOSE": "M8D_TETHERS"}
 """Variables that were renamed: the former name is still read, with a warning."""
 
 MAX_TIMEOUT = 1_000_000.0
-"""Seconds, 11 days and a half. Sockets take 24 days at most (poll counts milliseconds in 32 bits), and gloo no more."""
+"""Seconds, 11.5 days. poll(2) counts milliseconds in 32 bits (24 days); gloo's limit is the same."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds when an argument says nothing.
+    """Defaults of arguments.
 
     Attributes:
         hang_timeout: seconds of silence that make a member hung.
-        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent member is
-            held to be busy.
+        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent
+            member is held to be busy.
         join_timeout: seconds for a join, and for each operation of the world.
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
@@ -59,7 +60,8 @@ class Settings:
         early_close: whether a crash is detected before the process's memory is freed (docs/faults.md).
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
-        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
+        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
+            number.
     """
 
     hang_timeout: float = 5.0
@@ -116,7 +118,8 @@ def environment(name: str) -> str | None:
 def run_id(environ: Mapping[str, str] | None = None) -> str:
     """Return the id of the run that this process belongs to; "" where it belongs to none.
 
-    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none, too.
+    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none,
+    too.
     """
     env = os.environ if environ is None else environ
     if (ours := env.get("M8D_RUN_ID")) is not None:
@@ -126,7 +129,7 @@ def run_id(environ: Mapping[str, str] | None = None) -> str:
 
 
 def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Set the variables that are not set yet; return those that were. What a user set is never changed."""
+    """Set the variables that are not set yet, and return them; those set by the user stay."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
     return fresh
@@ -136,7 +139,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     """Set variables of this process, and unset those whose value is None.
 
     Returns:
-        What they were; given to this function again, that puts them back.
+        The previous values; passing them to this function restores them.
     """
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():

@@ -1,12 +1,13 @@
-"""The watchdog: one thread per process that knows, for all worlds, who is still there.
+"""Watchdog: one thread per process that monitors the members of all its worlds.
 
-It drives: sockets (`multiworld._net.liveness.sockets`) feed decisions (`multiworld._core.liveness.peers`), and what was decided is
-carried out. Worlds that share a peer share its connection.
+The thread feeds socket events (`multiworld._net.liveness.sockets`) to the peer protocol
+(`multiworld._core.liveness.peers`) and carries out the actions. Worlds that share a peer share its
+connection.
 
-A verdict reaches its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may attach, report
-and leave; nothing waits without a deadline.
+A verdict is reported to its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may
+attach, report and leave; every wait has a deadline.
 
-`WatchDog` (of `multiworld.notices`) is here because pymultiworld's programs import it from here.
+`WatchDog` (of `multiworld.notices`) is exported here because pymultiworld's programs import it from here.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ if TYPE_CHECKING:
 __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 
 _LEAVE = 1.0
-"""Seconds that `Attachment.leave` waits at most for the watchdog's thread."""
-_LONGEST_WAIT = 5.0  # seconds; with nothing due
-_HELPER_AFTER = 0.2  # seconds from a world that is ready to the helper's start, which no join shall wait for
-_POLL = 0.02  # seconds between two looks at `cancelled`
+"""Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
+_LONGEST_WAIT = 5.0  # seconds, while nothing is due
+_HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
+_POLL = 0.02  # seconds between two calls of `cancelled`
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a watchdog holds at the moment.
+    """Current state of a watchdog, for tests and diagnostics.
 
     Attributes:
         thread: whether its thread runs.
-        worlds: keys of the attached worlds, sorted; one that is attached with two ranks is there twice.
-        listeners: how many addresses it listens at.
-        connections: how many connections it has, closing ones too, without early-close connections.
+        worlds: keys of the attached worlds, sorted; one attached with two ranks is listed twice.
+        listeners: number of addresses that it listens at.
+        connections: number of connections, closing ones too, without early-close connections.
     """
 
     thread: bool
@@ -80,10 +81,10 @@ class Snapshot:
 
 
 class Watchdog:
-    """The fault plane of one process: see the module.
+    """Monitors the members of a process's worlds.
 
     Args:
-        process: id of this process, 32 hex digits; drawn where it is not given.
+        process: id of this process, 32 hex digits; random by default.
         clock: monotonic seconds.
     """
 
@@ -93,7 +94,7 @@ class Watchdog:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
+        self._lock = threading.Lock()  # guards the fields below; never held while waiting
         self._thread: threading.Thread | None = None
         self._sockets: Sockets | None = None
         self._table: IsolatedTable | None = None
@@ -101,7 +102,7 @@ class Watchdog:
         self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
         self._commands: deque[Callable[[float], None]] = deque()
-        self._done: deque[threading.Event] = deque()  # set when what was decided has been carried out
+        self._done: deque[threading.Event] = deque()  # set when the actions so far are carried out
         self._channel = itertools.count(1).__next__
         self._peers = self._fresh_peers()
 
@@ -116,10 +117,10 @@ class Watchdog:
     # -- any thread
 
     def endpoint(self, host: str) -> Endpoint:
-        """Listen at `host` for the members of worlds to come, and hold it; one listener per address.
+        """Listen at `host` for members of future worlds, and hold the listener; one per address.
 
-        Each call is to be followed by one of `release_endpoint`. An attached world holds its endpoint itself,
-        so it can be released as soon as `attach` is over.
+        Pair each call with one of `release_endpoint`. An attached world holds its endpoint itself, so release
+        it as soon as `attach` returned.
 
         Args:
             host: numeric address of the interface that leads to the store; loopback for a loopback store.
@@ -131,7 +132,7 @@ class Watchdog:
             return self._running().listen(host)
 
     def release_endpoint(self, endpoint: Endpoint) -> None:
-        """Take one hold of `endpoint` back; with the last one the listener closes."""
+        """Release one hold of `endpoint`; the listener closes with the last one."""
         with self._lock:
             if self._sockets is not None:
                 self._sockets.unlisten(endpoint)
@@ -147,22 +148,24 @@ class Watchdog:
         cancelled: Callable[[], bool] | None = None,
         on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
     ) -> Attachment:
-        """Connect to every member of a world, and watch them from then on.
+        """Connect to every member of a world, and monitor them from then on.
 
-        Returns when every member is connected and has proved that it holds the world's token, and has accepted
-        this process's proof. If this raises, nothing is left, and the members that had connected are told.
+        Returns when every member is connected, has proved that it holds the world's token, and has accepted
+        this process's proof. If this raises, nothing stays attached, and connected members are told.
 
         Args:
-            roster: the generation; this process's member must have `process` and an endpoint held by `endpoint`.
+            roster: the generation; this process's member must have `process` and an endpoint held by
+                `endpoint`.
             on_verdict: called once, in the watchdog's thread, when the world breaks; possibly before this
-                returns. It must be quick. It is not called for a world that breaks while it is being attached.
+                returns. It must be quick. It is not called for a world that breaks while it is being
+                attached.
             deadline: ``time.monotonic()`` seconds.
-            cancelled: looked at every 20 ms; True ends the attempt.
-            on_busy: called likewise with the ranks of members that run, but do not answer, and True; with False when
-                they answer again.
+            cancelled: polled every 20 ms; True ends the attempt.
+            on_busy: called in the same thread with the ranks of members that run without answering, and True;
+                with False when they answer again.
 
         Raises:
-            JoinTimeoutError: members are missing at the deadline; names them.
+            JoinTimeoutError: members are missing at the deadline; it names them.
             StaleGenerationError: a member is in a newer generation.
             JoinAbandonedError: `cancelled`, or a member crashed, left or gave up.
             InvalidJoinError: `roster` is not one for this watchdog, or attached already.
@@ -180,7 +183,7 @@ class Watchdog:
             if not self._running().hold(roster.members[roster.rank].endpoint):
                 raise InvalidJoinError(
                     roster.world,
-                    f"nobody listens at {roster.members[roster.rank].endpoint}",
+                    f"this process does not listen at {roster.members[roster.rank].endpoint}",
                     rule="A member's endpoint is one that its watchdog opened",
                     next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
                 )
@@ -199,14 +202,14 @@ class Watchdog:
         return attachment
 
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
-        """Have a failed operation judged, and wait for that until `deadline`: see `Attachment.report`."""
+        """Report a failed operation, and wait for the verdict until `deadline`; see `Attachment.report`."""
         world = world_id(attachment.roster)
         self._post(lambda now: self._peers.report(world, ranks, detail, now))
         if not self._in_thread():
             attachment.ended.wait(max(0.0, deadline - self._clock()))
 
     def detach(self, attachment: Attachment, failure: str = "") -> None:
-        """Take a world out: see `Attachment.leave`."""
+        """Detach a world; see `Attachment.leave`."""
         attachment.detached = True
         with self._lock:
             known = self._attachments.get(world_id(attachment.roster)) is attachment
@@ -215,7 +218,7 @@ class Watchdog:
             self._join_if_idle()
 
     def stop(self, deadline: float) -> bool:
-        """Leave every world, close every socket, end the thread. The watchdog can be used again afterwards.
+        """Leave every world, close every socket and end the thread. The watchdog can be used again.
 
         Returns:
             Whether the thread had ended by `deadline` (``time.monotonic()`` seconds).
@@ -232,14 +235,14 @@ class Watchdog:
             if sockets is not None:
                 sockets.unlisten_all()
 
-        self._post(leave_all)  # to nobody where the thread is ending by itself
+        self._post(leave_all)  # dropped where the thread is ending by itself
         if self._in_thread():
             return False
         thread.join(max(0.0, deadline - self._clock()))
         return not thread.is_alive()
 
     def snapshot(self) -> Snapshot:
-        """Return what the watchdog holds at the moment."""
+        """Return the current state."""
         with self._lock:
             sockets = self._sockets
             return Snapshot(
@@ -252,7 +255,7 @@ class Watchdog:
     # -- between the threads
 
     def _running(self) -> Sockets:
-        """Start the thread if it does not run (the lock is held)."""
+        """Start the thread if it does not run. The caller holds the lock."""
         if self._sockets is None:
             _hook(self)
             busy = settings.load().busy_timeout
@@ -262,14 +265,14 @@ class Watchdog:
             sockets = self._sockets = Sockets(self._channel, self._clock, helper)
             table: IsolatedTable | None = None
             try:
-                # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
+                # First: the kernel ends threads in this order, and the last one frees the memory.
                 if settings.load().early_close:
                     table = self._table = IsolatedTable.start(encode(Close()))
                 self._thread = threading.Thread(
                     target=self._run, args=(sockets, table, helper), name="m8d-watchdog", daemon=True
                 )
                 self._thread.start()
-            except BaseException:  # no thread to be had, or Ctrl-C
+            except BaseException:  # no thread available, or Ctrl-C
                 self._thread = self._sockets = self._table = self._helper = None
                 sockets.shut_down()
                 if table is not None:
@@ -278,7 +281,7 @@ class Watchdog:
         return self._sockets
 
     def _post(self, command: Callable[[float], None]) -> bool:
-        """Have `command` run in the watchdog's thread; False where there is none."""
+        """Queue `command` for the watchdog's thread; False where there is none."""
         with self._lock:
             if self._sockets is None:
                 return False
@@ -323,7 +326,7 @@ class Watchdog:
         return attachment.late(missing)
 
     def _call(self, command: Callable[[float], None]) -> None:
-        """Have `command` run in the watchdog's thread and wait for it, about a second at most."""
+        """Run `command` in the watchdog's thread and wait for it, about a second at most."""
         done = threading.Event()
 
         def run(now: float) -> None:
@@ -334,7 +337,7 @@ class Watchdog:
             done.wait(_LEAVE)
 
     def _join_if_idle(self) -> None:
-        """Nothing is left to watch: the thread ends by itself, wait for it."""
+        """Wait for the end of the thread, which ends by itself once nothing is attached."""
         with self._lock:
             thread, sockets = self._thread, self._sockets
             idle = not self._attachments and (sockets is None or not sockets.listening)
@@ -384,7 +387,7 @@ class Watchdog:
                 self._done.popleft().set()
 
     def _over(self, sockets: Sockets) -> bool:
-        """Whether nothing is left to do; the thread is no longer the watchdog's then."""
+        """Whether nothing is left to do; the watchdog gives the thread up then."""
         with self._lock:
             if self._attachments or self._commands or sockets.listening or sockets.closing:
                 return False
@@ -431,7 +434,7 @@ class Watchdog:
                 attachment.busy(action.ranks, busy=action.busy)
             else:
                 attachment.refused(action)
-        # Callbacks last: the other members hear of it before this process is busy with its own worlds.
+        # Callbacks last: the other members are told before this process is busy with its own worlds.
         for each in broken:
             self._break(each.world, each.breakage)
         if released and table is not None:
@@ -462,12 +465,12 @@ class Watchdog:
                 self._helper.forget(roster.token)
             if self._sockets is not None:
                 self._sockets.unlisten(roster.members[roster.rank].endpoint)
-        # Of a broken world the members heard already.
+        # The members of a broken world were told already.
         self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
         attachment.over()
 
     def _give_up(self, detail: str) -> None:
-        """The thread ends by a fault of this package: no world may believe that it is still watched."""
+        """Break all worlds: the thread ends by a defect of this package, and nothing monitors them."""
         with self._lock:
             self._commands.clear()
             self._peers = self._fresh_peers()
@@ -483,7 +486,7 @@ class Watchdog:
     # -- a forked child
 
     def forked(self) -> None:
-        """Close the child's copies of the parent's descriptors; it is another process, with another id."""
+        """Reset in a forked child: close its copies of the parent's descriptors, draw a new process id."""
         if self._sockets is not None:
             self._sockets.abandon()
         if self._helper is not None:
@@ -508,10 +511,10 @@ _hooked: list[int] = []
 
 
 def _hook(watchdog: Watchdog) -> None:
-    """See to it that a forked child closes its copies of this watchdog's descriptors.
+    """Make forked children close their copies of this watchdog's descriptors.
 
-    With a copy open in a child (a data loader's worker, say) the kernel would not close a killed parent's
-    connections, and its peers would wait for the silence instead.
+    With a copy open in a child (a data loader's worker, for instance) the kernel does not close a killed
+    parent's connections, and its peers detect only its silence.
     """
     _live.add(watchdog)
     if not _hooked:

@@ -30,8 +30,8 @@ class GroupSpec:
         local_host: numeric address at which gloo listens, unless GLOO_SOCKET_IFNAME says otherwise.
         check_cancelled: called while the group is being built; raises to give up.
         gpu: index of the one NCCL uses where `device` names none; the current one if None.
-        fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends that
-            block in C++ (NCCL); `store` if None.
+        fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends
+            that block in C++ (NCCL); `store` if None.
     """
 
     world: str

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Group", "backends", "build"]
 
 _IDLE = 0.05
-"""Seconds for gloo's workers to let go of what they worked on, where somebody else still holds the group."""
+"""Seconds for gloo's workers to release their work, where other references to the group exist."""
 
 _SETTLE = 0.25
 """Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of it."""
@@ -61,7 +61,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
             group = _default_group(spec, state, world, alive)
             state.default_pg = group
             c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
-    except BaseException as error:  # noqa: BLE001  (raised again, or as what it means)
+    except BaseException as error:  # raised again, or as what it means
         _undo(state, world)
         if faults.classify(error) is not None:
             alive.ask_why()
@@ -93,7 +93,7 @@ class _While:
             raise
 
     def ask_why(self) -> None:
-        """A connection broke: whoever knows of a member that crashed or gave up says so in a moment."""
+        """Wait a moment for the reason of a broken connection: a crashed member, or one that gave up."""
         end = time.monotonic() + _REASON
         with contextlib.suppress(BaseException):  # kept in `raised`
             while self.raised is None and time.monotonic() < end:
@@ -220,7 +220,7 @@ def _undo(state: WorldState, world: gloo.GlooWorld) -> None:
     groups = world.take()
     for group in groups:
         group.shut()
-    # Nobody else can have the group: maps first, which hold its process groups, then the backends.
+    # No other references to the group exist: maps first, which hold its process groups, then the backends.
     state.forget()
     for group in groups:
         group.drop()
@@ -288,7 +288,7 @@ class Group:
         return self._settled(deadline)
 
     def _process_groups(self) -> list[Any]:
-        # A copy under nobody's lock: a dict that another thread changes meanwhile raises, once in a blue moon.
+        # Copied without a lock: in rare cases this raises because another thread changes the dict meanwhile.
         for _ in range(3):
             with contextlib.suppress(RuntimeError):
                 found = list(self.state.pg_map)

@@ -1,13 +1,14 @@
-"""Which packets may reach a listener of gloo's: programs for the kernel's packet filter (classic BPF). Pure.
+"""Packet filters (classic BPF) for gloo's listeners: which connections they accept. Pure.
 
-A connection that gloo's listener cannot accept (no descriptor is left) ends the process, and one that says a number
-which no pair waits for keeps its descriptor for as long as the device lives (gloo's ``transport/tcp/listener.cc``; the
-same in torch 2.4 to 2.15). So unknown clients must not be accepted. A filter on the listening socket sees
-each packet that would open a connection, from its TCP header on. In Linux the connection comes about with the first
-packet that the filter lets through after the SYN, so the filter can wait for what the caller says first, and gloo's
-own callers say at once which pair they want: 8 bytes.
+A connection that gloo's listener cannot accept (no descriptor is left) ends the process, and one that says a
+number which no pair waits for keeps its descriptor for as long as the device lives (gloo's
+``transport/tcp/listener.cc``; the same in torch 2.4 to 2.15). So unknown clients must not be accepted. A
+filter on the listening socket sees each packet that would open a connection, from its TCP header on. In Linux
+the connection comes about with the first packet that the filter lets through after the SYN, so the filter can
+wait for what the caller says first, and gloo's own callers say at once which pair they want: 8 bytes.
 
-A connection that comes about inherits the filter, which then would hold up what follows: it is taken off there.
+A connection that comes about inherits the filter, which then would hold up what follows: it is taken off
+there.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def pair_numbers(lowest: int, highest: int, byteorder: str) -> tuple[Instruction
                 (_LDX_MEMORY, 0, 0, _HEADER), (_LD_BYTE_AT_X, 0, 0, low + at),
                 (_LDX_MEMORY, 0, 0, _SUM), (_OR_X, 0, 0, 0),
             ]  # fmt: skip
-    # What is jumped to are the last two instructions; distances are counted from the instruction behind the jump.
+    # What is jumped to are the last two instructions; distances are counted from the instruction behind the
+    # jump.
     body: list[Instruction | tuple[int, str, int]] = [
         (_LD_BYTE, 0, 0, _FLAGS),
         (_JSET, "accept if true", _SYN_OR_RST),

@@ -1,9 +1,9 @@
-"""Connections to a store's server that are not clients and are to be closed. Pure: descriptors and times are arguments.
+"""Detection of connections to a store's server that are not clients. Pure: no I/O, no clock.
 
-torch's server (C++) closes no connection: one that sends nothing, or half a greeting, keeps a descriptor for as long as
-it likes, and one that sends other bytes keeps memory too. A client sends a greeting at once (5 bytes:
-``QueryType::VALIDATE`` and a magic number of ``TCPStoreBackend.hpp``); torch's since 2.5 and multiworld's own then send
-a query that is answered at once.
+torch's server (C++) closes no connection: one that sends nothing, or half a greeting, keeps a descriptor for
+as long as it likes, and one that sends other bytes keeps memory too. A client sends a greeting at once (5
+bytes: ``QueryType::VALIDATE`` and a magic number of ``TCPStoreBackend.hpp``); torch's since 2.5 and
+multiworld's own then send a query that is answered at once.
 """
 
 from __future__ import annotations

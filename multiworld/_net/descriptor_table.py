@@ -1,15 +1,15 @@
 """Isolated descriptor table: descriptors that the kernel closes first when this process is killed.
 
-A killed process frees its memory before it closes its descriptors: milliseconds for each hundred megabytes. Its
-threads exit one by one, however, and the last of them frees the memory. `IsolatedTable` is a thread with a descriptor
-table of its own (Linux: close_range(2), or unshare(2) with CLONE_FILES; neither needs a privilege), which the kernel
-closes when that thread exits, before the memory is freed.
+A killed process frees its memory before it closes its descriptors: milliseconds for each hundred megabytes.
+Its threads exit one by one, however, and the last of them frees the memory. `IsolatedTable` is a thread with
+a descriptor table of its own (Linux: close_range(2), or unshare(2) with CLONE_FILES; neither needs a
+privilege), which the kernel closes when that thread exits, before the memory is freed.
 
-The thread runs almost no Python. A descriptor number means something else in its table than in the rest of the
-process, so nothing may print, open or import there, and no object that owns a descriptor may be created or collected.
-If the garbage collector happens to run there and collects such an object, that number stays open in the process.
-Therefore the thread allocates only what a command needs, and it is no `threading.Thread`, whose start, end and
-debugger hooks run Python.
+The thread runs almost no Python. A descriptor number means something else in its table than in the rest of
+the process, so nothing may print, open or import there, and no object that owns a descriptor may be created
+or collected. If the garbage collector happens to run there and collects such an object, that number stays
+open in the process. Therefore the thread allocates only what a command needs, and it is no
+`threading.Thread`, whose start, end and debugger hooks run Python.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import socket
 import struct
 import sys
 import time
+
+from multiworld._net import procfs
 
 __all__ = ["IsolatedTable", "isolate", "lowest_number"]
 
@@ -56,7 +58,8 @@ class IsolatedTable:
         """Start the thread; None where it cannot be started. `opened` tells whether its table was created.
 
         Args:
-            closing_message: written to each descriptor before an orderly close; a killed process sends nothing.
+            closing_message: written to each descriptor before an orderly close; a killed process sends
+                nothing.
         """
         if sys.platform != "linux":
             return None
@@ -119,7 +122,7 @@ class IsolatedTable:
         return answer == wanted
 
     def close(self, timeout: float) -> bool:
-        """Send the closing message on every connection and end the thread; False if that takes over `timeout` seconds."""
+        """Send the closing message on every connection and end the thread; False after `timeout` seconds."""
         if self._number is not None:
             self.opened()
         deadline = time.monotonic() + timeout
@@ -246,7 +249,7 @@ def isolate(end: int) -> bool:
 
 
 def _close_all_but(end: int) -> None:
-    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (iterdir is lazy: it would read the directory while descriptors are closed)
+    for name in procfs.names("/proc/thread-self/fd"):
         if int(name) != end:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))

@@ -1,12 +1,13 @@
-"""The address of this host at which the other members reach it.
+"""Host address: where other members reach this host.
 
-One rule, the first that says something:
+The first of these that applies:
 
-1. ``M8D_HOST``, an address or a name of this host; ``M8D_IFNAME``, an interface; ``GLOO_SOCKET_IFNAME``, torch's.
-2. The interface that leads to the store. A store at ``tcp://`` loopback is reached from this host only, and so
-   are its members.
-3. For a store that says nothing (a file, a store object without a host, or with a host that only this host calls so):
-   the interface that leads outward, or the first that is up. Loopback where there is no other.
+1. ``M8D_HOST``, an address or a name of this host; ``M8D_IFNAME``, an interface; torch's
+   ``GLOO_SOCKET_IFNAME``.
+2. The interface that leads to the store. A store at ``tcp://`` loopback is reached from this host only, and
+   so are its members.
+3. For a store without a host (a file, a store object), or with one that only this host resolves: the
+   interface that leads outward, or the first that is up. Loopback where there is no other.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def chosen(world: str) -> str | None:
             rule="It names interfaces of this host, and one of them has an address",
             next_step="Give a name that `ip address` shows",
         )
-    return _first_of(settings.environment("GLOO_SOCKET_IFNAME") or "")  # a wrong one gloo itself refuses
+    return _first_of(settings.environment("GLOO_SOCKET_IFNAME") or "")  # gloo itself refuses a wrong one
 
 
 def outward() -> str:
-    """Return the address that leads to other hosts, as good as it can be known; loopback where nothing does."""
+    """Return the local address that leads to other hosts; loopback where there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect((_ELSEWHERE, 9))  # UDP: nothing is sent, the kernel picks the interface
         return str(probe.getsockname()[0])
@@ -76,7 +77,7 @@ def outward() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address is one that every host has for itself."""
+    """Whether a numeric address is local to each host (loopback)."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
@@ -86,7 +87,7 @@ def _first_of(names: str) -> str | None:
 
 
 def _of_interface(name: str) -> str | None:
-    """An IPv4 address of the interface, or a global IPv6 one; None where it has neither, or is none."""
+    """Return an IPv4 address of the interface, or a global IPv6 one; None without either."""
     packed = struct.pack("256s", name.encode()[:15])
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,

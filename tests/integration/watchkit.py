@@ -146,7 +146,7 @@ def main():  # noqa: PLR0915  (a list of commands)
     from multiworld.watchdog import Watchdog
 
     if "--no-early-close" in sys.argv:  # as where the system refuses it
-        descriptor_table.alone = lambda _: False
+        descriptor_table.isolate = lambda _: False
 
     lock = threading.Lock()
 

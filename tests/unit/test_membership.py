@@ -218,7 +218,7 @@ def test_the_reasons_of_the_last_attempts_are_kept():
 def test_a_claim_in_an_attempt_of_another_store_is_lost():
     other = claimed(Ledger(), ask(1, who=7))
     failure = steps.stand(other, 1, "0000", ask(0)).failure
-    assert "taken over by somebody who has left since" in failure.value
+    assert "taken over by a process that has left since" in failure.value
     sealed = claimed(other, ask(0, who=8))
     assert steps.stand(sealed, 1, "0000", ask(0)).phase is Phase.CLOSED
 
@@ -279,7 +279,7 @@ def test_time_is_up_for_whoever_waits_for_an_active_rank():
     assert [claim.id for claim in move.ledger.waiting.claims] == ["0008"], "whoever else waits goes on"
     complete = steps.expire(ledger, 2, "0007", ask(1, who=7), timeout=3.0, gone=1)
     assert complete.refusal.kind == "JoinTimeoutError"
-    assert "nobody sealed it" in complete.refusal.value
+    assert "it was not sealed" in complete.refusal.value
     forming = claimed(claimed(Ledger(), ask(0), ask(1)), ask(2, 3, who=7))
     text = steps.expire(forming, 2, "0007", ask(2, 3, who=7), timeout=3.0).refusal.value
     assert "being formed and there is no rank 2 in it" in text

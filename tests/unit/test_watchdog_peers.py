@@ -50,7 +50,7 @@ def test_a_world_is_ready_when_everyone_proved_it_to_everyone():
     net.run()
     assert not net[1].ready
     assert not net[2].ready
-    assert net[1].peers.missing(("w/1", 0)) == {2: "nobody listens there"} or net[1].peers.missing(("w/1", 0))
+    assert net[1].peers.missing(("w/1", 0)) == {2: "its port is closed"} or net[1].peers.missing(("w/1", 0))
     net[3].add(group[2])
     net.pass_time(1.0)
     assert [net[number].ready for number in (1, 2, 3)] == [[("w/1", 0)], [("w/1", 1)], [("w/1", 2)]]

@@ -83,7 +83,7 @@ def test_a_system_that_does_not_say_is_asked_once(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "open", refuse)
-    nothing = write_accounting.Written()
+    nothing = write_accounting.WriteCount()
     assert nothing.count() is None
     assert not nothing.message(4, None)
     assert not nothing.message(4, (0, 0))
@@ -91,7 +91,7 @@ def test_a_system_that_does_not_say_is_asked_once(monkeypatch):
 
 
 def test_a_system_that_says_something_else_is_no_proof(monkeypatch):
-    mine = write_accounting.Written()
+    mine = write_accounting.WriteCount()
     monkeypatch.setattr(os, "pread", lambda *args: b"nothing")
     assert mine.count() is None
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""gloo groups of a world: built where its sockets are known, ended by those sockets.
+"""gloo groups of a world: built so that their sockets are known, and ended by shutting those down.
 
 Every gloo group that is made while a world is selected goes through here: the world's own and those that user code
 makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. They listen
@@ -77,8 +77,8 @@ class GlooGroup:
     def drop(self) -> None:
         """Let go of the backend, without the GIL and behind everything that refers to it.
 
-        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the GIL:
-        whoever destroys the backend while holding it waits forever (torch 2.6.0). The Python object of the backend
+        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the GIL: destroying
+        the backend while holding it deadlocks (torch 2.6.0). The Python object of the backend
         is the one holder that lets go of the GIL first, so it must be the last.
         """
         if not self.lease.give_back():
@@ -111,7 +111,7 @@ class GlooWorld:
         self.check = check
         self.joining = True
         self.aborted = False
-        # Python's part of a store ends with its last reference in Python, whoever holds it in C++.
+        # Python's part of a store ends with its last reference in Python, despite references in C++.
         self.kept: list[Any] = []
         self._lock = threading.Lock()
         self._groups: list[GlooGroup] = []
@@ -265,7 +265,7 @@ class _FoundError(Exception):
 
 
 def _deafen(device: Any) -> None:
-    """Let nobody connect to a new device. It does not say where it listens, but for what its groups publish."""
+    """Drop all packets at a new device. Its address is known only from what its groups publish."""
     found: list[sockets.Address] = []
 
     def publishing(value: bytes) -> None:
@@ -388,9 +388,9 @@ def _run(build: Callable[[], Any], check: Callable[[], None], wake: Callable[[],
     def work() -> None:
         try:
             made = build()
-            if not abandoned.is_set():  # else it is nobody's
+            if not abandoned.is_set():  # otherwise no caller takes it
                 box.append(made)
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+        except BaseException as error:  # raised where it is waited for
             if not abandoned.is_set():
                 failed.append(error)
         finally:

@@ -1,10 +1,10 @@
-"""C++ objects of torch's gloo that have no Python face: which they are, and the one call that ends a wait in them.
+"""C++ objects of torch's gloo without Python bindings: finding them, and ending waits in them.
 
-Three facts are used, all of them part of an ABI and none of them guessed: a Python object of pybind11 holds the address
-of its C++ object behind its header; a C++ object with virtual functions begins with the address of its class's table;
-libtorch_cpu exports those tables and gloo's functions (seen in the official wheels of torch 2.4, 2.13 and 2.15). An
-object is used only if its table is the expected one. Memory is read through ``/proc/self/mem``, where an address that
-is not mapped is an error and not the end of the process.
+Three facts are used, all of them part of an ABI and none of them guessed: a Python object of pybind11 holds
+the address of its C++ object behind its header; a C++ object with virtual functions begins with the address
+of its class's table; libtorch_cpu exports those tables and gloo's functions (seen in the official wheels of
+torch 2.4, 2.13 and 2.15). An object is used only if its table is the expected one. Memory is read through
+``/proc/self/mem``, where an address that is not mapped is an error and not the end of the process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Memory:
         os.close(self._file)
 
     def words(self, address: int, size: int) -> list[int]:
-        """Return the 8-byte words from `address` on, for at most `size` bytes; none where nothing is mapped."""
+        """Return the 8-byte words from `address` on, at most `size` bytes; none where nothing is mapped."""
         try:
             data = os.pread(self._file, size, address)
         except (OSError, OverflowError):
@@ -123,8 +123,8 @@ def buffer_at(memory: Memory, work: Any) -> int:
 def tell(buffer: int, message: str) -> None:
     """Let each present and later wait for the gloo buffer at `buffer` raise a ``std::runtime_error``.
 
-    It is what gloo itself does for the buffers of a connection that fails. The buffer must stay alive meanwhile:
-    a thread waits in it, or its work is held.
+    It is what gloo itself does for the buffers of a connection that fails. The buffer must stay alive
+    meanwhile: a thread waits in it, or its work is held.
     """
     library = _library()
     error = ctypes.c_void_p()
@@ -138,7 +138,7 @@ def tell(buffer: int, message: str) -> None:
 
 @functools.cache
 def _error(message: str) -> Any:
-    """Make a C++ exception that was not thrown yet, as ``std::make_exception_ptr`` does; it is kept for ever."""
+    """Make a C++ exception that was not thrown yet, as ``std::make_exception_ptr`` does; never freed."""
     library = _library()
     allocate = library.__cxa_allocate_exception
     allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -1,12 +1,12 @@
-"""gloo's devices: each one thread and one listener, shared by the worlds of a process.
+"""gloo devices, each with one thread and one listener, shared by the worlds of a process.
 
-A device of its own for every world costs a thread and four descriptors each, and a hundred of their threads take 8 %
-of a core while nothing happens (gloo wakes each of them every 10 ms). A few devices serve any number of worlds.
+A device per world would cost a thread and four descriptors each, and a hundred such threads take 8 % of a
+core while idle (gloo wakes each of them every 10 ms). A few devices serve any number of worlds.
 
-What must not be shared is the moment in which a group connects: an abort ends a group by its sockets, and those are
-known by the device that accepted them, or that they lead to (`sockets.py`). So a device belongs to one world alone
-from its first address in the store until every member has said that its group stands; whoever wants one meanwhile
-takes another. Groups that user code makes in a world have no such moment, and get a device of their own.
+A device is not shared while a group connects: an abort ends a group by its sockets, which are identified by
+the device that accepted them, or that they lead to (`sockets.py`). So a device belongs to one world from the
+world's first address in the store until every member has reported its group built; other worlds take another
+device meanwhile. Groups that user code makes in a world do not report that, and get a device of their own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LIMIT = max(1, min(4, os.cpu_count() or 1))
 """Shared devices at most, for each place to listen at: more threads than cores move no more bytes."""
 
 PATIENCE = 0.1
-"""Seconds without any of them becoming free, while worlds are being connected on all, after which there is one more.
-Two processes that join the same worlds in different orders would wait for each other forever."""
+"""Seconds after which one more device is made if all are connecting and none becomes free. Otherwise two
+processes that join the same worlds in different orders would wait for each other forever."""
 
 _TURN = 0.1
-"""Seconds between two looks at whether the wait was cancelled."""
+"""Seconds between two checks whether the wait was cancelled."""
 
 Where = tuple[tuple[str, str], ...]
 """Where to listen: ("interface", name) or ("hostname", address), one or more."""
@@ -40,7 +40,7 @@ Where = tuple[tuple[str, str], ...]
 
 @dataclass(eq=False)
 class _Entry:
-    """What the leases of one device, or of one for each of several interfaces, have in common."""
+    """Shared state of the leases of one device, or of one for each of several interfaces."""
 
     where: Where
     made: list[Any] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Waiting:
-    """Who waits for a device, and since when none has become free."""
+    """Waiters for a device, and since when none has become free."""
 
     where: Where
     order: str
@@ -63,8 +63,8 @@ class Lease:
     """One group's hold on a device.
 
     Attributes:
-        devices: gloo's, for the options of a ProcessGroupGloo; empty once it was given back.
-        among: how many groups had a hold on any device when this one got its own, itself included.
+        devices: gloo's, for the options of a ProcessGroupGloo; empty once released.
+        among: number of groups with a hold on a device when this one got its own, itself included.
     """
 
     def __init__(self, owner: Pool, entry: _Entry, among: int) -> None:
@@ -75,18 +75,19 @@ class Lease:
         self._connecting = self._held = True
 
     def connected(self) -> None:
-        """Every member's group stands: another world may connect on it. Idempotent."""
+        """Let other worlds connect on the device: every member's group is built. Idempotent."""
         if self._connecting:
             self._connecting = False
             self._owner._connected(self._entry)
 
     def give_back(self) -> bool:
-        """Let go of it. Idempotent.
+        """Release it. Idempotent.
 
-        Where the group did not come about, others may still be connecting to the device: no world gets it any more.
+        Where the group was not built, members may still be connecting to the device, so no other world gets
+        it.
 
         Returns:
-            Whether nobody else has it: then the device ends with the group.
+            Whether this was the last lease, so that the device ends with the group.
         """
         self.devices = []
         held, self._held = self._held, False
@@ -117,7 +118,7 @@ class Pool:
 
     @property
     def devices(self) -> int:
-        """How many there are that worlds may share."""
+        """Number of shared devices."""
         return len(self._entries)
 
     def take(
@@ -129,14 +130,14 @@ class Pool:
         shared: bool,
         order: str = "",
     ) -> Lease:
-        """Return a hold on a device on which nobody else connects until `Lease.connected`.
+        """Return a lease of a device, exclusive until `Lease.connected`.
 
         Args:
             where: to listen at.
             make: makes gloo's devices for it.
-            check: called while it waits; raises to give up.
-            shared: whether other worlds may have it before and after; else it is made for this one.
-            order: of those who wait the smallest is next; the same in all members of a world, so that they connect
+            check: called while this waits; raises to give up.
+            shared: whether other worlds may use it before and after; otherwise it is made for this one.
+            order: the waiter with the smallest is next; equal on all members of a world, so that they connect
                 the same worlds first.
 
         Raises:
@@ -155,9 +156,9 @@ class Pool:
         return Lease(self, entry, among)
 
     def keep(self) -> Callable[[], None]:
-        """Let the devices that there are outlive their last group; returns what ends that.
+        """Let the current devices outlive their last group; return a function that ends that.
 
-        A world that is joined again needs one in a moment, and the end of a device takes gloo up to 10 ms.
+        A world that is joined again needs one soon, and destroying a device takes gloo up to 10 ms.
         """
         with self._lock:
             kept, forks = list(self._entries), self._forks
@@ -192,7 +193,7 @@ class Pool:
                 self._ring(waiting.where)
 
     def _next(self, waiting: _Waiting) -> _Entry | None:
-        """The device for whoever waits, if it is its turn."""
+        """Return the device for a waiter, if it is its turn."""
         now = self._clock()
         first = self._first(waiting.where) is waiting
         if not first or waiting.freed != self._freed:
@@ -204,13 +205,13 @@ class Pool:
         return min(here, key=lambda each: each.order, default=None)
 
     def _ring(self, where: Where) -> None:
-        """Something has changed for whoever is next; a hundred others need not wake up."""
+        """Wake the next waiter after a change, and only that one."""
         first = self._first(where)
         if first is not None:
             first.bell.set()
 
     def _choose(self, where: Where, *, late: bool) -> _Entry | None:
-        """The device to take now; None to wait. A new one as long as there are few, or where it is `late`."""
+        """Return the device to take now; None to wait. Made anew while there are few, or if `late`."""
         here = [each for each in self._entries if each.where == where]
         idle = [each for each in here if not each.connecting]
         if idle and (len(here) >= self._limit or not all(each.users for each in idle)):
@@ -218,7 +219,8 @@ class Pool:
         if len(here) >= self._limit and not late:
             return None
         if not self._registered:
-            # Neither its threads nor the lock's holder live in a forked child, and a destructor would wait for them.
+            # A forked child has neither the devices' threads nor the lock's holder, and a destructor would
+            # wait for both.
             self._registered = True
             os.register_at_fork(after_in_child=self._forked)
         entry = _Entry(where)
@@ -245,7 +247,7 @@ class Pool:
                 self._ring(entry.where)
             if entry.users:
                 return False
-        # The group still holds them, and its end is theirs: without the GIL, for gloo then waits for its thread.
+        # The group still holds them and destroys them without the GIL: gloo then waits for its thread.
         entry.made = []
         return True
 

@@ -1,4 +1,4 @@
-"""Operations of a world's gloo backend itself, with prepared options.
+"""Direct calls of a world's gloo backend, with prepared options.
 
 A call of `torch.distributed` finds its group, checks, makes options, and passes torch's dispatcher on its way to the
 backend: 7-10 µs of about 50 for a message of 4 bytes. None of that decides anything where all of it is known before: a
@@ -32,8 +32,8 @@ _CPU = torch.device("cpu")
 class Direct:
     """What a world's operations call. A value: functions and options, nothing that changes.
 
-    It holds the backend by its bound methods. So nobody keeps it in a variable, and none of its functions has it in
-    a frame: a traceback would keep the backend, and its sockets, for as long as somebody keeps the error.
+    It holds the backend by its bound methods. So keep it in no variable, and in no frame of its functions: a traceback
+    would keep the backend, and its sockets, for as long as the error exists.
 
     Attributes:
         sends: ``(tensor) -> bool``: whether a message of it goes this way.
@@ -172,7 +172,7 @@ def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
 
 
 def _reducing(make: Callable[[], Any]) -> Callable[[Any], Any]:
-    # Nobody writes to it: gloo takes what it needs, and the hook that would is NCCL's.
+    # Read only: gloo copies from it, and only NCCL has a hook that writes to it.
     plain = make()
 
     def options(op: Any) -> Any:

@@ -1,9 +1,10 @@
-"""gloo's listeners: deaf, but for the members of a group that is being built.
+"""Packet filters on gloo's listeners, which accept only members of a group that is being built.
 
-gloo's listener lives as long as its device, and ends the process when it cannot accept (`_core/packet_filter.py`). It is
-needed only from a group's first address in the store until its constructor is back: then every pair is connected.
-Before and after that nothing that comes to the port is heard; in between only callers that say the number of one of
-the group's pairs. Where the system has no such filters (SO_ATTACH_FILTER) the listeners stay open.
+gloo's listener lives as long as its device, and ends the process when it cannot accept
+(`_core/packet_filter.py`). It is needed only from a group's first address in the store until its constructor
+returns: then every pair is connected. Before and after that the filter drops all packets; in between it
+accepts connections that send the number of one of the group's pairs. Where the system has no such filters
+(SO_ATTACH_FILTER) the listeners stay open.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Gate:
         self._own: set[sockets.Address] = set()
 
     def open(self, value: bytes) -> None:
-        """Let the members in that connect to what is about to be published. Other values are none of its business."""
+        """Accept the members that connect to the address about to be published; ignore other values."""
         address = address_of(value)
         if address is None:
             return
@@ -59,19 +60,19 @@ class Gate:
         try:
             program: tuple[Instruction, ...] | None = pair_numbers(min(numbers), max(numbers), sys.byteorder)
         except ValueError:
-            program = None  # a gloo that numbers its pairs otherwise: whoever calls is heard
+            program = None  # a gloo that numbers its pairs otherwise: accept all connections
         _filter_listener(address, program)
 
     def relieve(self) -> None:
-        """Take the filter off the connections that have come about."""
+        """Remove the filter from the accepted connections."""
         if self._own:
             _unfilter(sockets.accepted(self._own))
 
     def close(self, links: Iterable[sockets.Link] = ()) -> None:
-        """Let nobody in any more. Idempotent.
+        """Drop all packets from now on. Idempotent.
 
         Args:
-            links: the group's connections, from which the filter is taken.
+            links: the group's connections, whose filter is removed.
         """
         for address in self._own:
             _filter_listener(address, DROP_ALL)
@@ -88,7 +89,7 @@ def address_of(value: bytes) -> sockets.Address | None:
 
 
 def deafen(address: sockets.Address) -> bool:
-    """Let nobody connect to this process's listener at `address`; False where the system cannot do that."""
+    """Drop all packets at this process's listener at `address`; False where the system cannot do that."""
     return _filter_listener(address, DROP_ALL)
 
 

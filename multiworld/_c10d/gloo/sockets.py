@@ -1,11 +1,11 @@
-"""Which sockets of this process belong to one gloo group, and how to end exactly those.
+"""Sockets of one gloo group: how to find exactly those, and to shut them down.
 
-gloo cannot be told to give up: a collective whose peer is gone or stopped waits for its timeout. Its sockets can be
-shut down under it, and then every pending and every later operation raises at once. They are found by address: no
-two groups connect on a gloo device at the same time (`devices.py`), so the group's sockets are those that its
-device's listener accepted since the last one did (local address = the listener's) and those that lead to a member's
-device listener (remote address = that listener's). A socket is touched only if descriptor, inode and both addresses
-are still what they were.
+gloo has no abort: a collective whose peer is gone or stopped waits for its timeout. Once its sockets are shut
+down from outside, every pending and every later operation raises at once. They are found by address: no two
+groups connect on a gloo device at the same time (`devices.py`), so the group's sockets are those that its
+device's listener accepted since the last one did (local address = the listener's) and those that lead to a
+member's device listener (remote address = that listener's). A socket is touched only if descriptor, inode and
+both addresses are still what they were.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 __all__ = [
-    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut", "still_open",
+    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut",
+    "still_open",
 ]  # fmt: skip
 
 Address = tuple[str, int]
@@ -39,8 +42,8 @@ class Link:
 
     Attributes:
         fd: its descriptor.
-        inode: of the socket; the kernel gives none twice at a time.
-        local: our end.
+        inode: of the socket, unique among open ones.
+        local: this end.
         remote: the other end; None for a listener.
     """
 
@@ -54,8 +57,8 @@ def parse_address(value: bytes) -> Address | None:
     """Read the address of a device's listener out of what gloo publishes of it in the store.
 
     The value is a host name and an address, each behind its length (8 bytes), and the address begins with a
-    ``sockaddr_storage`` (gloo's ``rendezvous/context.cc`` and ``transport/tcp/address.h``; the same in torch 2.4 to
-    2.15).
+    ``sockaddr_storage`` (gloo's ``rendezvous/context.cc`` and ``transport/tcp/address.h``; the same in torch
+    2.4 to 2.15).
 
     Returns:
         None where the value is not of that form.
@@ -77,15 +80,15 @@ def parse_address(value: bytes) -> Address | None:
 
 
 def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
-    """Find a new group's sockets: once for each group, when it stands and nobody else may connect on its device yet.
+    """Find a new group's sockets: once per group, after it is built and while its device is exclusive.
 
     Args:
         own: addresses of its device's listeners here.
         members: of the other members' devices.
 
     Returns:
-        This process's sockets that the listeners `own` accepted, or that lead to those of `members`, without those
-        that an earlier call has returned; and the listeners at `own`.
+        This process's sockets that the listeners `own` accepted, or that lead to those of `members`, without
+        those that an earlier call has returned; and the listeners at `own`.
     """
     links, listeners = [], []
     for fd in _descriptors():
@@ -101,7 +104,7 @@ def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[
                 listeners.append(link)
             continue
         if seen is None or seen.link is not link:
-            with _adding:  # another thread may have added it meanwhile, and taken it
+            with _adding[0]:  # another thread may have added and taken it meanwhile
                 seen = _seen.get(fd)
                 if seen is None or seen.link != link:
                     seen = _seen[fd] = _Seen(link)
@@ -120,9 +123,9 @@ def shut(links: Iterable[Link]) -> int:
 
 
 def apply(link: Link, action: Callable[[socket.socket], None]) -> bool:
-    """Do something to the socket, if it is still what it was; False where it is not, or where the action fails."""
+    """Call `action` with the socket, if it is still the same one; False where it is not, or if that fails."""
     with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
-        copy = os.dup(link.fd)  # from here on the socket cannot become another one under us
+        copy = os.dup(link.fd)  # now the number cannot be reused for another socket
         try:
             if _link(copy, link.fd, _inode(copy)) == link:
                 _of(copy, action)
@@ -145,7 +148,7 @@ def listener(address: Address) -> Link | None:
 
 
 def accepted(own: Collection[Address]) -> tuple[Link, ...]:
-    """Return the connections that this process's listeners at `own` accepted, whatever became of them since."""
+    """Return the connections that this process's listeners at `own` accepted, ended ones too."""
     links = (_link(fd, fd, _inode(fd)) for fd in _descriptors())
     return tuple(each for each in links if each is not None and each.remote and each.local in own)
 
@@ -164,20 +167,19 @@ class _Seen:
 
 
 _seen: dict[int, _Seen] = {}
-"""By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system call
-instead of four, for each socket of each world, at each join."""
+"""By descriptor. What is closed meanwhile stays until the number is another socket's: asking is one system
+call instead of four, for each socket of each world, at each join."""
 
-_adding = threading.Lock()
+_adding = [threading.Lock()]  # in a list, to be replaced in a forked child
 
 
 def forked() -> None:
-    """In a forked child: whoever held the lock is not here."""
-    global _adding  # noqa: PLW0603  (the child has one thread)
-    _adding = threading.Lock()
+    """Replace the lock in a forked child: its holder may not exist there."""
+    _adding[0] = threading.Lock()
 
 
 def _descriptors() -> Iterable[int]:
-    return map(int, os.listdir("/proc/self/fd"))  # noqa: PTH208  (names only; this list can be long)
+    return map(int, procfs.names("/proc/self/fd"))
 
 
 def _link(fd: int, number: int, inode: int | None) -> Link | None:
@@ -213,8 +215,8 @@ def _inode(fd: int) -> int | None:
 
 
 def _of(fd: int, ask: Any) -> Any:
-    """Ask a descriptor that stays its owner's: the object around it never closes it."""
-    # Whatever it is: the family only says how long an address may get, and addresses say what they are.
+    """Query a descriptor without closing it: it belongs to another object."""
+    # Any family will do: it only bounds the length of an address, and addresses carry their own.
     sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
     try:
         return ask(sock)
@@ -227,5 +229,5 @@ def _address(raw: tuple[Any, ...]) -> Address:
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address in IPv6's clothes as IPv4, and without the name of an interface."""
+    """Return an IPv4-mapped IPv6 address as IPv4, and drop the interface's name."""
     return host.removeprefix("::ffff:").partition("%")[0]

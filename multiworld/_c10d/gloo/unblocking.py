@@ -1,4 +1,4 @@
-"""Operations of a gloo group that was shut down, and that gloo has forgotten: they are told, so that they end.
+"""Unblock operations of a gloo group that gloo forgot when its connections failed.
 
 When a connection fails, gloo (``Pair::signalException`` in transport/tcp/pair.cc) tells the buffers that wait for their
 turn on it. It forgets two: the one that is being written or stands in the queue of writes (``tx_``), and the one that is
@@ -15,7 +15,6 @@ says at which address a thread waits (``/proc/self/task/ID/syscall``).
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multiworld._c10d.completion import pool
 from multiworld._c10d.gloo import cxx, sockets
 from multiworld._c10d.nccl import inflight
+from multiworld._net import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +107,7 @@ class Posted:
 def threads() -> frozenset[int]:
     """Return the numbers of this process's threads."""
     try:
-        return frozenset(map(int, os.listdir(_TASKS)))  # noqa: PTH208  (names only)
+        return frozenset(map(int, procfs.names(_TASKS)))
     except OSError:
         return frozenset()
 

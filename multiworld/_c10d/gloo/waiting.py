@@ -1,7 +1,7 @@
-"""The end of an operation of gloo, awaited: waited for at once where that does not block, else by a kept thread.
+"""Awaiting gloo operations: in the loop's thread where that does not block, otherwise in a pool's thread.
 
-A send or a receive of gloo has no future, says that it is complete only after somebody has waited for it, and a wait
-that times out ends the group. What follows from it:
+A send or a receive of gloo has no future, reports completion only after a wait, and a wait that times out ends the
+group. What follows from it:
 
 - A send that the loop's thread has written whole (`multiworld._c10d.gloo.write_accounting`) it waits for itself, at once.
 - For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is under way
@@ -15,7 +15,7 @@ Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1,
 shield 4.7-5.9; a thread for each operation 1.96; no thread for sends 1.70-1.88, and naps 1.55-1.66.
 
 Looking instead of napping (a flag, or the last bytes of the tensor, letting go of the GIL and the core with each look) has
-a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: whoever looks takes a core from the
+a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: polling takes a core from the
 others, and gloo's thread, which polls as long as the thread that posts an operation holds its lock, then polls until that
 one's turn comes, 4 ms later.
 """
@@ -120,12 +120,12 @@ class LoopQueue:
             self._woken = True
             try:
                 loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop was closed meanwhile: nobody waits
+            except RuntimeError:  # the loop was closed meanwhile
                 self._ended.clear()
                 self._woken = False
 
     def _drain(self) -> None:
-        # First: whoever adds one from now on wakes the loop again.
+        # First: an operation that is added from now on wakes the loop again.
         self._woken = False
         self.in_a_row = 0
         ended = self._ended
@@ -161,7 +161,7 @@ class AwaitedWork:
         work: torch's; let go of as soon as it has ended.
         queue: of the running loop.
         loop: the running loop.
-        order: of a receive among its like, to be kept if nobody waits for it any more.
+        order: sequence number among receives, kept if the wait is cancelled.
     """
 
     # Most never get a value of their own, so these are cheaper than slots.
@@ -220,7 +220,7 @@ class AwaitedWork:
         """Wait here and now, because that does not block; `until_over` tells how it ended."""
         try:
             _wait(self._work)
-        except Exception as error:  # noqa: BLE001  (raised there)
+        except Exception as error:  # raised there
             self._error = error.with_traceback(None)
         self._done = self._finished = True
         self._work = None
@@ -245,7 +245,7 @@ class AwaitedWork:
     def _run(self) -> Callable[[], None]:
         try:
             _wait(self._work)
-        except BaseException as error:  # noqa: BLE001  (it is the awaiting task's)
+        except BaseException as error:  # it is the awaiting task's
             self._error = error.with_traceback(None)  # this frame, which holds what holds the error
             self._work = None  # who keeps the error need not keep gloo's device
         return self._end

@@ -1,9 +1,9 @@
-"""What a thread has written: the proof that waiting for a send of gloo's will not block.
+"""Write accounting: proof, from the kernel's counters of a thread, that a gloo send is complete.
 
-A send says that it is complete only after somebody has waited for it, and a wait that times out ends the group. But
-where the receiver waits already, gloo writes the whole message within the call that posts it: 48 bytes that announce
-it, then 48 and the message. The kernel counts the bytes and the calls of each thread (``/proc/thread-self/io``, asked in
-0.7 µs), so nobody else's are in it. Whoever has written all of that, and nothing else, has no need to wait.
+A send reports completion only after a wait, and a wait that times out ends the group. But where the receiver
+waits already, gloo writes the whole message within the call that posts it: an announcement of 48 bytes, then
+48 bytes and the message. The kernel counts bytes and calls for each thread (``/proc/thread-self/io``, read in
+0.7 µs). A thread whose counters grew by exactly that need not wait.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ import weakref
 __all__ = ["WriteCount", "here"]
 
 _PREAMBLE = 48
-"""Bytes that gloo sends of its own: as an announcement of a message, and before it. The same in torch 2.4 to 2.15."""
+"""Bytes of gloo's header, sent as an announcement and again before the message; the same in torch 2.4 to
+2.15."""
 
 
 class WriteCount:
-    """What one thread has written, ever; for that thread."""
+    """Counter of one thread's writes; for that thread only."""
 
     def __init__(self) -> None:
         _know_forks()
-        self.forks = _forks
+        self.forks = _forks[0]
         self._file = -1
         self._closing: weakref.finalize[..., WriteCount] | None = None
         try:
             self._file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # no such file in this system, or not for us
+        except OSError:  # no such file in this system, or not readable
             return
         self._closing = weakref.finalize(self, os.close, self._file)
 
     def disown(self) -> None:
-        """Never close the file: in a forked process its number may be another file's by now."""
+        """Give the file up without closing it: in a forked process its number may be reused by now."""
         if self._closing is not None:
             self._closing.detach()
 
     def count(self) -> tuple[int, int] | None:
-        """Return how many bytes, and in how many calls; None where the system does not say."""
+        """Return the numbers of bytes and calls; None where the system does not count them."""
         if self._file < 0:
             return None
         try:
@@ -50,10 +51,10 @@ class WriteCount:
             return None
 
     def message(self, nbytes: int, since: tuple[int, int] | None) -> bool:
-        """Whether it is one message of gloo's, whole, and nothing else.
+        """Whether exactly one whole gloo message was written.
 
         Args:
-            nbytes: without gloo's own.
+            nbytes: of the message, without headers.
             since: `count` before the message was posted.
         """
         if since is None or (count := self.count()) is None:
@@ -61,13 +62,12 @@ class WriteCount:
         return (count[0] - since[0], count[1] - since[1]) == (2 * _PREAMBLE + nbytes, 2)
 
 
-_forks = 0  # since this module was loaded: a forked process's thread is another one
+_forks = [0]  # since this module was loaded, to recognize counters of the parent's threads
 _here = threading.local()
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603  (there is one process)
-    _forks += 1
+    _forks[0] += 1
 
 
 @functools.cache
@@ -76,9 +76,9 @@ def _know_forks() -> None:
 
 
 def here() -> WriteCount:
-    """Return the calling thread's."""
+    """Return the calling thread's counter."""
     found: WriteCount | None = getattr(_here, "count", None)
-    if found is not None and found.forks != _forks:
+    if found is not None and found.forks != _forks[0]:
         found.disown()
         found = None
     if found is None:

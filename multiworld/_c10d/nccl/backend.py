@@ -1,16 +1,17 @@
-"""What is different about NCCL: devices, the abort, and letting go. Also used for any backend that is not gloo.
+"""NCCL backends: devices, abort and release. Also used for any backend other than gloo.
 
-Facts of torch 2.4 to 2.15 that this is built on:
+Facts of torch 2.4 to 2.15 that this relies on:
 
-- ``abort`` is a method of the backend from 2.6 on and ``_shutdown`` before. It may hang for as long as NCCL does, so
-  it is called on a daemon thread per backend and never waited for by whoever aborts.
-- A process group bound to a device connects eagerly, so that a member that cannot connect fails the join and not
-  the first operation; connecting blocks in C++, so it runs on a thread that the join can leave behind.
+- ``abort`` is a method of the backend from 2.6 on and ``_shutdown`` before. It may hang for as long as NCCL
+  does, so it is called on a daemon thread per backend, for which the abort never waits.
+- A process group bound to a device connects eagerly, so that a member that cannot connect fails the join and
+  not the first operation; connecting blocks in C++, so it runs on a thread that the join can leave behind.
 - Whether communicators are non-blocking is not asked for by options: before 2.6 torch takes a non-blocking
   communicator for a failed one unless TORCH_NCCL_USE_COMM_NONBLOCKING says so too. A user's setting holds.
-- After an error while a send, recv, batch_isend_irecv, gather, scatter or all_to_all is enqueued, an unpatched torch
-  leaves the calling thread's NCCL group open, and the next collective of a healthy world on that thread does
-  nothing. `close_thread_group` closes it. An error in one of `SINGLE` ends the process: they are run one by one.
+- After an error while a send, recv, batch_isend_irecv, gather, scatter or all_to_all is enqueued, an
+  unpatched torch leaves the calling thread's NCCL group open, and the next collective of a healthy world on
+  that thread does nothing. `close_thread_group` closes it. An error in one of `SINGLE` ends the process: they
+  are run one by one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
 
 __all__ = [
-    "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect", "error_of",
-    "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one", "release", "validate", "wake",
+    "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
+    "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
+    "release", "validate", "wake",
 ]  # fmt: skip
 
 SINGLE = {
@@ -43,16 +45,18 @@ SINGLE = {
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-"""Methods of ProcessGroup that put operations together so that a failure ends an unpatched process; what of."""
+"""Methods of ProcessGroup that put operations together so that a failure ends an unpatched process; what
+of."""
 
 _TURN = 0.02
-"""Seconds between two looks at whether the join was cancelled."""
+"""Seconds between two checks whether the join was cancelled."""
 
 _DEEPEST = 8
 """NCCL groups that are open within each other at most, and more."""
 
 
-# Backends that NCCL could not abort, kept for good: their destructors would abort a second time, with the GIL held.
+# Backends that NCCL could not abort, kept for good: their destructors would abort a second time, with the GIL
+# held.
 _given_up: list[Any] = []
 
 # Backends that unfinished functional operations may need, by the thread that began these.
@@ -89,7 +93,7 @@ def validate(spec: GroupSpec) -> None:
 
 
 def bound_device(spec: GroupSpec) -> torch.device:
-    """Return the GPU the group is bound to, and so connected eagerly: the current one where none was named."""
+    """Return the GPU to which the group is bound, which connects it eagerly; by default the current one."""
     device = spec.device  # the CPU's, where a world has gloo as well
     if device is not None and device.type == "cuda" and device.index is not None:
         return device
@@ -110,7 +114,7 @@ def backends_of(pg: Any) -> list[Any]:
 
 
 def aborter(backend: Any) -> Callable[[], None] | None:
-    """Return what ends a backend's pending operations at once, and raises if it cannot; None where there is nothing."""
+    """Return the function that aborts a backend's operations, or raises if it cannot; None without one."""
     for name in ("abort", "_shutdown"):
         method: Callable[[], None] | None = getattr(backend, name, None)
         if method is not None:
@@ -148,7 +152,7 @@ def _backend(group: Any, device: Any) -> Any:
 
 
 def error_of(group: Any, device: Any) -> str | None:
-    """Return what a process group's backend for `device` says is wrong with it; None if nothing, or it cannot tell."""
+    """Return the error of a process group's backend for `device`; None without one, or where unknown."""
     ask = None if group is None else getattr(_backend(group, device), "get_error", None)
     error = None if ask is None else ask()
     if error is None or int(error) == 0:
@@ -157,10 +161,10 @@ def error_of(group: Any, device: Any) -> str | None:
 
 
 def close_thread_group(group: Any, device: Any) -> None:
-    """Close the NCCL groups that a failed call has left open in this thread; what was queued in them is not run.
+    """Close the NCCL groups that a failed call has left open in this thread; queued operations do not run.
 
-    NCCL refuses to close what is not open, which ends this. The outermost end repeats the failure, and that torch
-    reports without counting the group as closed, which is right: it had not counted it as open.
+    NCCL refuses to close what is not open, which ends this. The outermost end repeats the failure, and that
+    torch reports without counting the group as closed, which is right: it had not counted it as open.
     """
     end = getattr(_backend(group, device), "_group_end", None)
     if end is None:
@@ -173,7 +177,7 @@ def close_thread_group(group: Any, device: Any) -> None:
 def one_by_one(name: str, single: Callable[..., Any], *args: Any) -> Any:
     """Run the operations that `name` (of `SINGLE`) would put together; return the last one's work.
 
-    They run in order, so that the last one's end is everybody's.
+    They run in order, so all have ended when the last one has.
     """
     options = [each for each in args if not isinstance(each, list)]
     if name == "allreduce_coalesced":
@@ -196,9 +200,9 @@ def _allreduce_options(coalesced: Any) -> Any:
 def needed_by_works(group: Any, device: Any) -> Any:
     """Return the backend of a group that has to live as long as its works do; None where it has not.
 
-    A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there, and up to
-    2.15.0 at least ``wait`` of a failed one looks there. Whoever keeps an exception keeps the frames that it went
-    through, and the works in them.
+    A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there,
+    and up to 2.15.0 at least ``wait`` of a failed one looks there. A kept exception keeps the frames that it
+    passed, and the works in them.
     """
     backend = _backend(group, device)
     return backend if _is_nccl2(backend) else None
@@ -210,7 +214,7 @@ def _is_nccl2(backend: Any) -> bool:
 
 
 def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
-    """Keep what this thread's functional operations need that nobody has waited for; let go where there are none.
+    """Keep the backends of this thread's functional operations until those were waited for.
 
     Torch keeps their works, for each thread by itself, and drops them when they are waited for, or never.
 
@@ -231,21 +235,22 @@ def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
 
 
 def release(backends: list[Any]) -> None:
-    """Let go of backends: aborted ones end with their last reference, and their destructors wait for no peer."""
+    """Release backends: aborted ones end with their last reference; their destructors wait for no peer."""
     backends.clear()
 
 
 def wake() -> None:
     """Have torch's CUDA set up.
 
-    A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's allocator, as
-    the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an internal assert).
+    A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's
+    allocator, as the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an
+    internal assert).
     """
     torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 def connect(group: Any, traffic: Traffic) -> None:
-    """Let every member take part in an operation: a member that cannot fails the join, and not the first operation.
+    """Run an operation with every member: one that cannot take part fails the join.
 
     Being connected eagerly is not enough: torch may leave the communicator to finish in the background.
 
@@ -265,7 +270,7 @@ def connect(group: Any, traffic: Traffic) -> None:
 
 
 def _end(group: Any) -> None:
-    """Abort a group that nobody will use, in this thread, which may hang for as long as NCCL does."""
+    """Abort an unused group in this thread, which may hang for as long as NCCL does."""
     for backend in backends_of(group):
         end = aborter(backend)
         if end is not None:
@@ -296,7 +301,7 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None]) -> Any:
             if given_up.is_set():
                 _end(made[0] if isinstance(made, tuple) else made)
                 box.clear()
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+        except BaseException as error:  # raised where it is waited for
             failed.append(error)
         finally:
             done.set()

@@ -1,14 +1,14 @@
-"""Operations that a thread puts together (`batch_isend_irecv`, torch's coalescing): their NCCL group is closed again.
+"""Coalesced operations (`batch_isend_irecv`, torch's coalescing manager): their NCCL group is always closed.
 
-Between ``_start_coalescing`` and ``_end_coalescing`` a group of NCCL is open in the calling thread. Torch does not
-close it where an exception comes between the two, or where the world is over when the end comes: the next operation of
-a healthy world in that thread would go into it, and do nothing. So it is known what a thread has open, and it is
-closed when an operation in it fails, when the method or the `with` block it was opened in ends, when its world is
-closed in that thread, and at its next operation when its world is over.
+Between ``_start_coalescing`` and ``_end_coalescing`` a group of NCCL is open in the calling thread. Torch
+does not close it where an exception comes between the two, or where the world is over when the end comes: the
+next operation of a healthy world in that thread would go into it, and do nothing. So it is known what a
+thread has open, and it is closed when an operation in it fails, when the method or the `with` block it was
+opened in ends, when its world is closed in that thread, and at its next operation when its world is over.
 
 NCCL runs over all communicators of a group when it is closed. So while operations are in an open group their
-communicator is not aborted, for as long as an operation may take. That holds up nobody but whoever waits, in the same
-thread, for the GPU.
+communicator is not aborted, for as long as an operation may take. That delays only waits for the GPU in the
+same thread.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _here = threading.local()  # .open: by id of the process group, what this thread
 
 
 class Coalescing:
-    """What one thread puts together in one process group.
+    """Operations that one thread coalesces in one process group.
 
     Args:
         group: the process group.
         traffic: of its world.
-        pending: torch's own list of what is put together, by process group: of the world's state.
+        pending: torch's own list of coalesced operations, by process group: of the world's state.
         end: closes it; called with no argument, plain torch.
 
     Attributes:
@@ -107,7 +107,7 @@ def of(group: Any) -> Coalescing | None:
 
 @contextlib.contextmanager
 def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> Iterator[None]:
-    """While torch starts to put operations together; see `Coalescing` for the arguments.
+    """Context in which torch starts to coalesce operations; see `Coalescing` for the arguments.
 
     Raises:
         torch.distributed.DistBackendError: the world is over.
@@ -137,7 +137,8 @@ def close_left(traffic: Traffic, blocks: int = -1) -> list[Any]:
 
     Args:
         traffic: of the world.
-        blocks: of the world's `with` blocks that the thread is in; what was opened in no deeper one stays open.
+        blocks: of the world's `with` blocks that the thread is in; what was opened in no deeper one stays
+            open.
 
     Returns:
         The process groups.

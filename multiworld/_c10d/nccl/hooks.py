@@ -1,15 +1,17 @@
-"""Torch's own functions in an NCCL world: which world a work belongs to, and that waiting for it means its end.
+"""Hooks of torch's functions for NCCL worlds: works know their world, and waiting means completion.
 
-Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of ``torch.distributed`` and
-the methods of a world go the same way.
+Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of
+``torch.distributed`` and the methods of a world go the same way.
 
-- What a process group's method returns is remembered with its world; ``wait`` and ``synchronize`` of it block until
-  the operation has ended (`multiworld._c10d.nccl.inflight`), and its future is done when it is.
-- Operations that torch waits for in C++ (DDP, functional collectives) are waited for where they come back to Python.
-- In torch's older NCCL a send or receive goes over the world's own communicator. Left alone it would make one for
-  every pair of members at its first use, which blocks the caller, or an event loop, until the other one comes.
-- Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next call of a
-  healthy world would be swallowed: it is closed.
+- What a process group's method returns is remembered with its world; ``wait`` and ``synchronize`` of it block
+  until the operation has ended (`multiworld._c10d.nccl.inflight`), and its future is done when it is.
+- Operations that torch waits for in C++ (DDP, functional collectives) are waited for where they come back to
+  Python.
+- In torch's older NCCL a send or receive goes over the world's own communicator. Left alone it would make one
+  for every pair of members at its first use, which blocks the caller, or an event loop, until the other one
+  comes.
+- Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next
+  call of a healthy world would be swallowed: it is closed.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ __all__ = ["install", "leave_block"]
 _c: Any = torch._C._distributed_c10d
 
 _POSTING = (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
-    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
+    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
     "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource", "_end_coalescing",
@@ -56,7 +58,8 @@ _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 """By work: whose it is."""
 
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
-"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each operation."""
+"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each
+operation."""
 
 _ALONE = contextlib.nullcontext()
 
@@ -67,9 +70,9 @@ class _Owner:
     Attributes:
         state: of the world.
         traffic: of the world.
-        group: that it was posted to; a work that somebody keeps must not keep the group.
-        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry goes
-            when its C++ part has been destroyed.
+        group: that it was posted to; a kept work must not keep the group.
+        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry
+            goes when its C++ part has been destroyed.
     """
 
     __slots__ = ("backend", "group", "state", "traffic")
@@ -89,7 +92,7 @@ class _Owner:
         translate = self.state.translate
         try:
             if translate is None or not self.traffic.ready:
-                raise error  # whoever joins explains it
+                raise error  # the join explains it
             raise_instead(error, translate(self.state, error))
         finally:
             del error  # else this frame and the exception hold each other
@@ -127,11 +130,11 @@ def install(patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", _making(vars(c10d)["_new_process_group_helper"]))
 
 
-# -- groups -----------------------------------------------------------------------------------------------------
+# -- groups --------------------------------------------------------------------------------------------------
 
 
 def _making(function: Callable[..., Any]) -> Any:
-    """`function`, which makes a group and may block in C++ until all its members do: until they do, or a world ends."""
+    """Wrap `function`, which makes a group and may block in C++, so that a world's end ends it."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         state = current()
@@ -151,7 +154,7 @@ def _making(function: Callable[..., Any]) -> Any:
     return _dressed(make, function)
 
 
-# -- posting ----------------------------------------------------------------------------------------------------
+# -- posting -------------------------------------------------------------------------------------------------
 
 
 def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
@@ -159,7 +162,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
 
     Args:
         function: plain.
-        ends: whether it ends operations that were put together.
+        ends: whether it ends coalesced operations.
     """
 
     def post(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,11 +183,11 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
                         work = function(group, *args, **kwargs)
                 except Exception:
                     if opened is not None:
-                        opened.close()  # first: torch knows that nothing is put together only where that succeeds
+                        opened.close()  # first: torch resets its coalescing state only where that succeeds
                     if owner.traffic.fragile:
                         nccl.close_thread_group(group, owner.traffic.device)
                     raise
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             if opened is not None:
                 opened.close()
             owner.raise_(error)
@@ -198,7 +201,7 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
 
 
 def _with_work(args: tuple[Any, ...]) -> None:
-    """Ask for a work also where the caller will only wait for it: newer versions give none, and wait on the stream."""
+    """Request a work for synchronous calls, too: newer versions return none and wait on the stream."""
     for options in args:
         if getattr(options, "asyncOp", True) is False:
             options.asyncOp = True
@@ -220,7 +223,7 @@ def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
     if not tensor.is_cuda:
         return None
     if tensor.device != traffic.device:
-        # The older NCCL would make a communicator for that GPU, together with whoever makes the same mistake.
+        # The older NCCL would make a communicator for that GPU and wait for peers with the same mistake.
         raise WrongDeviceError(
             state.name,
             f"a tensor on device {tensor.device} in world {state.name!r}",
@@ -260,7 +263,7 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         try:
             with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
                 return function(group, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             owner.raise_(error)
 
     return start
@@ -304,7 +307,7 @@ def _is_older(group: Any, device: Any) -> bool:
     return owner is not None and owner.traffic is not None and nccl.is_older(group, device)
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------
+# -- waiting -------------------------------------------------------------------------------------------------
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -319,7 +322,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
             # It has ended: what torch does now (its stream waits, tensors are let go) does not block.
             with owner.traffic.call():
                 return function(work)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             owner.raise_(error)
 
     return wait
@@ -350,7 +353,7 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
         def complete() -> None:
             try:
                 work.wait()
-            except Exception as error:  # noqa: BLE001  (it is the future's)
+            except Exception as error:  # it is the future's
                 future.set_exception(error)
             else:
                 future.set_result(_result(work))
@@ -362,9 +365,9 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _result(work: Any) -> list[Any]:
-    """The tensors an operation wrote; the value of torch's own future ends the process where there are none (2.6)."""
+    """Return an operation's outputs; the value of torch's own future ends the process without any (2.6)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch wants nobody to ask for it
+        warnings.simplefilter("ignore")  # deprecated, without a replacement
         return list(work.result())
 
 
@@ -408,7 +411,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
             nccl.close_thread_group(state.group, traffic.device)
     try:
         traffic.block_ends(failed=error is not None)
-    except Exception as exc:  # noqa: BLE001  (raised again, as it is or as the world's)
+    except Exception as exc:
         raise_instead(exc, None if state.translate is None else state.translate(state, exc))
 
 
@@ -419,13 +422,13 @@ def _settle() -> None:
         return
     try:
         traffic.settle()
-    except Exception as error:  # noqa: BLE001  (same)
+    except Exception as error:
         translate = state.translate
         raise_instead(error, None if translate is None else translate(state, error))
 
 
 def _engine(original: Any) -> Any:
-    """Make the gradients of a backward pass in an NCCL world real when it returns: DDP waits for them in C++."""
+    """Complete the gradients of a backward pass in an NCCL world before it returns: DDP waits in C++."""
 
     class SettlingEngine(type(original)):  # type: ignore[misc]
         """Torch's autograd engine, and a wait."""

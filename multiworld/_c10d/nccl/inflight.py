@@ -1,13 +1,14 @@
-"""Operations of one NCCL world that are under way: waited for on the host, and never taken for done by an abort.
+"""In-flight operations of one NCCL world: waited for on the host, never mistaken for complete after an abort.
 
-An NCCL operation runs on a stream of the GPU. Torch's ``wait`` only makes a stream wait for it, and after an abort the
-stream goes on over whatever the output holds, without an error. So in a world ``wait`` blocks until the operation
-has really ended, and the order of things is fixed: the world is marked as over first, then nobody is inside torch
-any more, then the communicator is aborted. An operation that is seen to be complete while the world is not over was
-completed by its peers.
+An NCCL operation runs on a stream of the GPU. torch's ``wait`` only makes a stream wait for it, and after an
+abort the stream continues with stale output, without an error. So in a world ``wait`` blocks until the
+operation has really ended, and the order is fixed: the world is marked as over, all calls leave torch, then
+the communicator is aborted. An operation that is complete while the world is not over was completed by its
+peers.
 
-Torch's own watchdog would abort in any order; the environment keeps it from that (`multiworld._core.nccl_policy`), and
-in a patched build, where it may, the operation itself says so afterwards.
+Torch's own watchdog would abort in any order; the environment keeps it from that
+(`multiworld._core.nccl_policy`), and in a patched build, where it may, the operation itself says so
+afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class OpenGroup(Protocol):
-        """A group of NCCL operations that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
+        """An NCCL group that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
 
         @property
         def queued(self) -> bool: ...
@@ -39,7 +40,7 @@ _Work: Any = torch._C._distributed_c10d.Work
 # As torch has it: the hook that replaces it answers for a world that is over, too.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
 plain_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
-"""Torch's own ``Work.wait``, whatever hooks stand in its place."""
+"""torch's own ``Work.wait``, without hooks."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
 """What is raised in an operation of a world that is over; `multiworld._c10d.faults` knows it."""
@@ -50,13 +51,15 @@ SPIN = 0.0002
 """Seconds of asking without a pause: most operations end within."""
 
 LONGEST_PAUSE = 0.005
-"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited already."""
+"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited
+already."""
 
 TIMEOUT_GRACE = 1.0
 """Seconds by which the runtime waits longer than torch, whose own word on a timeout says more."""
 
 QUIET = 0.5
-"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may end."""
+"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may
+end."""
 
 OPEN_PAUSE = 0.05
 """Seconds between two looks at whether a thread has come to close its NCCL group."""
@@ -68,8 +71,8 @@ class Traffic:
     Args:
         timeout: seconds an operation may take.
         device: the GPU of this member.
-        fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an unpatched
-            torch).
+        fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an
+            unpatched torch).
         torch_aborts: whether torch's own watchdog may abort a communicator.
 
     Attributes:
@@ -96,14 +99,14 @@ class Traffic:
         self._aborting: list[threading.Thread] = []
         self._open: set[OpenGroup] = set()
 
-    # -- calls into torch ---------------------------------------------------------------------------------------
+    # -- calls into torch ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """For a short call into torch: no abort begins meanwhile.
 
-        A communicator that is aborted is freed under whoever uses it, and asking a work whether it is complete takes
-        a lock that an abort holds for as long as it hangs, with Python's own lock in hand.
+        An abort frees a communicator that other threads may still use, and asking a work whether it is
+        complete takes a lock, while holding the GIL, that a hanging abort holds.
 
         Raises:
             torch.distributed.DistBackendError: the world is over.
@@ -146,7 +149,7 @@ class Traffic:
         with self.call():
             pass
 
-    # -- waiting ------------------------------------------------------------------------------------------------
+    # -- waiting ---------------------------------------------------------------------------------------------
 
     def finish(
         self, work: Any, error_of: Callable[[], str | None] = lambda: None, timeout: float | None = None
@@ -168,8 +171,8 @@ class Traffic:
                 _is_completed(work)
             failed = failure_of(work) or (error_of() if self.torch_aborts else None)
             if failed is not None and self.torch_aborts:
-                # What it raises says more. It first lets the current stream wait for the operation, which does not
-                # end as long as the abort hangs: not the caller's stream.
+                # What it raises says more. It first lets the current stream wait for the operation, which
+                # does not end as long as the abort hangs: not the caller's stream.
                 aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
                 with torch.cuda.stream(aside):
                     plain_wait(work)
@@ -179,8 +182,8 @@ class Traffic:
     def settle(self) -> None:
         """Block until what the current stream of the world's GPU has been given has ended.
 
-        For operations that torch waits for in C++ (DDP's gradients, functional collectives): there is no work to
-        ask, but the stream waits for them.
+        For operations that torch waits for in C++ (DDP's gradients, functional collectives): there is no work
+        to ask, but the stream waits for them.
 
         Raises:
             torch.distributed.DistBackendError: as `finish`.
@@ -191,8 +194,8 @@ class Traffic:
         event.record(torch.cuda.current_stream(self.device))
         self.until(event.query, None)
         if self.torch_aborts:
-            # Whether the stream went on because torch's watchdog aborted a communicator is told by an older work of
-            # that communicator: waiting for it raises, in a patched build, or its backend knows.
+            # Whether the stream went on because torch's watchdog aborted a communicator is told by an older
+            # work of that communicator: waiting for it raises, in a patched build, or its backend knows.
             with self.call():
                 for work, error_of in tuple(self.canaries):
                     plain_wait(work)
@@ -217,7 +220,7 @@ class Traffic:
             else:
                 self.over.wait(min(LONGEST_PAUSE, waited / 8))
 
-    # -- blocks (`with world:`) ---------------------------------------------------------------------------------
+    # -- blocks (`with world:`) ------------------------------------------------------------------------------
 
     def block_begins(self) -> None:
         """A block of this world begins in this thread."""
@@ -242,14 +245,15 @@ class Traffic:
             failed: an exception leaves the block.
 
         Raises:
-            torch.distributed.DistBackendError: the world ended during the block, and no call in it has said so.
+            torch.distributed.DistBackendError: the world ended during the block, and no call in it has said
+            so.
         """
         here = self._here
         here.blocks = getattr(here, "blocks", 1) - 1
         if not failed and not getattr(here, "told", False):
             self.settle()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def abort(self, ends: list[Callable[[], None]]) -> None:
         """Mark the world as over, wake who waits, and abort on a daemon thread each; returns at once.
@@ -265,7 +269,7 @@ class Traffic:
             if not self._inside:
                 self._quiet.set()
             for thread in threads:
-                thread.start()  # before anybody can find it, to join it
+                thread.start()  # before other threads can find and join it
             self._aborting += threads
 
     def _end(self, end: Callable[[], None]) -> None:
@@ -289,7 +293,7 @@ class Traffic:
         return waited
 
     def ended(self, deadline: float) -> bool:
-        """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); whether they have come to an end."""
+        """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); return whether they ended."""
         with self._lock:
             aborting = list(self._aborting)
         for thread in aborting:
@@ -302,8 +306,8 @@ class Traffic:
 def failure_of(work: Any) -> str | None:
     """Return what a completed work of torch's failed with, in one or more lines; None if it succeeded.
 
-    Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or comes a
-    moment later where it succeeded; older ones only as its exception.
+    Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or
+    comes a moment later where it succeeded; older ones only as its exception.
     """
     outcome = getattr(work, "get_future_result", None)
     result = 0
@@ -315,7 +319,7 @@ def failure_of(work: Any) -> str | None:
                 return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wants nobody to ask for it, and has nothing better
+            warnings.simplefilter("ignore")  # deprecated, without a replacement
             error = work.exception()
     except TypeError:  # torch 2.6 cannot hand it over
         error = f"NCCL operation failed: {_RESULTS.get(result, result)}" if result else None

@@ -1,11 +1,12 @@
-"""`torch.compile` and worlds: what was compiled in one world is not run in another.
+"""`torch.compile` and worlds: code compiled in one world does not run in another.
 
-The compiler runs `get_rank`, `get_world_size` and look-ups of groups once, while it traces, and keeps the answers as
-constants. So a function whose trace asked for anything of the selected world is guarded by that world (or by none
-being selected): elsewhere it is compiled again. One that asked for nothing is not guarded, and costs nothing.
+The compiler runs `get_rank`, `get_world_size` and look-ups of groups once, while it traces, and keeps the
+answers as constants. So a function whose trace asked for anything of the selected world is guarded by that
+world (or by none being selected): elsewhere it is compiled again. One that asked for nothing is not guarded,
+and costs nothing.
 
-The guard compares the serial number of the selected state (`WorldState.serial`), which no two generations share: what
-was compiled in a world that is gone never runs again.
+The guard compares the serial number of the selected state (`WorldState.serial`), which no two generations
+share: what was compiled in a world that is gone never runs again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.routing.selection import current, tracing
+from multiworld._c10d.routing.selection import Tracing, current
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def install(patches: Patches) -> None:
         carry(sys.modules[name], patches)
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is not None and hasattr(dynamo, "reset_code_caches"):
-        # It has no guard: a function compiled before the first join would have torch's own rank in every world.
+        # It has no guard: a function compiled before the first join would have torch's own rank in every
+        # world.
         dynamo.reset_code_caches()
 
 
@@ -57,9 +59,10 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
     place = module if owner is None else vars(module).get(owner)
     if place is None or name not in vars(place):
         raise RouterError(
-            f"torch {torch.__version__} has no {module.__name__}.{name if owner is None else f'{owner}.{name}'}",
+            f"torch {torch.__version__} has no "
+            f"{module.__name__}.{name if owner is None else f'{owner}.{name}'}",
             rule="multiworld guards compiled functions by their world there",
-            next_step="Use a version of torch listed in multiworld's compatibility table, or a newer multiworld",
+            next_step="Use a torch of multiworld's compatibility table, or a newer multiworld",
         )
     patches.set(place, name, make(vars(place)[name]))
 
@@ -72,7 +75,7 @@ def _serial() -> int:
 def _compiling(original: Any) -> Any:
     @functools.wraps(original)
     def compile_(*args: Any, **kwargs: Any) -> Any:
-        with tracing():
+        with Tracing():
             return original(*args, **kwargs)
 
     return compile_
@@ -84,7 +87,7 @@ def _guarding(original: Any) -> Any:
     # Assigned, not wrapped: newer versions mark these functions with attributes.
     @functools.wraps(original)
     def guard_mode(builder: Any, guard: Any) -> Any:
-        if tracing.asked():
+        if Tracing.asked():
             _guard_by_world(builder)
         return original(builder, guard)
 
@@ -115,7 +118,7 @@ def _guard_by_world(builder: Any) -> None:
 
 
 def _counting(original: Any) -> Any:
-    """The limit of recompilations is for each world, not for all together."""
+    """Count the limit of recompilations for each world separately."""
 
     @functools.wraps(original)
     def has_same_id_matched_objs(frame: Any, entry: Any) -> bool:

@@ -1,10 +1,11 @@
-"""What is done to modules of torch when they are imported, now or later.
+"""Fix default groups that torch's modules capture at import, now or later.
 
-Some take default arguments from ``group.WORLD``: ``def all_reduce(tensor, group=group.WORLD)`` remembers the default group of the moment of its import: with worlds, the
-one of whatever world was selected then, for all the others too. None in its place means the default group of the call,
-and is what torch has there when such a module is imported before `init_process_group`, as is usual.
+Functions such as ``def all_reduce(tensor, group=group.WORLD)`` keep the default group of the moment of their
+import: the group of the world selected then, for all other worlds too. None instead means the default group
+at the time of the call; torch itself has None there when the module is imported before `init_process_group`,
+as is usual.
 
-Others start threads (`propagation.py`), or compile (`compiled.py`).
+Other modules start threads (`threads.py`) or compile (`compiled.py`) and are hooked at import, too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _HOOKS = (threads, compiled)
 
 
 def install(patches: Patches) -> None:
-    """Let those defaults be looked up at each call, and threads know their world, in modules loaded now or later.
+    """Look those defaults up at each call, and hook threads, in modules loaded now or later.
 
     Args:
         patches: records what was replaced.
@@ -59,7 +60,7 @@ def install(patches: Patches) -> None:
 
 
 class _Finder:
-    """Finds those modules as Python does, and lets them run where no default group is to be seen."""
+    """Import finder that executes those modules while no default group is visible."""
 
     def __init__(self, nothing: WorldState, patches: Patches) -> None:
         self._nothing = nothing
@@ -73,7 +74,7 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            # On this one loader object: a wrapper would be in the way of whoever asks it for the source.
+            # On this loader object itself: a wrapper would break requests for the source.
             wrap = self._unseeing if name in _MODULES else self._carrying
             vars(spec.loader)["exec_module"] = wrap(spec.loader.exec_module)
         return spec
@@ -81,8 +82,8 @@ class _Finder:
     def _carrying(self, run: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
         def exec_module(module: types.ModuleType) -> None:
             run(module)
-            # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that comes
-            # after `uninstall` does nothing where no world is selected.
+            # In a thread that imports, without the router's lock: to add to the list is atomic. A patch that
+            # comes after `uninstall` does nothing where no world is selected.
             for each in _HOOKS:
                 if module.__name__ in each.MODULES:
                     each.carry(module, self._patches)

@@ -1,7 +1,8 @@
-"""Questions that need no communication, and what answers them when a world's group is gone.
+"""Queries without communication (rank, size, backend) after a world's group has ended.
 
-Error handlers ask for rank, size and backend after a breakage, and in a block whose world was closed meanwhile. Stock
-torch answers them as long as the default group is not destroyed, whatever became of its connections; so do worlds.
+Error handlers ask for rank, size and backend after a breakage, and in a block whose world was closed
+meanwhile. Stock torch answers until the default group is destroyed, even with broken connections; so do
+worlds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door to torch's functional collectives, with gradients."""
+"""torch's functional all-to-all, with gradients."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def all_to_all_single(
         outputs: rows that come from each rank.
         inputs: rows that go to each rank.
         group: a ProcessGroup.
-        world: selected for the backward pass, so that its errors are the world's; None: whatever is selected.
+        world: selected for the backward pass, so that its errors are the world's; None: the selected one.
     """
     result: Tensor = _Exchange.apply(tensor, outputs, inputs, group, world)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Exchange(torch.autograd.Function):
-    """Not torch's own gradient of it: in 2.6 the result of that one cannot be waited for without losing it."""
+    """Replaces torch's own gradient, whose result in 2.6 cannot be waited for without losing it."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,10 @@
 """Device meshes belong to the world they are made in.
 
-DTensor's sharding cache, among others, keys on the equality of meshes: shape, ranks, device type and a field called
-``_thread_id``, which torch uses to tell apart the ranks of its threaded test groups. Two worlds of the same size would
-share cache entries, and with them process groups. So ``_thread_id`` of a mesh made in a world becomes the world's
-token: a number that is the same in every process, so that meshes survive pickling as they do in torch.
+DTensor's sharding cache, among others, keys on the equality of meshes: shape, ranks, device type and a field
+called ``_thread_id``, which torch uses to tell apart the ranks of its threaded test groups. Two worlds of the
+same size would share cache entries, and with them process groups. So ``_thread_id`` of a mesh made in a world
+becomes the world's token: a number that is the same in every process, so that meshes survive pickling as they
+do in torch.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def install(patches: Patches) -> None:
         if not _reads_field(mesh_class, name):
             raise RouterError(
                 f"torch {torch.__version__}: DeviceMesh.{name} does not use {_FIELD}",
-                rule="Meshes of two worlds must never be equal, and multiworld tells them apart by that field",
-                next_step="Use a version of torch listed in multiworld's compatibility table, or a newer multiworld",
+                rule="Meshes of two worlds must differ, and multiworld tells them apart by that field",
+                next_step="Use a torch of multiworld's compatibility table, or a newer multiworld",
             )
     patches.set(mesh_class, "__init__", _marking(mesh_class.__init__))
     for name in (*_OF_THE_MESH, *_BY_TAG):

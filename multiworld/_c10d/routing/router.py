@@ -1,4 +1,4 @@
-"""Which world a bare call of `torch.distributed` means.
+"""Router: bare calls of `torch.distributed` go to the selected world.
 
 All of torch asks one module global, `torch.distributed.distributed_c10d._world`, at every use. `install` puts an
 object there that answers for the world selected in this thread or task (`selection.py`), and with torch's own state
@@ -108,7 +108,7 @@ def _install(patches: Patches) -> None:
     prepare()
     if c10d._world is not original_world():
         raise RouterError(
-            "torch.distributed.distributed_c10d._world was replaced by somebody else",
+            "torch.distributed.distributed_c10d._world was replaced by other code",
             rule="multiworld routes torch's own state",
             next_step="Turn off the other tool that replaces _world (torch's threaded test groups do)",
         )
@@ -138,7 +138,7 @@ def _install(patches: Patches) -> None:
 
 
 def _forwarder_class() -> type[c10d._World]:
-    """Make the class of the object that stands for `_world`: each property of `_World`, for whatever is selected."""
+    """Make the class of the object that stands for `_world`: each property of `_World`, of the selected state."""
     original = original_world()
     derived = prepare()
 
@@ -182,7 +182,7 @@ def _forwarder_class() -> type[c10d._World]:
     members: dict[str, Any] = {
         "__doc__": "Stands for torch's `_world` while multiworld routes torch.distributed.",
         "__module__": __name__,
-        # No state of its own: whatever is not a property is the selected state's as well.
+        # No state of its own: attributes that are no properties are the selected state's as well.
         "__init__": lambda _self: None,
         "__getattr__": forward_attribute,
         "__setattr__": forward_setting,

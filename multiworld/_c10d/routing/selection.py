@@ -1,7 +1,7 @@
-"""Which world is selected in this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
+"""The selected world of this thread or asyncio task: the top of `multiworld._c10d.routing.stack`.
 
-Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of
-context variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
+Autograd's device threads and its pool for deep re-entrant graphs are C++ threads that know nothing of context
+variables; they do inherit torch's own thread-local state, so `propagating` carries the selection there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["current", "enter", "leave", "propagating", "selected", "top", "tracing"]
+__all__ = ["Tracing", "current", "enter", "leave", "propagating", "selected", "top"]
 
 top: Callable[[], tuple[WorldState | None, ...]] = stack.top
 """The stack itself, for code where every call counts: ``top()[-1]``."""
@@ -32,10 +32,15 @@ top: Callable[[], tuple[WorldState | None, ...]] = stack.top
 _put: Callable[[tuple[WorldState | None, ...]], object] = stack.put
 
 _KEY = "multiworld"
-# Whether any backward pass carried a selection yet: until then no look-up asks torch's thread-local state.
-_carried = False
-# Whether anything was compiled yet: until then no look-up asks whether this thread compiles.
-_traced = False
+
+
+class _Used:
+    """Features that this process has used, so that look-ups skip the others."""
+
+    carried = False  # a backward pass carried a selection: look-ups ask torch's thread-local state
+    traced = False  # something was compiled: look-ups ask whether this thread compiles
+
+
 _here = threading.local()
 # Private, without types, and in every version since 2.0.
 _has: Any = torch._C._is_key_in_tls  # type: ignore[attr-defined, unused-ignore]
@@ -47,10 +52,10 @@ def current() -> WorldState | None:
     """Return the state of the world selected here; None means torch's own default state."""
     state = top()[-1]
     if state is None:
-        if _traced and (trace := getattr(_here, "trace", None)) is not None:
+        if _Used.traced and (trace := getattr(_here, "trace", None)) is not None:
             answer: WorldState | None = trace.answer()
             return answer
-        if _carried and _has(_KEY):
+        if _Used.carried and _has(_KEY):
             carried: WorldState | None = _get(_KEY)
             return carried
     return state
@@ -106,10 +111,9 @@ def propagating(state: WorldState) -> Iterator[None]:
     Only torch's own thread-local state is inherited by them. It is set back before the block's thread can do
     anything else, so that it never speaks for another asyncio task of the thread.
     """
-    global _carried  # noqa: PLW0603  (only ever goes from False to True)
     stash = _stasher()
     before = _get(_KEY) if _has(_KEY) else None
-    _carried = True
+    _Used.carried = True
     stash(_KEY, state)
     try:
         yield
@@ -117,7 +121,7 @@ def propagating(state: WorldState) -> Iterator[None]:
         stash(_KEY, before)
 
 
-# Modules whose functions ask for somebody else.
+# Modules whose functions ask on behalf of their callers.
 _PASSED_ON = ("multiworld.", "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
 # Parts of torch's compiler that ask for a log's line, or for a cache's sake: no code depends on the answer.
 _FOR_THEMSELVES = (
@@ -129,7 +133,7 @@ _FOR_THEMSELVES = (
 )
 
 
-class tracing:  # noqa: N801  (a context manager, used as one)
+class Tracing:
     """For a block in which torch's compiler traces: note whether it asks which world is selected.
 
     What is selected stays so. The block's stack ends with None, so that every look-up comes to `current`.
@@ -138,15 +142,14 @@ class tracing:  # noqa: N801  (a context manager, used as one)
     def __init__(self) -> None:
         self.state: WorldState | None = None
         self.asked_for = False
-        self._before: tracing | None = None
+        self._before: Tracing | None = None
 
     def __enter__(self) -> None:
-        global _traced  # noqa: PLW0603  (only ever goes from False to True)
         self.state = current()
         self._before = getattr(_here, "trace", None)
         _put((*top(), None))
         _here.trace = self
-        _traced = True
+        _Used.traced = True
 
     def __exit__(self, *_exc: object) -> None:
         _here.trace = self._before
@@ -173,8 +176,9 @@ class tracing:  # noqa: N801  (a context manager, used as one)
 def _stasher() -> Callable[[str, object], None]:
     """Return torch's function, or one that gives it the reference it takes.
 
-    Up to 2.6 it keeps the object without counting the reference, and gives it back when the object is replaced: the
-    count sinks with every use until the object is freed under its users. The build is asked, on an object of ours.
+    Up to 2.6 it keeps the object without counting the reference, and gives it back when the object is
+    replaced: the count sinks with every use until the object is freed under its users. The build is asked, on
+    an object of ours.
     """
     increase = ctypes.pythonapi.Py_IncRef
     increase.argtypes = [ctypes.py_object]
@@ -184,7 +188,8 @@ def _stasher() -> Callable[[str, object], None]:
     count = sys.getrefcount(probe)
     _stash("multiworld_probe", probe)
     if sys.getrefcount(probe) > count:
-        # Counted: the reference given beforehand is one too many. It stays: an object's worth of memory, once.
+        # Counted: the reference given beforehand is one too many. It stays: an object's worth of memory,
+        # once.
         return _stash  # type: ignore[no-any-return]
 
     def put(key: str, value: object) -> None:

@@ -1,7 +1,8 @@
 """The stack of selected worlds: one context variable, so one stack per thread and per asyncio task.
 
-The stack is a tuple of `multiworld._c10d.routing.state.WorldState`, whose bottom is None (torch's own default state).
-Its users are `multiworld._c10d.routing.selection` and each `WorldState`, which prepares its own entry.
+The stack is a tuple of `multiworld._c10d.routing.state.WorldState`, whose bottom is None (torch's own default
+state). Its users are `multiworld._c10d.routing.selection` and each `WorldState`, which prepares its own
+entry.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What torch's `_World` is, for one world and generation.
+"""World state: torch's `_World` for one world and generation.
 
-`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its module.
-`WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals differs between
-versions, so that is read from the getters' code (`derive`); a global that is not known here is an error, because a
-world would silently share it with all the others.
+`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its
+module. `WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals
+differs between versions, so that is read from the getters' code (`derive`); a global that is not known here
+is an error, because a world would silently share it with all the others.
 """
 
 from __future__ import annotations
@@ -49,12 +49,10 @@ _OWNING = "_pg_map"
 """The one of them whose groups are a world's own."""
 
 _MISSING = object()
-# A plain name is a str to torch, whatever its type annotations say.
+# torch passes a plain str, contrary to its annotations.
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
 _serials = itertools.count(1)
 _lock = threading.Lock()
-# Replaced as a whole under the lock, read without it.
-_living: tuple[WorldState, ...] = ()
 _tokens: dict[int, WorldState] = {}
 _derived: dict[str, str] = {}
 # By process group, of those in some living world's `pg_map`; kept by the maps themselves.
@@ -71,6 +69,12 @@ _destroyers = frozenset(
 )
 
 
+class _Living:
+    """The states that are not forgotten yet: replaced as a whole under the lock, read without it."""
+
+    states: tuple[WorldState, ...] = ()
+
+
 def original_world() -> c10d._World:
     """Return torch's own state, the one that holds outside worlds."""
     return _original
@@ -78,7 +82,7 @@ def original_world() -> c10d._World:
 
 def living() -> tuple[WorldState, ...]:
     """Return the states that are not forgotten yet."""
-    return _living
+    return _Living.states
 
 
 def with_token(token: int) -> WorldState | None:
@@ -87,7 +91,7 @@ def with_token(token: int) -> WorldState | None:
 
 
 def owner_of(group: Any) -> WorldState | None:
-    """Return the living world that made `group`; None where it is torch's own, or nobody's."""
+    """Return the living world that made `group`; None where it is torch's own, or of no state."""
     # Asked at operations: so it must not look through all worlds.
     return _owners.get(group)
 
@@ -99,7 +103,8 @@ def derive(world_class: type = c10d._World, module: types.ModuleType = c10d) -> 
         The module global's name by the property's.
 
     Raises:
-        RouterError: some code of the class uses module data that is not known here, or holds data in the class.
+        RouterError: some code of the class uses module data that is not known here, or holds data in the
+            class.
     """
     found: dict[str, str] = {}
     for name, member in vars(world_class).items():
@@ -192,7 +197,8 @@ class WorldState(c10d._World):
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
-        parked: the receives of its default group that nothing waits for any more, a `multiworld.receives.ParkedReceives`.
+        parked: the receives of its default group that nothing waits for any more, a
+            `multiworld.receives.ParkedReceives`.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:
@@ -220,9 +226,8 @@ class WorldState(c10d._World):
         self._names: dict[str, None] = {}
         for source in derived.values():
             setattr(self, f"m8d{source}", self._fresh(source))
-        global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
-            _living = (*_living, self)
+            _Living.states = (*_Living.states, self)
             _tokens.setdefault(self.token, self)
 
     def _fresh(self, source: str) -> Any:
@@ -238,7 +243,7 @@ class WorldState(c10d._World):
         """The world's default group, as bare calls of torch.distributed ask for it.
 
         Raises:
-            Exception: what `break_` was given, once the world is broken; not for `departed.QUESTIONS`.
+            Exception: what `break_` was given, once the world is broken; not for `ended_groups.QUESTIONS`.
             WorldClosedError: `init_process_group` asks, in a world without a default group.
         """
         group = self._default_pg
@@ -317,9 +322,8 @@ class WorldState(c10d._World):
 
         Hold the backend objects before, drop the groups after, and the backends last. Idempotent.
         """
-        global _living  # noqa: PLW0603  (replaced as a whole under its lock)
         with _lock:
-            _living = tuple(state for state in _living if state is not self)
+            _Living.states = tuple(state for state in _Living.states if state is not self)
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
         self.unregister_names()
@@ -358,7 +362,7 @@ def _is_default_group(frame: types.FrameType) -> bool:
 def _elsewhere(source: str, group: Any) -> Any:
     """Return what another state's map holds for `group`, or `_MISSING`."""
     owner = _owners.get(group)
-    for state in _living if owner is None else (owner, *_living):
+    for state in _Living.states if owner is None else (owner, *_Living.states):
         found = dict.get(getattr(state, f"m8d{source}", {}), group, _MISSING)
         if found is not _MISSING:
             return found
@@ -368,7 +372,7 @@ def _elsewhere(source: str, group: Any) -> Any:
 class _RoutedMap(dict[Any, Any]):
     """A world's map by process group. What it does not hold is answered by the state that does.
 
-    So a group passed explicitly means itself, whatever world is selected. Iteration, length and changes are of this
+    So a group passed explicitly means itself in every world. Iteration, length and changes are of this
     world alone. `gone` is what it held of groups that are gone with the world, by their names.
     """
 

@@ -1,9 +1,10 @@
-"""The selection, carried into the threads that torch itself starts.
+"""Carry the selected world into threads that torch starts.
 
-A thread starts without a selection. In one that torch starts for a caller inside ``with world:`` that would be wrong
-without an error: a checkpoint that is saved in the background asks `is_initialized`, hears no, and saves as a single
-process. So the names by which those modules of torch reach threads and executors mean ones that select what was
-selected where they were started; nobody else's threads change. `docs/torch-threads.md` lists all of them.
+A thread starts without a selection. In one that torch starts for a caller inside ``with world:`` that would
+be wrong without an error: a checkpoint that is saved in the background asks `is_initialized`, hears no, and
+saves as a single process. So the names by which those modules of torch reach threads and executors mean ones
+that inherit the selection of the thread that started them; no other threads change. `docs/torch-threads.md`
+lists all of them.
 """
 
 from __future__ import annotations
@@ -89,23 +90,24 @@ def _carried(function: Callable[..., Any], state: WorldState) -> Callable[..., A
         with selected(state):
             try:
                 return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            except Exception as error:
                 raise_instead(error, translated(error))
 
     return run
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """Runs each call in the world that is selected where it is submitted, whatever its threads ran before."""
+    """Runs each call in the world that was selected where it was submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        # A group of a world passed from outside of its block (`async_save(process_group=world.group)`) means the world.
+        # A group of a world passed from outside of its block (`async_save(process_group=world.group)`) means
+        # the world.
         state = current() or owner_of(kwargs.get("process_group"))
         return super().submit(fn if state is None else _carried(fn, state), *args, **kwargs)
 
 
 class _Carrying(threading.Thread):
-    """Runs in the world that is selected where it is started; also as a mixin of torch's own thread classes."""
+    """Runs in the world that is selected where it is started; also a mixin of torch's thread classes."""
 
     _m8d_state: WorldState | None = None
 
@@ -141,7 +143,7 @@ _REPLACEMENTS: dict[str, Any] = {
 
 
 def _registering(original: Any) -> Any:
-    """`Future.then` or `add_done_callback`: the callback may run in whatever thread completes the future."""
+    """`Future.then` or `add_done_callback`: the callback runs in the thread that completes the future."""
     function = getattr(original, "__func__", original)
 
     @functools.wraps(function)
@@ -162,8 +164,8 @@ def _refusing(original: Any) -> Any:
             return original(self, *args, **kwargs)
         raise RouterError(
             f"async_save() with AsyncCheckpointerType.PROCESS in world {state.name!r}",
-            rule="torch keeps one checkpointer process for each process, with one default group for good: it cannot "
-            "belong to several worlds, nor to a world's next generation",
+            rule="torch keeps one checkpointer process for each process, with one default group for good: "
+            "it cannot belong to several worlds, nor to a world's next generation",
             next_step="Use AsyncCheckpointerType.THREAD (the default), or save() in a process of your own",
         )
 

@@ -1,4 +1,4 @@
-"""Errors of a world's operations, as its user is to see them.
+"""Translate errors of a world's operations for its users.
 
 Torch's functions are spread by value over torch and user code, so they cannot be wrapped. What they have in common is
 where their errors pass: the decorator of `c10d_logger` looks up `_get_msg_dict` when a function has raised, `Work.wait`
@@ -84,7 +84,7 @@ def install(patches: Patches) -> None:
 def _describing(original: Any, filename: str) -> Any:
     @functools.wraps(original)
     def get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> Any:
-        # Older versions come here when all went well, too, and perhaps inside somebody's `except` block: so it is the
+        # Older versions come here when all went well, too, and perhaps inside a caller's `except` block: so it is the
         # decorator's own variable that says whether there was an error, not sys.exc_info().
         frame: FrameType = sys._getframe(1)
         error = _local(frame, "error") if frame.f_code.co_filename == filename else None
@@ -131,7 +131,7 @@ def _guarded(original: Any) -> Any:
         try:
             # Merging no keywords costs half of what this wrapper does.
             return function(*args, **kwargs) if kwargs else function(*args)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             try:
                 raise_instead(error, translated(error, _group_among(args, kwargs)))
             finally:
@@ -153,7 +153,7 @@ def _posting(original: Any) -> Any:
                 if work is not None:
                     return work
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
-        except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+        except Exception as error:
             try:
                 raise_instead(error, translated(error, group))
             finally:
@@ -192,7 +192,7 @@ def _engine(original: Any) -> Any:
     """Make a backward pass started in a world belong to it in all threads it runs in, and its errors too."""
 
     class WorldEngine(type(original)):  # type: ignore[misc]
-        """Torch's autograd engine; the engine itself is one per process, whatever object it is called through."""
+        """Torch's autograd engine; the engine itself is one per process, also through other objects."""
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             state: WorldState | None = current()
@@ -201,7 +201,7 @@ def _engine(original: Any) -> Any:
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  (raised again, as it is or as the world's)
+            except Exception as error:
                 raise_instead(error, translated(error))
 
     return WorldEngine()

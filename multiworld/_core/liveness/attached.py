@@ -90,7 +90,7 @@ class Worlds:
         ]
 
     def endpoints(self, process: str) -> list[Endpoint]:
-        """Return where `process` listens, as the worlds that wait for it know it; as all do, where none waits.
+        """Return the endpoints of `process`: those of worlds that wait for it; of all, where none waits.
 
         A process that left its worlds and joins another listens somewhere else by then.
         """

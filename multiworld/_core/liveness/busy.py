@@ -1,4 +1,4 @@
-"""Whether a silent process is busy rather than hung: when its host is asked, and what the answers are good for."""
+"""Busy or hung: when the host of a silent process is asked, and for how long an answer counts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LEAST = 0.05
 """Seconds between two questions, at least."""
 
 _FRESH = 0.5
-"""Share of ``hang_timeout`` for which it holds that a process runs: the next answer may be late, and a look of a tenth
-of a second may find it waiting for something. That it was stopped ends this at once."""
+"""Share of ``hang_timeout`` for which an answer "it runs" counts: the next answer may be late, and a sample
+of a tenth of a second may find the process waiting. An answer "it is stopped" revokes it at once."""
 
 
 @dataclass
 class _Asked:
-    """What is known of one silent process."""
+    """Knowledge about one silent process."""
 
     asked: float = -math.inf
     ran: float = -math.inf
@@ -33,10 +33,11 @@ class _Asked:
 
 
 class Busy:
-    """See the module. Times are seconds of one clock.
+    """Questions and answers about silent processes. Times are seconds of one clock.
 
     Args:
-        bound: seconds of silence after which a process that runs counts as hung all the same; 0: nothing is asked.
+        bound: seconds of silence after which a process that runs counts as hung all the same; 0: nothing is
+            asked.
     """
 
     def __init__(self, bound: float) -> None:
@@ -44,7 +45,7 @@ class Busy:
         self._known: dict[str, _Asked] = {}
 
     def wake(self, process: str, since: float, limit: float) -> float:
-        """When to ask about `process`, which has been silent since `since`; `limit` is its hang_timeout."""
+        """Return when to ask about `process`, silent since `since`; `limit` is its hang_timeout."""
         if not self.bound:
             return math.inf
         known = self._known.get(process)
@@ -52,11 +53,11 @@ class Busy:
         return first if known is None else max(first, known.asked + max(_LEAST, _EVERY * limit))
 
     def ask(self, process: str, now: float) -> None:
-        """It is being asked."""
+        """Record that a question is sent."""
         self._known.setdefault(process, _Asked()).asked = now
 
     def answered(self, process: str, standing: Standing, now: float) -> None:
-        """Its host answered. What came before it was asked is none."""
+        """Record an answer; one without a question is ignored."""
         known = self._known.get(process)
         if known is None or standing is Standing.UNKNOWN:
             return
@@ -67,17 +68,17 @@ class Busy:
             known.ran = -math.inf
 
     def forget(self, process: str) -> None:
-        """It was heard, or is gone."""
+        """Forget a process that was heard or is gone."""
         self._known.pop(process, None)
 
     def until(self, process: str, since: float, limit: float) -> float:
-        """Until when the silence of `process` is none of a hung one, for all that is known now."""
+        """Return until when `process` does not count as hung, given the answers so far."""
         known = self._known.get(process)
         if known is None:
             return since + limit
         return max(since + limit, min(known.ran + _FRESH * limit, since + self.bound))
 
     def standing(self, process: str) -> Standing:
-        """What its host said last."""
+        """Return the last answer of its host."""
         known = self._known.get(process)
         return Standing.UNKNOWN if known is None else known.standing

@@ -1,8 +1,8 @@
 """One connection between two processes: handshake and authentication.
 
-The dialer sends `Hello` to a named process and the listener answers with its own. From then on each end may prove,
-world by world, that it is a member (`Attach`). An end trusts the connection when the first proof of the other end
-is valid. Until then the other end's frames affect only this connection.
+The dialer sends `Hello` to a named process and the listener answers with its own. From then on each end may
+prove, world by world, that it is a member (`Attach`). An end trusts the connection when the first proof of
+the other end is valid. Until then the other end's frames affect only this connection.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class PeerConnection:
         own: this process's id.
         nonce: this end's.
         dialed: whether this end dialed.
-        since: when it was dialed or accepted, and from the connection's establishment on: when that was.
-        peer: id of the process at the other end; only claimed as long as the connection is not trusted.
-        established: whether TCP's handshake is done.
+        since: when it was dialed or accepted; once established, when that was.
+        peer: id of the process at the other end; only a claim until the connection is trusted.
+        established: whether the TCP handshake is done.
         trusted: whether the other end proved to be a member of a world that it shares with this process.
-        knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never trusted.
+        knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never
+            trusted.
         proven: members that the other end proved to be.
         accepted: members of this process that the other end accepted.
         offered: members of this process that were offered to the other end.
@@ -115,7 +116,7 @@ class PeerConnection:
         return AttachEarlyClose(*place, self._proof(token, place, mine=True, early_close=True))
 
     def holds(self, token: bytes, place: Place, given: bytes, *, early_close: bool = False) -> bool:
-        """Whether `given` proves that the other end is that member; of an `Attach` or an `AttachEarlyClose`."""
+        """Whether `given`, of an `Attach` or `AttachEarlyClose`, proves that the other end is that member."""
         return hmac.compare_digest(self._proof(token, place, mine=False, early_close=early_close), given)
 
     def _proof(self, token: bytes, place: Place, *, mine: bool, early_close: bool = False) -> bytes:

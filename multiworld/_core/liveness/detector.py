@@ -1,12 +1,11 @@
-"""Signs of life in, verdicts out.
+"""Failure detector: signs of life in, verdicts out.
 
-Signs of life belong to a pair of processes: worlds that share a peer share what is known about it, and a sign
-of life costs the same whether one world hangs on it or a hundred. Verdicts belong to worlds. The first verdict
-of a world is its last.
+Signs of life belong to a pair of processes: worlds that share a peer share its state, so a heartbeat costs
+the same for one world and for a hundred. Verdicts belong to worlds. The first verdict of a world is final.
 
-Nothing here knows a socket or a clock. The driver reads every socket until it is empty, feeds what it found, and
-then calls `settle` once: peers that ended in the same batch are named in one verdict, and what was already
-waiting in the kernel is heard before anybody is judged by their silence.
+The detector uses no sockets and no clock. The driver reads every socket until it is empty, feeds the events,
+and then calls `settle` once: peers that ended in the same batch are named in one verdict, and data that
+already waited in the kernel counts before silence is judged.
 """
 
 from __future__ import annotations
@@ -32,15 +31,16 @@ WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
 
 GRACE = 0.5
-"""Seconds that a failed operation waits for a better reason, or half of ``hang_timeout`` where that is less."""
+"""Seconds that a failed operation waits for a more specific cause; half of ``hang_timeout`` where that is
+less."""
 
 _STALL_LEAST = 0.25
 _STALL_SHARE = 0.4
-# Of hang_timeout: two beats' worth. After a stall of our own, a peer that lives is heard within one.
+# Of hang_timeout: two beats. After a stall of this process, a live peer is heard within one.
 
 
 def world_id(roster: Roster) -> WorldId:
-    """Return what the roster's world is called here."""
+    """Return the id of the roster's world."""
     return roster.key, roster.rank
 
 
@@ -63,7 +63,7 @@ _CAUSE_OF = {
 
 @dataclass(frozen=True)
 class Probe:
-    """What this host's kernel knows about a connection.
+    """Kernel state of a connection.
 
     Attributes:
         unacknowledged: whether something sent still waits for its acknowledgement.
@@ -106,12 +106,12 @@ class Notice:
 
 @dataclass
 class _Claim:
-    """Something that may become a verdict in this batch."""
+    """A possible cause in the current batch."""
 
     cause: Cause
     ranks: tuple[int, ...]
     detail: str
-    itself: bool = False  # the member's own word
+    itself: bool = False  # reported by the member itself
 
 
 @dataclass
@@ -127,18 +127,19 @@ class _Peer:
     worlds: dict[WorldId, tuple[int, ...]] = field(default_factory=dict)  # which ranks it has in each
     shortest: float = math.inf
     heard: float | None = None  # None: not connected
-    since: float = 0.0  # silence is counted from here: `heard`, or later after a stall of our own
+    since: float = 0.0  # start of the silence: `heard`, or later after a stall of this process
     granted: float = 0.0  # seconds for such stalls since `heard`
-    spared: dict[WorldId, None] = field(default_factory=dict)  # worlds that hold it to be busy
-    look: float = -math.inf  # not to be judged before: it is known to run
+    spared: dict[WorldId, None] = field(default_factory=dict)  # worlds that count it as busy
+    look: float = -math.inf  # not judged before: it is known to run
 
 
 class Detector:
-    """Decides who is gone. `own` is this process's id: its own members are never suspected.
+    """Decides which members failed.
 
     Args:
-        own: see above.
-        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+        own: this process's id; its own members are never suspected.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
+            counts.
     """
 
     def __init__(self, own: str, busy: float = 0.0) -> None:
@@ -154,9 +155,10 @@ class Detector:
     # -- what there is to watch
 
     def add(self, roster: Roster, now: float = 0.0) -> None:
-        """Watch a world. Peers that are connected already count as heard when they were.
+        """Watch a world.
 
-        But one that was to be heard less often than this world needs counts as heard `now`: nobody told it yet.
+        Connected peers keep the time at which they were last heard, except those with a longer interval than
+        this world needs: they count as heard `now`, because they have not been told of the shorter one.
         """
         world = world_id(roster)
         self._worlds[world] = _World(roster)
@@ -171,7 +173,7 @@ class Detector:
                 peer.since = max(peer.since, now)
 
     def remove(self, world: WorldId) -> None:
-        """Forget a world; it gives no verdict any more."""
+        """Stop watching a world."""
         state = self._worlds.pop(world, None)
         if state is None:
             return
@@ -190,25 +192,25 @@ class Detector:
                 peer.shortest = min(self._worlds[each].roster.hang_timeout for each in peer.worlds)
 
     def watches(self, world: WorldId) -> bool:
-        """Whether the world is here and not broken."""
+        """Whether the world is watched and not broken."""
         return world in self._worlds
 
     def shortest(self, process: str) -> float:
-        """Smallest hang_timeout of the worlds shared with `process`, seconds; infinite where there is none."""
+        """Return the smallest hang_timeout of the worlds shared with `process`; infinite without any."""
         peer = self._peers.get(process)
         return math.inf if peer is None else peer.shortest
 
     # -- signs
 
     def connected(self, process: str, now: float) -> None:
-        """An authenticated connection to `process` is there."""
+        """An authenticated connection to `process` exists."""
         peer = self._peers.setdefault(process, _Peer())
         peer.heard = peer.since = now
         peer.granted = 0.0
         self._busy.forget(process)
 
     def heard(self, process: str, now: float) -> None:
-        """`process` said something."""
+        """A frame of `process` arrived."""
         peer = self._peers.get(process)
         if peer is not None and peer.heard is not None:
             peer.heard = peer.since = now
@@ -228,7 +230,7 @@ class Detector:
                 del self._peers[process]
 
     def closed(self, process: str, ending: ConnectionEnd) -> None:
-        """The connection ended otherwise."""
+        """The connection ended, but not in good order."""
         self._ended[process] = ending
         self.disconnected(process)
 
@@ -240,7 +242,7 @@ class Detector:
             self._claim(state, _Claim(Cause.LEFT, (rank,), detail))
 
     def fell(self, world: WorldId, rank: int, detail: str) -> None:
-        """A member said that it is ending by a fault of its own, and which."""
+        """A member reported a fault of its own that ends it."""
         state = self._worlds.get(world)
         if state is not None and 0 <= rank < state.roster.size:
             self._claim(state, _Claim(Cause.FAILED, (rank,), detail, itself=True))
@@ -253,14 +255,14 @@ class Detector:
             self._claim(state, _Claim(cause, known, detail))
 
     def failed(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
-        """An operation of the world failed; it becomes a verdict if nothing better comes within the grace."""
+        """An operation failed: the verdict, unless a more specific cause arrives within `GRACE`."""
         state = self._worlds.get(world)
         if state is not None and world not in self._graces:
             until = now + min(GRACE, state.roster.hang_timeout / 2)
             self._graces[world] = until, _Claim(Cause.FAILED, tuple(sorted(set(ranks))), detail)
 
     def questions(self, now: float) -> tuple[str, ...]:
-        """Return the processes that were silent for so long that their hosts are to be asked about them now."""
+        """Return the silent processes whose hosts are to be asked now."""
         due = tuple(
             process
             for process, peer in self._peers.items()
@@ -282,17 +284,17 @@ class Detector:
         self._busy.bound = busy
 
     def notices(self) -> list[Notice]:
-        """Return who was found to be busy, or not any more, since this was asked last."""
+        """Return the members that became busy, or answer again, since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
     def stalled(self, seconds: float, now: float) -> None:
-        """This process itself did not run for `seconds`, until now: give the peers the chance to be heard.
+        """Grant the peers extra time: this process itself did not run for `seconds`, until now.
 
-        What they said meanwhile is read before they are judged, so a stall matters only where the peers stood still
-        too (the whole machine did), and only if it was longer than a beat's interval: then nobody is judged before
-        two beats (at most the stall's length) have had their time. What is granted this way is at most one
-        hang_timeout in all: who is really gone is found, even by a process that always stalls.
+        Data that arrived meanwhile is read before peers are judged, so a stall matters only where the peers
+        stalled too (the whole machine did), and only if it was longer than a heartbeat's interval. Silence is
+        then judged after two more intervals (at most the stall's length). A peer is granted at most one
+        hang_timeout in all, so that a process which always stalls still detects failures.
         """
         for peer in self._peers.values():
             limit = peer.shortest
@@ -307,7 +309,7 @@ class Detector:
     # -- decisions
 
     def wake(self) -> float:
-        """When `settle` has to be called again if nothing happens before; infinite for never."""
+        """Return when `settle` is due next without further events; infinite for never."""
         if self._ended or self._urgent:
             return -math.inf
         silent = (
@@ -320,7 +322,7 @@ class Detector:
         )
 
     def suspects(self, now: float) -> tuple[str, ...]:
-        """Processes that were silent for too long for at least one world: `settle` wants their probes."""
+        """Return the processes that were silent for too long for a world; `settle` takes their probes."""
         return tuple(
             process
             for process, peer in self._peers.items()
@@ -328,7 +330,7 @@ class Detector:
         )
 
     def settle(self, now: float, probes: Mapping[str, Probe]) -> list[Verdict]:
-        """Judge, after all that happened was fed.
+        """Judge the events that were fed.
 
         Args:
             now: time.
@@ -339,7 +341,7 @@ class Detector:
             self._settle_ended(now, verdicts)
         for world in tuple(self._urgent):
             claims = self._worlds[world].claims
-            # Among what came together, "an operation failed" is the poorest explanation.
+            # Of the causes in one batch, "an operation failed" is the least specific.
             best = next((each for each in claims if each.itself or each.cause is not Cause.FAILED), claims[0])
             self._break(world, best.cause, best.ranks, best.detail, now, verdicts)
         for process in self.suspects(now):
@@ -366,7 +368,7 @@ class Detector:
             ]
             if not members:
                 continue
-            # A crash explains the rest: whoever crashed took the others' connections along, not the reverse.
+            # A crash explains the rest: a crashed process ends others' connections, not the reverse.
             crashed = [each for each in members if ended[each.process] is ConnectionEnd.LOST]
             chosen = crashed or [each for each in members if ended[each.process] is ended[members[0].process]]
             ending = ended[chosen[0].process]
@@ -442,7 +444,7 @@ class Detector:
         verdicts: list[Verdict],
     ) -> None:
         roster = self._worlds[world].roster
-        # Whoever crashed or left cannot hear it. Who seems hung or unreachable shall, as soon as it can.
+        # Crashed and departed members cannot be told. Hung and unreachable ones may still receive it.
         deaf = ranks if cause in {Cause.CRASHED, Cause.LEFT} else ()
         tell = tuple(rank for rank in range(roster.size) if rank != roster.rank and rank not in deaf)
         self.remove(world)
@@ -450,7 +452,7 @@ class Detector:
 
 
 def _answers(probe: Probe | None, limit: float) -> bool:
-    """Whether the host still acknowledges; beats go out every fifth of `limit`, so half of it is long."""
+    """Whether the host acknowledges data: beats go out every fifth of `limit`, so half of it is long."""
     return probe is None or not probe.unacknowledged or probe.last_ack < limit / 2
 
 
@@ -459,6 +461,6 @@ def _ranks(members: list[Member]) -> tuple[int, ...]:
 
 
 def names(members: list[Member]) -> str:
-    """Return who they are, for messages."""
+    """Return ranks, pids and hosts of members, for messages."""
     named = ", ".join(f"{member.rank} (pid {member.pid} on {member.hostname})" for member in members)
     return f"rank {named}" if len(members) == 1 else f"ranks {named}"

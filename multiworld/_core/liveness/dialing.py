@@ -1,8 +1,8 @@
-"""Whom to dial, and when: one connection per pair of processes.
+"""Dialing: which process connects to which, and when; one connection per pair.
 
-The process with the smaller id dials. The other one waits; where it waits for long it *knocks*: it dials too, but
-only to be told whether its generation is over (it would wait until its deadline otherwise: nobody dials a member
-that holds an old generation).
+The process with the smaller id dials. The other one waits, and after a while *knocks*: it dials too, but only
+to learn whether its generation is over. Members of a newer generation do not dial it, so it would wait until
+its deadline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 __all__ = ["GONE_AFTER", "Dialing"]
 
 GONE_AFTER = 1.0
-"""Seconds of refused connections after which a process counts as gone: it listened before it was in a roster."""
+"""Seconds of refused connections after which a process counts as gone: it listened before it was in a
+roster."""
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -30,7 +31,7 @@ class _Target:
 
 
 class Dialing:
-    """The processes that this one needs a connection to and has none. `own` is this process's id."""
+    """Processes to which this one (id `own`) needs a connection and has none."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -42,11 +43,11 @@ class Dialing:
             self._targets[process] = _Target(now if self._own < process else now + _KNOCK_AFTER)
 
     def drop(self, process: str) -> None:
-        """It is there, or not needed any more."""
+        """Stop dialing: the connection exists, or is not needed any more."""
         self._targets.pop(process, None)
 
     def due(self, now: float) -> list[tuple[str, int]]:
-        """Return whom to dial now, with the number of the attempt; they count as being dialed."""
+        """Return the processes to dial now, with the number of the attempt, and mark them as being dialed."""
         due = [(process, each) for process, each in self._targets.items() if not each.busy and each.at <= now]
         for _, target in due:
             target.busy = True
@@ -54,13 +55,13 @@ class Dialing:
         return [(process, target.attempts - 1) for process, target in due]
 
     def connected(self, process: str) -> None:
-        """TCP's handshake with `process` worked."""
+        """The TCP handshake with `process` succeeded."""
         target = self._targets.get(process)
         if target is not None:
             target.refused_since = None
 
     def ended(self, process: str, now: float, *, refused: bool) -> None:
-        """A connection that was dialed ended before it was trusted; `refused`: nobody listens there."""
+        """A connection that was dialed ended before it was trusted; `refused`: its port is closed."""
         target = self._targets.get(process)
         if target is None:
             return
@@ -81,5 +82,5 @@ class Dialing:
         ]
 
     def wake(self) -> float:
-        """When `due` gives somebody next; infinite for never."""
+        """Return when `due` is not empty next; infinite for never."""
         return min((each.at for each in self._targets.values() if not each.busy), default=math.inf)

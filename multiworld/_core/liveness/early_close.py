@@ -1,12 +1,12 @@
 """Early-close connections: idle second connections that a killed process's kernel closes before all others.
 
-Each end of a trusted connection dials one and, once it is accepted, moves it into the isolated descriptor table
-(`multiworld._net.descriptor_table`), which the kernel closes before it frees the process's memory. After that the
-connection carries only `Close`, sent before an orderly end. End of file without `Close` therefore means that the
-process died, in whatever order the packets of the two connections arrive.
+Each end of a trusted connection dials one and, once it is accepted, moves it into the isolated descriptor
+table (`multiworld._net.descriptor_table`), which the kernel closes before it frees the process's memory.
+After that the connection carries only `Close`, sent before an orderly end. End of file without `Close`
+therefore means that the process died, in whatever order the packets of the two connections arrive.
 
-An early-close connection belongs to one trusted connection and ends with it. Worlds that share the trusted connection
-share its early-close connections.
+An early-close connection belongs to one trusted connection and ends with it. Worlds that share the trusted
+connection share its early-close connections.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class EarlyClose:
     # -- trusted connections
 
     def want(self, main: PeerConnection, now: float) -> None:
-        """Schedule a dial for `main`, on which a world is ready, unless there is one; each call dials at most once."""
+        """Schedule one dial for `main`, on which a world is ready, unless there is one."""
         if self.own_wanted:
             pair = self._pair(main)
             if pair.dial is None and pair.kept is None:

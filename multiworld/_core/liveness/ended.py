@@ -19,8 +19,9 @@ _MOST = 4096
 class EndedGenerations:
     """Tokens of the last 4096 generations that ended here.
 
-    Name and number do not identify a generation: with another store the numbers start again. A claim is therefore
-    refused if it was made with the ended generation's token, or if a newer generation of the name is attached now.
+    Name and number do not identify a generation: with another store the numbers start again. A claim is
+    therefore refused if it was made with the ended generation's token, or if a newer generation of the name
+    is attached now.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class EndedGenerations:
     def refusal(
         self, key: str, live: Iterable[Roster], holds: Callable[[bytes], bool]
     ) -> tuple[Reason, int] | None:
-        """Return why a claim to `key`, which is not attached here, is refused, and the newest generation here.
+        """Return why a claim to `key`, not attached here, is refused, and the newest generation here.
 
         Args:
             key: of the claimed world.

@@ -1,8 +1,8 @@
-"""What the kernel of a silent member's host says about it, and how that is asked for.
+"""Evidence from the host of a silent member: questions, answers and their proofs.
 
-A small program beside each member (`multiworld._net.liveness.evidence_program`) answers a question, a datagram, with what the
-member's threads did in a tenth of a second. Who asks proves to hold the token of a world that the member is in; the
-answer is proved by the same token.
+A small program beside each member (`multiworld._net.liveness.evidence_program`) answers a datagram with the
+kernel's view of the member's threads during a tenth of a second. Question and answer are authenticated with
+the token of a world that the member is in.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["ANSWER_SIZE", "RUNS_FROM", "Evidence", "Standing", "answer", "questi
 RUNS_FROM = 0.5
 """Share of the time for which some thread ran, or waited for a core, that makes a process one that runs.
 
-A thread that holds the GIL and computes has about 1, on a saturated machine too. Threads that wait for the GIL wake up
-200 times a second, gloo's 100 times: below 0.05 each (measured).
+A thread that holds the GIL and computes has about 1, on a saturated machine too. Threads that wait for the
+GIL wake up 200 times a second, gloo's 100 times: below 0.05 each (measured).
 """
 
 _ASKED = b"m8dq"
@@ -28,7 +28,7 @@ ANSWER_SIZE = 39
 
 
 class Standing(enum.Enum):
-    """What a process does."""
+    """State of a process."""
 
     RUNS = "it runs"
     STOPPED = "it is stopped"
@@ -38,10 +38,11 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of a process.
+    """Observation of a process.
 
     Attributes:
-        state: T where all threads are stopped, R or S where one ran or all slept, ``?`` where nothing was seen.
+        state: T where all threads are stopped, R or S where one ran or all slept, ``?`` where nothing was
+            seen.
         share: of the time, 0 to 1, for which its busiest thread ran or waited for a core.
     """
 
@@ -50,7 +51,7 @@ class Evidence:
 
     @property
     def standing(self) -> Standing:
-        """What follows from it."""
+        """The state that the observation implies."""
         if self.state == "T":
             return Standing.STOPPED
         if self.state not in {"R", "S"}:
@@ -59,17 +60,17 @@ class Evidence:
 
 
 def question(token: bytes, nonce: bytes) -> bytes:
-    """Return what is asked; `token`: 16 bytes of a world, `nonce`: 16 fresh ones."""
+    """Return the question's datagram; `token`: 16 bytes of a world, `nonce`: 16 fresh ones."""
     name = hashlib.blake2b(token, digest_size=8).digest()
     return _ASKED + name + nonce + _proof(token, b"q" + nonce)
 
 
 def answer(datagram: bytes, token: bytes) -> Evidence | None:
-    """Read an answer to a question with the nonce that it repeats; None where it is none.
+    """Parse an answer; None where it is invalid. The caller compares its nonce.
 
     Args:
-        datagram: what came; bytes 4 to 19 are the nonce.
-        token: with which was asked.
+        datagram: as received; bytes 4 to 19 are the nonce.
+        token: of the question.
     """
     if len(datagram) != ANSWER_SIZE or datagram[:4] != _ANSWER:
         return None

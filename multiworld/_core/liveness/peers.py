@@ -1,8 +1,8 @@
-"""The fault plane of one process, decided: its worlds, the processes they share, and who has to hear what.
+"""Peer protocol of one process: connections to the processes that share its worlds, and their verdicts.
 
-`Peers` is fed with what happened (a world was added, a connection opened, frames came, time passed) and collects
-what is to be done about it as `Action` records; the watchdog's thread carries them out. It owns no socket, no
-thread and no clock, so whole groups of processes can be run in a test, in any order of events.
+`Peers` takes events (a world was added, a connection opened, frames arrived, time passed) and collects
+`Action` records, which the watchdog's thread carries out. It owns no socket, thread or clock, so tests run
+whole groups of processes in any order of events.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ _FASTEST_BEAT = 0.02
 
 
 class Peers:
-    """See the module.
+    """Events in, actions out.
 
     Args:
         own: this process's id, 32 hex digits.
         nonce: gives 16 fresh random bytes.
         channel: gives a fresh number for a connection.
         early_close: whether this process dials early-close connections; `early_close.own_wanted` changes it.
-        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence counts.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
+            counts.
         unauthenticated: connections that may be waiting for their proof at a time.
     """
 
@@ -93,7 +94,7 @@ class Peers:
     # -- worlds
 
     def add(self, roster: Roster, now: float) -> None:
-        """Attach a world: connect to its members, answer those that were early."""
+        """Attach a world: connect to its members, and answer proofs that arrived early."""
         self._worlds.add(roster)
         self._ended_generations.remove(roster)
         self._detector.add(roster, now)
@@ -105,13 +106,13 @@ class Peers:
                 self._offer(connection)
                 self._ask(connection, now)
         for connection in tuple(self._connections.values()):
-            # Those for other generations of the name too: they may be refused now.
+            # Proofs for other generations of the name, too: they may be refused now.
             for place in [each for each in connection.waiting if each[0].rpartition("/")[0] == roster.world]:
                 self._consider(connection, place, connection.waiting.pop(place), now)
         self._check(roster.key, now)
 
     def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
-        """Detach a world; with `goodbye` the members are told that this one left, or that `failure` ended it."""
+        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`."""
         state = self._worlds.pop(world)
         if state is None:
             return
@@ -121,7 +122,7 @@ class Peers:
         others = self._worlds.of(roster.key)
         word: Frame = Goodbye(*world)
         if failure:
-            # As members of all versions understand it.
+            # A frame that members of all versions understand.
             detail = f"{names([roster.members[roster.rank]])}: {failure}"
             word = Broken(roster.key, Cause.FAILED, (roster.rank,), detail)
         if goodbye:
@@ -149,7 +150,7 @@ class Peers:
         self._detector.failed(world, ranks, detail, now)
 
     def missing(self, world: WorldId) -> dict[int, str]:
-        """Return the ranks that are not attached yet, each with what is known about why ("" for nothing)."""
+        """Return the ranks that are not attached yet, each with the known reason or ""."""
         state = self._worlds.get(world)
         if state is None:
             return {}
@@ -159,7 +160,7 @@ class Peers:
     # -- what happened to connections
 
     def accepted(self, channel: int, now: float) -> None:
-        """Somebody connected."""
+        """A connection was accepted."""
         unauthenticated = [connection for connection in self._untrusted.values() if not connection.dialed]
         if len(unauthenticated) >= self._max_unauthenticated:
             self._forget(unauthenticated[0])
@@ -181,7 +182,7 @@ class Peers:
     def received(
         self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
     ) -> None:
-        """Frames came; `error`: what came after them is none."""
+        """Frames arrived; `error`: why the bytes after them do not parse."""
         left = deque(frames)
         while left and (connection := self._connections.get(channel)) is not None:
             if connection.trusted:
@@ -189,14 +190,14 @@ class Peers:
             self._take(connection, left.popleft(), now)
         connection = self._connections.get(channel)
         if connection is None and (left or error is not None):
-            self.early_close.received(channel, left, error=error)  # it is one, maybe since the frame before
+            self.early_close.received(channel, left, error=error)  # perhaps since the previous frame
         elif connection is not None and error is not None:
             self._reject(connection, now)
 
     def closed(
         self, channel: int, ending: ConnectionEnd, now: float, *, refused: bool = False, plain: bool = False
     ) -> None:
-        """A connection ended; `refused`: it never came about, nobody listens there; `plain`: it was not reset."""
+        """A connection ended; `refused`: the port was closed; `plain`: by end of file."""
         connection = self._connections.get(channel)
         if connection is None:
             self.early_close.closed(channel, plain=plain)
@@ -208,21 +209,21 @@ class Peers:
         elif connection.dialed:
             self._dialing.ended(connection.peer, now, refused=refused)
             self._worlds.note(
-                connection.peer, "nobody listens there" if refused else "it closed the connection"
+                connection.peer, "its port is closed" if refused else "it closed the connection"
             )
 
     # -- time
 
     def stalled(self, seconds: float, now: float) -> None:
-        """This process did not run for `seconds`, until now."""
+        """This process itself did not run for `seconds`, until now."""
         self._detector.stalled(seconds, now)
 
     def answered(self, process: str, evidence: Evidence, now: float) -> None:
-        """A host was asked what `process` does, and answered."""
+        """The host of `process` answered a question about it."""
         self._detector.answered(process, evidence, now)
 
     def suspects(self, now: float) -> list[tuple[str, int]]:
-        """Return processes that were silent for too long, with the connection that is to be probed."""
+        """Return processes that were silent for too long, each with the connection to probe."""
         return [
             (process, self._trusted[process].channel)
             for process in self._detector.suspects(now)
@@ -230,16 +231,16 @@ class Peers:
         ]
 
     def settle(self, now: float, probes: Mapping[str, Probe]) -> None:
-        """Judge, after all that happened was fed; dial, beat and time out what is due."""
+        """Judge the events that were fed; dial, send heartbeats and time out what is due."""
         for connection in self.early_close.ended():
-            # Its process has died, and its kernel has not come to this connection yet.
+            # The process died; its kernel has not closed this connection yet.
             self._actions.append(Drop(connection.channel, orderly=False))
             self.closed(connection.channel, ConnectionEnd.LOST, now)
         while verdicts := self._detector.settle(now, probes):
             for verdict in verdicts:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
                 self._actions.append(Broke(verdict.world, verdict.breakage))
-            # What was told to other ranks of this very process is settled in the next round.
+            # Verdicts told to other ranks of this process are settled in the next round.
         self._actions += [Busy(each.world, each.ranks, each.busy) for each in self._detector.notices()]
         for process in self._detector.questions(now):
             shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
@@ -254,7 +255,7 @@ class Peers:
         for process in self._dialing.gone(now):
             for world in self._worlds.shared(process):
                 rank = self._worlds[world].ranks(process)[0]
-                self._refuse(world, Why.GONE, f"rank {rank} is gone: nobody listens where it listened")
+                self._refuse(world, Why.GONE, f"rank {rank} is gone: its port is closed")
             self._dialing.drop(process)
         for process, attempt in self._dialing.due(now):
             self._dial(process, attempt, now)
@@ -269,7 +270,7 @@ class Peers:
                     connection.beat_at = now + connection.interval
 
     def wake(self) -> float:
-        """When `settle` has to be called again if nothing happens before; infinite for never."""
+        """Return when `settle` is due next without further events; infinite for never."""
         return min(
             self._detector.wake(),
             self._dialing.wake(),
@@ -282,13 +283,13 @@ class Peers:
         )
 
     def take(self) -> list[Action]:
-        """Return what is to be done, in order, and forget it."""
+        """Return the collected actions, in order, and clear them."""
         actions = self._actions.copy()
         self._actions.clear()
         return actions
 
     def bear(self, busy: float) -> None:
-        """Set for how many seconds a silent process that runs counts as busy."""
+        """Set the seconds for which a silent process that runs counts as busy."""
         self._detector.bear(busy)
 
     @property
@@ -337,7 +338,7 @@ class Peers:
             self._send(connection, connection.hello())
 
     def _consider(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
-        """The other end says that it is `place`."""
+        """Check the other end's claim to be `place`."""
         key, rank = place
         local = self._worlds.of(key)
         if not local:
@@ -366,13 +367,13 @@ class Peers:
         elif len(connection.waiting) >= (_MAX_WAITING_TRUSTED if connection.trusted else _MAX_WAITING):
             self._reject(connection, now)
         else:
-            # Its join is a few milliseconds ahead of this process's.
+            # Its join may be a few milliseconds ahead of this process's.
             connection.waiting[place] = given
 
     def _consider_early_close(
         self, connection: PeerConnection, place: Place, given: bytes, now: float
     ) -> None:
-        """The other end claims that this is the early-close connection of `place`."""
+        """Check the other end's claim that this is the early-close connection of `place`."""
         if connection.dialed or connection.trusted:
             self._reject(connection, now)
             return
@@ -391,13 +392,13 @@ class Peers:
         del self._untrusted[connection.channel]
         self._dialing.drop(connection.peer)
         if old is not None:
-            # The other process gave the old connection up, or it would not have dialed again.
+            # The other process gave the old connection up; otherwise it would not dial again.
             self._claim(old, Cause.UNREACHABLE, "it gave its connection up and made another")
             self._forget(old)
             self._actions.append(Drop(old.channel, orderly=False))
         self._trusted[connection.peer] = connection
         self._detector.connected(connection.peer, now)
-        # The proof first: the other end takes nothing else from this one before.
+        # The proof first: until then the other end accepts nothing else.
         self._offer(connection)
         self._ask(connection, now)
 
@@ -424,13 +425,13 @@ class Peers:
                 self._detector.left(world, place[1])
 
     def _told(self, connection: PeerConnection, frame: Broken) -> None:
-        """The other end holds a world to be broken."""
+        """The other end reports a broken world."""
         if not any(key == frame.key for key, _ in connection.proven):
             return
         own = [(frame.key, rank) for rank in frame.ranks]
         itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in connection.proven
         if itself:
-            connection.proven.discard(own[0])  # it says no goodbye
+            connection.proven.discard(own[0])  # no goodbye follows
         for world in self._worlds.of(frame.key):
             if itself:
                 self._detector.fell(world, frame.ranks[0], frame.detail)
@@ -454,12 +455,12 @@ class Peers:
     # -- doing
 
     def _reject(self, connection: PeerConnection, now: float) -> None:
-        """What came is not what a member sends."""
+        """Drop a connection that violates the protocol."""
         self._actions.append(Drop(connection.channel, orderly=False))
         self.closed(connection.channel, ConnectionEnd.GARBAGE, now)
 
     def _expire(self, connection: PeerConnection, now: float) -> None:
-        """The handshake came to nothing."""
+        """Drop a connection whose handshake failed or timed out."""
         if connection.greeted:
             self._send(connection, Close())
         self._forget(connection)
@@ -472,7 +473,7 @@ class Peers:
             )
 
     def _part(self, connection: PeerConnection) -> None:
-        """No world needs this connection any more."""
+        """Close a connection that no world needs any more."""
         if connection.greeted:
             self._send(connection, Close())
         self._forget(connection)
@@ -488,7 +489,7 @@ class Peers:
             self.early_close.forget(connection)
 
     def _again(self, process: str, now: float) -> None:
-        """The connection is gone; worlds that are still being attached need another."""
+        """Dial again if a world that is being attached needs the process."""
         if self._worlds.awaits(process):
             self._dialing.want(process, now)
 
@@ -509,7 +510,7 @@ class Peers:
             self._send(connection, connection.offer(self._worlds[world].roster.token, world))
 
     def _ask(self, connection: PeerConnection, now: float) -> None:
-        """Tell the other end how often it has to be heard."""
+        """Tell the other end the heartbeat interval that this one needs."""
         interval = min(max(self._detector.shortest(connection.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
         if connection.trusted and connection.asked != interval:
             connection.asked = interval
@@ -530,7 +531,7 @@ class Peers:
             self._detector.told(other, breakage.cause, breakage.ranks, breakage.detail)
 
     def _claim(self, connection: PeerConnection, cause: Cause, detail: str) -> None:
-        """Break the worlds that were attached over this connection."""
+        """Report a cause to the worlds that are attached over this connection."""
         for key, rank in sorted(connection.proven):
             for world in self._worlds.of(key):
                 self._detector.told(world, cause, (rank,), f"rank {rank}: {detail}")

@@ -3,8 +3,8 @@
 A frame is a header (magic ``m8``, version, type, length of the payload: 6 bytes, big-endian) and a payload of
 at most 4 KiB of fixed-width numbers and UTF-8. Nothing in it is ever executed or unpickled.
 
-`proof` is how a member shows that it holds a world's token: an HMAC over both ends' nonces, so the token itself
-never travels, an old proof opens nothing, and one end's proof cannot be handed back to it.
+`proof` is how a member shows that it holds a world's token: an HMAC over both ends' nonces, so the token
+itself never travels, an old proof opens nothing, and one end's proof cannot be handed back to it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Close:
-    """The sender has no world in common with the receiver any more and closes this connection in good order."""
+    """The sender shares no world with the receiver any more and closes this connection in good order."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What the store remembers of one world: a single small JSON record, replaced as a whole by compare-and-set.
+"""Ledger: a world's membership record in the store, one small JSON text replaced by compare-and-set.
 
-One record per world means that every step of every member is one atomic replacement: there is no order of
-keys to get wrong, and nothing of an older attempt can be mistaken for the present one.
+With one record per world every step of a member is one atomic replacement: no order of keys matters, and no
+part of an older attempt can be mistaken for the current one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_RECORD = 1 << 20
-"""Bytes. A claim takes about 130, so this is far beyond any world; more is not ours and is not read."""
+"""Bytes. A claim takes about 130; a longer record was not written by multiworld and is not read."""
 MAX_SIZE = 1 << 12
 """Members of a world. Their claims fit into `MAX_RECORD`."""
 MAX_TEXT = 600
@@ -41,7 +41,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Terms:
-    """What all members must say alike.
+    """Terms of a join on which all members must agree.
 
     Attributes:
         size: how many members the world has.
@@ -60,7 +60,7 @@ class Claim:
 
     Attributes:
         id: drawn anew for every join: two joins of one process are two claims.
-        member: who claims; the rank is in it.
+        member: the claimant, with its rank.
         last: the last generation of the world that its process knows of.
     """
 
@@ -70,21 +70,21 @@ class Claim:
 
     @property
     def rank(self) -> int:
-        """The rank that is claimed."""
+        """The claimed rank."""
         return self.member.rank
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt to make a generation: open while members come, sealed when all are there, active when all are ready.
+    """One attempt to make a generation: open, then sealed (all claimed), then active (all ready).
 
     Attributes:
         number: counts the attempts of the world in this store.
-        terms: what all its members said.
+        terms: those of all its members.
         claims: ascending by rank.
         generation: 0 while it is open.
         token: 32 hex digits, empty while it is open.
-        ready: ranks that have said so, ascending.
+        ready: ranks that reported ready, ascending.
         over: ranks for which the generation is over, ascending.
     """
 
@@ -98,23 +98,23 @@ class Attempt:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Ranks that nobody has claimed."""
+        """Unclaimed ranks."""
         there = {claim.rank for claim in self.claims}
         return tuple(rank for rank in range(self.terms.size) if rank not in there)
 
     @property
     def unready(self) -> tuple[int, ...]:
-        """Ranks that have not said that they are ready."""
+        """Ranks that have not reported ready."""
         said = set(self.ready)
         return tuple(rank for rank in range(self.terms.size) if rank not in said)
 
     @property
     def active(self) -> bool:
-        """Whether every member has said that it is ready."""
+        """Whether every member has reported ready."""
         return self.generation > 0 and not self.unready
 
     def at(self, rank: int) -> Claim | None:
-        """Return who claims `rank`."""
+        """Return the claim of `rank`."""
         return next((claim for claim in self.claims if claim.rank == rank), None)
 
     def has(self, me: str) -> bool:
@@ -141,11 +141,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Everything the store knows about a world.
+    """Membership state of a world in its store.
 
     Attributes:
         number: of the latest attempt.
-        last: the latest generation that was given out.
+        last: the latest generation number in use.
         current: the sealed or active attempt.
         waiting: the open attempt, which may fill up while `current` is still active.
         failures: of the attempts closed last, oldest first.
@@ -178,7 +178,7 @@ def encode(ledger: Ledger) -> str:
 
 
 def decode(raw: str, world: str) -> Ledger:
-    """Read a record; the empty string is the record of a world that nobody has joined yet.
+    """Parse a record; the empty string is an empty ledger.
 
     Raises:
         JoinError: it is not a record, or one of another version of multiworld.

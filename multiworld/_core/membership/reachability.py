@@ -1,4 +1,4 @@
-"""Whether two members can reach each other at the addresses that they give."""
+"""Reachability of two members at the addresses that they publish."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["apart"]
 
 
 def apart(one: Member, other: Member) -> bool:
-    """Whether a member where nobody answers may live all the same: its address means another place for the other.
+    """Whether one member's address may mean another host for the other: silence is then no proof of death.
 
-    So it is where one gives an address of loopback and the other does not, and where members of different hosts
-    give one of loopback, or the same.
+    True where exactly one address is a loopback address, and where members on different hosts publish
+    loopback or equal addresses.
     """
     mine, theirs = _loopback(one), _loopback(other)
     if mine != theirs:

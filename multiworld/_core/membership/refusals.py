@@ -1,6 +1,6 @@
-"""The errors that members get when a generation cannot be made, in words.
+"""Failures of a join: their texts, and the errors that members raise for them.
 
-A `Failure` is what of an error goes into the store; every member of the attempt makes the same error of it.
+A `Failure` is the part of an error that is stored; every member of the attempt raises the same error from it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Member
 
 __all__ = [
-    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch", "replaced",
-    "stale",
+    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch",
+    "replaced", "stale",
 ]  # fmt: skip
 
 _ANOTHER_RANK = "Give every process a rank of its own, or wait until the other one has closed the world"
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def abandoned(attempt: int, why: str) -> Failure:
-    """Return the failure of an attempt that somebody gave up."""
+    """Return the failure of an abandoned attempt."""
     return Failure(
         attempt, "JoinAbandonedError", why, "A world is joined by all its members or by none", "Join again"
     )
@@ -48,12 +48,13 @@ def contested(attempt: int, request: JoinRequest, holder: Claim) -> Failure:
 
 
 def stale(now: Attempt, holder: Member, request: JoinRequest) -> Failure:
-    """Return the failure of a process whose place in the present generation is taken."""
+    """Return the failure of a process whose rank in the current generation is taken."""
     return Failure(
         0,
         "StaleGenerationError",
-        f"This process held rank {request.rank} of world {request.world!r} in generation {request.last_generation}, "
-        f"but the world is in generation {now.generation} with {_who(holder)} at that rank",
+        f"This process held rank {request.rank} of world {request.world!r} "
+        f"in generation {request.last_generation}, but the world is in generation {now.generation} "
+        f"with {_who(holder)} at that rank",
         "A generation that is over cannot be continued, and its place is taken",
         "Join under another rank, or when the present generation is over",
     )
@@ -84,34 +85,38 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
 
 
 def elsewhere(request: JoinRequest, other: Member) -> Failure:
-    """Return the failure of members that give addresses at which they do not reach each other."""
+    """Return the failure of members that cannot reach each other at their published addresses."""
     mine, theirs = request.member, other
     return Failure(
         0,
         "MismatchError",
-        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} and does not "
-        f"find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, the address which that one gives",
-        "Members reach each other at the addresses that they give; one of loopback is reached from its own host only",
+        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} "
+        f"and does not find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, "
+        "the address which that one gives",
+        "Members reach each other at the addresses that they give; "
+        "one of loopback is reached from its own host only",
         "Set M8D_HOST or M8D_IFNAME where the address is not the one that the others reach",
     )
 
 
 def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
-    """Return the failure of a claim that somebody else took over."""
+    """Return the failure of a claim that another process took over."""
     holder = attempt.at(request.rank)
-    by = _who(holder.member) if holder is not None else "somebody who has left since"
+    by = _who(holder.member) if holder is not None else "a process that has left since"
     return Failure(
         attempt.number,
         "RankTakenError",
-        f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, was taken over by {by}",
-        "A member of the generation before has the right to its rank, and a claim without sign of life, or whose "
+        f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, "
+        f"was taken over by {by}",
+        "A member of the generation before has the right to its rank, and a claim without sign of life, "
+        "or whose "
         f"process the others do not find at its address (here {request.member.endpoint.host}), is lost",
         _ANOTHER_RANK,
     )
 
 
 def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: float) -> Failure:
-    """Return the failure of a process that waited in vain for a generation to end."""
+    """Return the failure of a join that timed out while another generation was active."""
     if holder is None:
         what = f"there is no rank {request.rank} in it"
     else:
@@ -128,11 +133,11 @@ def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: floa
 
 
 def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) -> str:
-    """Say whom an open attempt waits for, for logs.
+    """Return a log line with the ranks that an open attempt waits for.
 
     Args:
-        attempt: that is open.
-        request: of the process that says so.
+        attempt: the open one.
+        request: of the process that logs.
         waited: seconds since it began.
         left: seconds until its deadline.
     """
@@ -157,7 +162,7 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
     else:
         silent = attempt.missing
         there = f"{size - len(silent)} of {size} members of world {request.world!r} came within {whose}; "
-        what = f"missing: {_ranks(silent)}" if silent else "nobody sealed it"
+        what = f"missing: {_ranks(silent)}" if silent else "it was not sealed"
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"
     if request.run:
@@ -172,7 +177,7 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
 
 
 def failure_from(error: Exception, request: JoinRequest) -> Failure:
-    """Return what the other members are told of an error that this one met."""
+    """Return the failure that the other members raise for an error of this one."""
     kind = type(error).__name__
     if not isinstance(error, JoinError) or kind not in _KINDS:
         kind = "JoinAbandonedError"

@@ -1,4 +1,4 @@
-"""What one process asks for when it joins a world."""
+"""Join request: the arguments of one process's join, validated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """What one process asks for.
+    """The arguments of one process's join.
 
     Attributes:
         world: name, 1 to 200 characters.
@@ -29,7 +29,8 @@ class JoinRequest:
         pid, hostname: for messages.
         hang_timeout: seconds; goes into this process's roster as it is.
         last_generation: the latest generation of this world that the process knows of; 0 if none.
-        run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without an id.
+        run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without
+            an id.
         held_rank: the rank it had in `last_generation`; None if it was no member.
     """
 

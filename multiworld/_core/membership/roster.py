@@ -1,4 +1,4 @@
-"""Who is in one generation of a world: the records that the rendezvous agrees on and everyone else reads."""
+"""Roster: the members of one generation of a world, as agreed by the rendezvous."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Roster:
         generation: 1, 2, ...
         rank: of this process.
         members: all of them, by rank; ``len(members)`` is the world's size.
-        token: 16 random bytes, drawn by the member that completes this generation, that authenticate the members to each other.
+        token: 16 random bytes that authenticate the members to each other, drawn by the member that completes
+            the generation.
         hang_timeout: seconds, this process's own.
     """
 

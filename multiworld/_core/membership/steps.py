@@ -1,21 +1,22 @@
-"""Who becomes a member of which generation: pure steps on a world's `Ledger`.
+"""Membership protocol: pure steps on a world's `Ledger`.
 
-A generation is made by an attempt. Members claim their ranks in the open attempt; the claim that completes it
-seals it, which fixes members, generation and token; when every member has said that it is ready, it is active.
-An attempt that fails is closed with its reason, which all its members raise, and the next join opens the next.
+An attempt makes a generation. Members claim their ranks in the open attempt; the claim that completes the
+attempt seals it, which fixes members, generation and token; once every member has reported ready, the
+generation is active. A failed attempt is closed with its reason, which all its members raise; the next join
+opens another.
 
-- An attempt may fill up while a generation is active, and is sealed only once that generation is known to be
-  over: one of its members said so or claims anew, or none of its processes lives any more.
-- A claim on a rank that is claimed already closes the attempt for everyone, with three exceptions. A member of
-  the generation before has the right to its rank, against newcomers. A claim whose process gives no sign of
-  life is taken over (a crashed process that was started again). The rank of an active generation is not
-  claimed: whoever asks for it waits, and the active members feel nothing.
-- Nothing is sealed before the processes of all members have been seen to exist: a member that died while it waited
-  is left out, and waited for.
-- A generation's number is larger than all that the store or any of its members know of. It is used up when it is
-  sealed: if the attempt fails after that, no other roster ever has it.
+- An attempt may fill up while a generation is active. It is sealed only once that generation is known to be
+  over: one of its members reported so or claims anew, or none of its processes lives.
+- A claim on a claimed rank closes the attempt for all members, with three exceptions. A member of the
+  generation before takes precedence over newcomers. A claim whose process gives no sign of life is taken over
+  (a crashed process that was started again). A claim on a rank of an active generation waits, unnoticed by
+  the active members.
+- An attempt is sealed only after the processes of all members have been seen: the claim of a member that died
+  while it waited is dropped, and its rank is waited for.
+- A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt
+  fails after that, no other roster has it.
 
-The store is trusted: whoever can write to it can join, and can read the tokens.
+The store is trusted: every process that can write to it can join and can read the tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
 
 __all__ = [
-    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal", "over",
-    "ready", "refuse", "roster", "seal", "stand", "withdraw",
+    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal",
+    "over", "ready", "refuse", "roster", "seal", "stand", "withdraw",
 ]  # fmt: skip
 
 
 class Phase(enum.Enum):
-    """Where a claim stands."""
+    """Phase of a claim."""
 
     OPEN = "open"
     SEALED = "sealed"
@@ -46,7 +47,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a claim stands, as the ledger tells.
+    """State of a claim, according to the ledger.
 
     Attributes:
         phase: of its attempt, as far as this claim is concerned.
@@ -61,13 +62,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class Move:
-    """What a step makes of the ledger.
+    """Result of a step.
 
     Attributes:
-        ledger: the new one; the very same object where nothing is to be written.
-        attempt: number of the attempt that the step was about; 0 if none.
-        refusal: what the caller has to raise, once `ledger` is written.
-        holder: who holds the rank that is asked for; the caller must find out whether that one lives.
+        ledger: the new one; the same object where there is nothing to write.
+        attempt: number of the attempt concerned; 0 for none.
+        refusal: failure for the caller to raise, once `ledger` is written.
+        holder: claim that holds the requested rank; the caller checks whether its process lives.
     """
 
     ledger: Ledger
@@ -77,9 +78,9 @@ class Move:
 
 
 def fenced(ledger: Ledger, request: JoinRequest) -> Failure | None:
-    """Return why the process is refused for holding a generation that is over, if it is.
+    """Return the failure of a process that holds an older generation; None where it may claim.
 
-    It held its rank in a generation; the world has become active in a later one, with another process there.
+    Its rank belongs to another process in a later, active generation.
     """
     now = ledger.current
     if now is None or not now.active or now.over or request.held_rank != request.rank:
@@ -109,13 +110,13 @@ def claim(
     The claim that completes the attempt seals it, if the processes of the others are known to exist.
 
     Args:
-        ledger: what the store knows.
-        request: a valid one.
+        ledger: the current one.
+        request: validated.
         me: id of the claim.
         token: for the generation, should this claim seal it.
-        dead: ids of claims whose processes are gone, or have given no sign of life for long enough.
+        dead: ids of claims whose processes are gone, or silent for too long.
         seen: ids of claims whose processes exist.
-        living: id of a claim that has given a sign of life.
+        living: id of a claim that gave a sign of life.
     """
     if (stale := fenced(ledger, request)) is not None:
         return Move(ledger, refusal=stale)
@@ -149,7 +150,7 @@ def claim(
 
 
 def drop(ledger: Ledger, number: int, me: str, dead: frozenset[str]) -> Ledger:
-    """Take the claims of dead processes out of the open attempt, as one of its members."""
+    """Remove the claims of dead processes from the open attempt, as one of its members."""
     waiting = ledger.waiting
     if waiting is None or waiting.number != number or not waiting.has(me):
         return ledger
@@ -158,11 +159,11 @@ def drop(ledger: Ledger, number: int, me: str, dead: frozenset[str]) -> Ledger:
 
 
 def may_seal(ledger: Ledger, gone: int = 0) -> bool:
-    """Whether nothing but missing members keeps the open attempt from being sealed.
+    """Whether the open attempt can be sealed once its members are complete.
 
     Args:
-        ledger: what the store knows.
-        gone: number of the attempt of which no process lives any more, as far as the caller has found out.
+        ledger: the current one.
+        gone: number of an attempt all of whose processes are dead, as the caller found.
     """
     now, waiting = ledger.current, ledger.waiting
     if now is None or now.over or now.number == gone or waiting is None:
@@ -172,9 +173,9 @@ def may_seal(ledger: Ledger, gone: int = 0) -> bool:
 
 
 def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> Ledger:
-    """Seal the open attempt if it is complete and the generation before it is over: members and number are fixed.
+    """Seal the open attempt if it is complete and the previous generation is over.
 
-    Only one of its members may: `number` and `me` are its attempt and claim.
+    Sealing fixes members and number.     `number` and `me` are the attempt and claim of the calling member.
     """
     waiting, before = ledger.waiting, ledger.current
     if waiting is None or waiting.number != number or not waiting.has(me):
@@ -192,7 +193,7 @@ def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> 
 
 
 def stand(ledger: Ledger, number: int, me: str, request: JoinRequest) -> Standing:
-    """Tell where the claim `me` in attempt `number` stands."""
+    """Return the state of the claim `me` in attempt `number`."""
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.number == number:
         if waiting.has(me):
@@ -210,7 +211,7 @@ def stand(ledger: Ledger, number: int, me: str, request: JoinRequest) -> Standin
 
 
 def ready(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
-    """Say that the member is ready; the last one makes the generation active."""
+    """Report the member ready; the last one makes the generation active."""
     now = ledger.current
     if now is None or now.number != number or not now.has(me) or rank in now.ready:
         return ledger
@@ -219,7 +220,7 @@ def ready(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
 
 
 def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
-    """Close the attempt with a reason; an active generation, or somebody else's attempt, stays as it is."""
+    """Close the attempt with a reason; an active generation, or another attempt, is left unchanged."""
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.number == number and waiting.has(me):
         return _close(ledger, waiting, failure).ledger
@@ -230,7 +231,7 @@ def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
 
 
 def withdraw(ledger: Ledger, number: int, me: str) -> Ledger:
-    """Take a claim back from the open attempt, which goes on without it."""
+    """Remove a claim from the open attempt, which continues without it."""
     waiting = ledger.waiting
     if waiting is None or waiting.number != number or not waiting.has(me):
         return ledger
@@ -240,12 +241,12 @@ def withdraw(ledger: Ledger, number: int, me: str) -> Ledger:
 
 
 def refuse(ledger: Ledger, failure: Failure) -> Ledger:
-    """Close the open attempt, if there is one, because of a process that cannot even claim a rank."""
+    """Close the open attempt, if any, because of a process that cannot claim a rank."""
     return ledger if ledger.waiting is None else _close(ledger, ledger.waiting, failure).ledger
 
 
 def over(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
-    """Say that the generation is over for this member; when it is for all, nothing of it is kept but its number."""
+    """Report the generation over for this member; once it is for all, only its number is kept."""
     now = ledger.current
     if now is None or now.number != number or not now.has(me) or rank in now.over:
         return ledger
@@ -257,15 +258,15 @@ def over(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
 def expire(
     ledger: Ledger, number: int, me: str, request: JoinRequest, *, timeout: float, gone: int = 0
 ) -> Move:
-    """The member's time is up: close its attempt for all, or leave it alone where an active generation is in the way.
+    """Time the member's join out: close its attempt, or only withdraw where an active generation blocks it.
 
     Args:
-        ledger: what the store knows.
+        ledger: the current one.
         number: of the attempt.
         me: id of the claim.
-        request: what the claim is for.
-        timeout: seconds that the member had.
-        gone: as for `may_seal`.
+        request: of the claim.
+        timeout: of the join, seconds.
+        gone: see `may_seal`.
     """
     standing = stand(ledger, number, me, request)
     attempt, now = standing.attempt, ledger.current
@@ -280,7 +281,7 @@ def expire(
 
 
 def roster(attempt: Attempt, request: JoinRequest) -> Roster:
-    """Return the sealed attempt as this member knows it."""
+    """Return the roster of the sealed attempt for this member."""
     return Roster(
         world=request.world,
         generation=attempt.generation,

@@ -1,4 +1,4 @@
-"""One world's place in the watchdog, as the rest of the package holds it."""
+"""Attachment: a world's registration with the watchdog."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["Attachment", "Owner"]
 
 
 class Owner(Protocol):
-    """What an attachment needs of its watchdog."""
+    """Methods that an attachment calls of its watchdog."""
 
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
         """Have a failed operation judged, and wait for that."""
 
     def detach(self, attachment: Attachment, failure: str = "") -> None:
-        """Take the attachment out, with a goodbye where the world is not broken, or with what ended this member."""
+        """Remove the attachment; tell the members goodbye, or the failure, unless the world is broken."""
 
 
 class Attachment:
-    """One world's place in the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
+    """A world's registration with the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
 
-    Users of it call `report`, `leave` and `detach`, and read `breakage`; the rest is between it and the watchdog.
+    Its users call `report`, `leave` and `detach`, and read `breakage`; the watchdog calls the rest.
 
     Attributes:
-        breakage: the verdict, once there is one; never changes after that.
+        breakage: the verdict, once there is one; final.
         roster: of the world.
         error: why it was not attached.
         ready: whether it was attached.
-        detached: whether it is, or is about to be; nobody is called any more.
-        settled: set when it is clear whether it was attached.
+        detached: whether it is, or is being, detached; callbacks are not called any more.
+        settled: set when the attachment succeeded or failed.
         ended: set when the world broke or was detached.
     """
 
@@ -61,18 +61,18 @@ class Attachment:
         self.ended = threading.Event()
 
     def report(self, detail: str, ranks: tuple[int, ...] = (), *, deadline: float) -> Breakage | None:
-        """Say that an operation of the world failed, and wait for the verdict. Any thread.
+        """Report a failed operation of the world, and wait for the verdict. Any thread.
 
-        If nothing better is seen within min(0.5 s, hang_timeout / 2), the verdict is "failed" with `detail`
-        and `ranks`; a crash that is seen meanwhile is the verdict instead.
+        Without a more specific cause within min(0.5 s, hang_timeout / 2), the verdict is "failed" with
+        `detail` and `ranks`; a crash detected meanwhile is the verdict instead.
 
         Args:
             detail: what failed, in one sentence.
-            ranks: of the members that are held to be the cause; may be empty.
-            deadline: ``time.monotonic()`` seconds; until then this waits at most.
+            ranks: of the suspected members; may be empty.
+            deadline: of the wait, ``time.monotonic()`` seconds.
 
         Returns:
-            The verdict; None where the world was detached meanwhile, or the deadline passed, or this is the
+            The verdict; None where the world was detached meanwhile, where the deadline passed, and in the
             watchdog's own thread, which cannot wait for itself.
         """
         if not self.ended.is_set():
@@ -80,31 +80,31 @@ class Attachment:
         return self.breakage
 
     def leave(self, failure: str = "") -> None:
-        """Say goodbye to all members and detach; waits about a second at most, normally a millisecond.
+        """Tell all members goodbye and detach; takes a millisecond, at most about a second.
 
-        With `failure`, what ends this member in a few words, the members are told that instead of a goodbye.
+        With `failure` (the reason for this member's end), the members are told that instead of a goodbye.
 
-        When it has returned, ``on_verdict`` is not called any more. Calling it again does nothing. With the
-        watchdog's last world and endpoint its thread ends and its sockets are closed. A world that is broken is
-        detached without a goodbye: the members heard of the verdict.
+        After it returns, ``on_verdict`` is not called any more. Idempotent. With the last world and endpoint
+        the watchdog's thread ends and its sockets are closed. A broken world is detached without a goodbye:
+        the members were told the verdict.
         """
         self._owner.detach(self, failure)
 
     def detach(self) -> None:
-        """Do as `leave`: for a broken world, whose members are told nothing more.
+        """Detach a broken world, whose members need no further message.
 
-        A world that is not broken is left all the same: nobody shall wait for a member that is gone.
+        A world that is not broken is left as by `leave`, so that its members do not wait for this one.
         """
         self.leave()
 
     def attached(self) -> None:
-        """Every member is there. Called by the watchdog's thread."""
+        """Succeed: every member is connected. Called by the watchdog's thread."""
         if not self.settled.is_set():
             self.ready = True
             self.settled.set()
 
     def refused(self, refusal: Refusal) -> None:
-        """A member says no. Called by the watchdog's thread."""
+        """Fail: a member refused. Called by the watchdog's thread."""
         world, generation = self.roster.world, self.roster.generation
         if refusal.why is Why.STALE:
             self._fail(
@@ -123,7 +123,7 @@ class Attachment:
             )
 
     def late(self, missing: Mapping[int, str]) -> JoinTimeoutError:
-        """Return the error for a deadline that passed; `missing`: ranks, each with what is known about why."""
+        """Return the error for a deadline that passed; `missing`: ranks, each with the known reason."""
         told = []
         for rank, note in sorted(missing.items()):
             member = self.roster.members[rank]
@@ -138,7 +138,7 @@ class Attachment:
         )
 
     def broke(self, breakage: Breakage) -> None:
-        """Take the verdict and hand it on, once. Called by the watchdog's thread."""
+        """Record the verdict and report it, once. Called by the watchdog's thread."""
         if self.detached or self.breakage is not None:
             return
         self.breakage = breakage
@@ -152,18 +152,18 @@ class Attachment:
             )
 
     def busy(self, ranks: tuple[int, ...], *, busy: bool) -> None:
-        """Hand on that members run and do not answer, or answer again. Called by the watchdog's thread."""
+        """Report members that run without answering, or answer again. Called by the watchdog's thread."""
         if self._on_busy is not None and self.ready and not self.ended.is_set():
             self._on_busy(ranks, busy)
 
     def over(self) -> None:
-        """It is detached. Called by the watchdog's thread; in a forked child, by the child."""
+        """Mark as detached. Called by the watchdog's thread; in a forked child, by the child."""
         self.detached = True
         self.ended.set()
         self.settled.set()
 
     def forked(self) -> None:
-        """A child's copy: it belongs to the parent. The events' locks may be held by threads that are not here."""
+        """Detach a forked child's copy, with new events: locks of the old ones may be held for good."""
         self.settled, self.ended = threading.Event(), threading.Event()
         self.over()
 

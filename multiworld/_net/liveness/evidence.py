@@ -1,6 +1,6 @@
-"""The program that says whether this process runs, and the questions to those of other processes.
+"""Helper process that reports whether this process runs, and questions to the helpers of peers.
 
-It answers where the watchdog listens, by UDP at the same port: whoever knows a member's endpoint can ask.
+It answers by UDP at the watchdog's address and port, so a member's endpoint suffices to ask.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["Answered", "Asker", "Helper"]
 
 _PROGRAM = Path(__file__).with_name("evidence_program.py")
-_LINE = 3  # the descriptor on which it hears of this process
-_ENDING = 0.2  # seconds for which its end is waited for when its line is closed; it takes some milliseconds
+_LINE = 3  # descriptor of its control socket
+_ENDING = 0.2  # seconds to wait for its end once its control socket is closed; it takes some milliseconds
 _LIBRARIES = "LD_LIBRARY_PATH"  # the one variable that the interpreter itself may need
-_MOST = 1024  # questions that wait for an answer; the oldest makes room
+_MOST = 1024  # pending questions; the oldest is dropped
 
 
 class Helper:
-    """The program of this process. Any thread; started by `start`, not before.
+    """The helper of this process. Any thread; started by `start` only.
 
-    It costs about 10 MB of memory (3.5 MB of its own), 10 ms of CPU time to start, and none as long as all is well.
+    It costs about 10 MB of memory (3.5 MB unshared), 10 ms of CPU time to start, and none while members are
+    heard.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Helper:
         return self._pid if self._line is not None else 0
 
     def listen(self, endpoint: Endpoint) -> None:
-        """Answer at `endpoint`, by UDP, from the program's start on; where its port is taken there, at none."""
+        """Answer at `endpoint`, by UDP, from the helper's start on, unless the UDP port is taken."""
         twin = _bind(endpoint)
         if twin is not None:
             with self._lock:
@@ -58,7 +59,7 @@ class Helper:
                 self._hand_over(twin)
 
     def unlisten(self, endpoint: Endpoint) -> None:
-        """Do not answer there any more."""
+        """Stop answering at `endpoint`."""
         with self._lock:
             twin = self._twins.pop((endpoint.host, endpoint.port), None)
             if twin is not None:
@@ -67,14 +68,14 @@ class Helper:
                 twin.close()
 
     def vouch(self, token: bytes) -> None:
-        """Answer those who hold `token`; each call is to be followed by one of `forget`."""
+        """Answer questions authenticated with `token`; pair each call with one of `forget`."""
         with self._lock:
             self._tokens[token] = self._tokens.get(token, 0) + 1
             if self._tokens[token] == 1:
                 self._say(b"+" + token)
 
     def forget(self, token: bytes) -> None:
-        """Take one `vouch` back."""
+        """Undo one `vouch`."""
         with self._lock:
             left = self._tokens.pop(token, 0) - 1
             if left > 0:
@@ -83,7 +84,7 @@ class Helper:
                 self._say(b"-" + token)
 
     def start(self) -> bool:
-        """Start the program, if it does not run; False where that cannot be."""
+        """Start the helper, if it does not run; False where that fails."""
         with self._lock:
             if self._line is not None:
                 return True
@@ -109,7 +110,7 @@ class Helper:
             return True
 
     def close(self) -> None:
-        """End the program, and close its sockets."""
+        """End the helper, and close its sockets."""
         with self._lock:
             line, self._line = self._line, None
             for twin in self._twins.values():
@@ -121,34 +122,34 @@ class Helper:
             _reap(self._pid)
 
     def abandon(self) -> None:
-        """Close a forked child's copies: the program is the parent's."""
+        """Close a forked child's copies: the helper is the parent's."""
         for each in (*self._twins.values(), *(() if self._line is None else (self._line,))):
             each.close()
 
     def _hand_over(self, twin: socket.socket) -> None:
         if self._line is not None:
-            with contextlib.suppress(OSError):  # it has died, or is behind: then it does not answer
+            with contextlib.suppress(OSError):  # it died, or its queue is full: then it does not answer
                 socket.send_fds(self._line, [b"u"], [twin.fileno()])
 
     def _say(self, message: bytes) -> None:
         if self._line is not None:
-            with contextlib.suppress(OSError):  # as above
+            with contextlib.suppress(OSError):  # it died, or its queue is full
                 self._line.send(message)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The host of `process` says what that does."""
+    """Answer of the helper of `process`."""
 
     process: str
     evidence: Evidence
 
 
 class Asker:
-    """Asks the programs of other processes. One thread.
+    """Asks the helpers of other processes. For one thread.
 
     Args:
-        selector: which watches its sockets; their data is this object.
+        selector: watches its sockets; their data is this object.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -157,12 +158,12 @@ class Asker:
         self._asked: dict[bytes, tuple[str, bytes]] = {}
 
     def ask(self, process: str, endpoint: Endpoint, token: bytes) -> None:
-        """Ask what `process` does, which listens at `endpoint`."""
+        """Ask whether `process`, which listens at `endpoint`, runs."""
         nonce = os.urandom(16)
         while len(self._asked) >= _MOST:
             del self._asked[next(iter(self._asked))]
         self._asked[nonce] = process, token
-        # No way there, or no descriptor left: nothing is known then.
+        # No route, or no descriptor left: the state stays unknown.
         with contextlib.suppress(OSError, ValueError):
             family, address = _resolve(endpoint)
             sock = self._sockets.get(family)
@@ -173,7 +174,7 @@ class Asker:
             sock.sendto(question(token, nonce), address)
 
     def read(self) -> list[Answered]:
-        """Return what was answered."""
+        """Return the answers that arrived."""
         found = []
         for sock in self._sockets.values():
             with contextlib.suppress(OSError):  # until it is empty
@@ -186,19 +187,19 @@ class Asker:
         return found
 
     def close(self) -> None:
-        """Close its sockets, without a word to the selector: a forked child's is the parent's too."""
+        """Close its sockets without unregistering them: a forked child shares the parent's selector."""
         for sock in self._sockets.values():
             sock.close()
         self._sockets.clear()
 
 
 def _is_python(executable: str | None) -> bool:
-    """Whether it is an interpreter: where Python is a part of another program, it is that program."""
+    """Whether sys.executable is an interpreter: in a program that embeds Python it is that program."""
     return bool(executable) and not hasattr(sys, "frozen") and Path(str(executable)).name.startswith("python")
 
 
 def _spawn(line: socket.socket) -> int:
-    """Start the program: without the environment, streams, terminal and signal mask of this process."""
+    """Start the helper without the environment, streams, terminal and signal mask of this process."""
     libraries = environment(_LIBRARIES)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     high = (
@@ -260,4 +261,5 @@ def _bind(endpoint: Endpoint) -> socket.socket | None:
 def _resolve(endpoint: Endpoint) -> tuple[int, tuple[str, int] | tuple[str, int, int, int]]:
     kind, flags = socket.SOCK_DGRAM, socket.AI_NUMERICHOST
     family, _, _, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=kind, flags=flags)[0]
-    return family, address  # type: ignore[return-value]  # typeshed knows a third kind that numeric hosts do not give
+    # typeshed has a third kind of address, which numeric hosts do not give.
+    return family, address  # type: ignore[return-value]

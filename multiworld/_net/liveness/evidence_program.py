@@ -1,16 +1,17 @@
-"""A small program that says whether the process that started it runs, which that process cannot say itself.
+"""Helper program that reports, from the kernel's view, whether the process that started it runs.
 
-A process whose threads all wait for the GIL sends no sign of life, and may be busy or deadlocked. Its kernel knows.
-`multiworld._net.liveness.evidence` starts this program and tells it on descriptor 3 (SOCK_SEQPACKET), a message each:
+A process whose threads all wait for the GIL sends no sign of life, and may be busy or deadlocked. The kernel
+can tell. `multiworld._net.liveness.evidence` starts this program and sends it messages on descriptor 3
+(SOCK_SEQPACKET):
 
-    u, with a descriptor    a UDP socket at which to answer; another at the same address takes its place
-    x HOST PORT             that one is not needed any more
-    + TOKEN, - TOKEN        16 bytes: whoever holds one gets an answer
+    u, with a descriptor    a UDP socket at which to answer; one at the same address replaces it
+    x HOST PORT             close the socket at that address
+    + TOKEN, - TOKEN        16 bytes: accept, or refuse, questions authenticated with it
 
-It ends with that process, or when its line is closed. Questions that prove no token are dropped. A question is
-answered after a look of 0.1 s: `multiworld._core.liveness.evidence` has the form of both.
+It ends with that process, or when descriptor 3 is closed. Questions without a valid proof are dropped. An
+answer follows a sample of 0.1 s; `multiworld._core.liveness.evidence` defines both formats.
 
-It imports next to nothing (no `socket`, `hashlib`, `site`): it is there for every member of a world.
+It imports very little (no `socket`, `hashlib`, `site`), because every member of a world runs one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ import time
 
 try:
     from _blake2 import blake2b
-except ImportError:  # a Python that is built without it has another
+except ImportError:  # a Python built without it has another
     from hashlib import blake2b
 
 __all__ = ["Looker", "main"]
 
 _LINE = 3
-_WINDOW = 0.1  # seconds of a look
-_PARENT = 1.0  # seconds between two looks at whether the process is there, where the kernel does not tell
+_WINDOW = 0.1  # seconds of a sample
+_PARENT = 1.0  # seconds between two checks whether the process exists, where the kernel does not tell
 _ASKED = b"m8dq"
 _ANSWER = b"m8da"
-_MOST = 256  # questions that one look answers
+_MOST = 256  # questions per sample
 
 Threads = dict[bytes, tuple[bytes, int, int, int]]
-"""Thread -> its state, nanoseconds in which it ran or waited for a core (-1: not known), CPU ticks, and how often it
-went to sleep (only of one that runs; else -1)."""
+"""Thread -> its state, nanoseconds in which it ran or waited for a core (-1: not known), CPU ticks, and how
+often it went to sleep (only of one that runs; else -1)."""
 
 
 class Looker:
-    """Looks at a process in two moments, and says what its threads did between them.
+    """Samples a process twice and reports the activity of its threads in between.
 
     Args:
         pid: of the process.
@@ -52,10 +53,10 @@ class Looker:
         self._folder = f"{proc}/{pid}/task".encode()
 
     def threads(self) -> Threads | None:
-        """Return the state of each thread; None where the process is not to be seen."""
+        """Return the state of each thread; None where the process is not visible."""
         found: Threads = {}
         try:
-            names = os.listdir(self._folder)  # noqa: PTH208  (pathlib costs more than all of this)
+            names = [each.name for each in os.scandir(self._folder)]
         except OSError:
             return None
         for name in names:
@@ -63,7 +64,8 @@ class Looker:
                 stat = _read(b"%s/%s/stat" % (self._folder, name))
             except OSError:  # it has ended
                 continue
-            # After the command's name, which may contain anything: state, ..., utime and stime as 12th and 13th.
+            # After the command's name, which may contain any character: state, ..., utime and stime as 12th
+            # and 13th.
             fields = stat[stat.rindex(b")") + 2 :].split()
             try:
                 ran, waited = _read(b"%s/%s/schedstat" % (self._folder, name)).split()[:2]
@@ -84,9 +86,9 @@ class Looker:
 
     @staticmethod
     def compare(before: Threads | None, after: Threads | None, seconds: float) -> tuple[bytes, int]:
-        """Return a letter for the process, and by how much its busiest thread wanted to run, 0 to 1000.
+        """Return a letter for the process, and the share of time its busiest thread was runnable, 0 to 1000.
 
-        The letter is T (stopped), R (any thread is running, or could) or S (all sleep); ``?`` for nothing known.
+        The letter is T (stopped), R (a thread is running or runnable) or S (all sleep); ``?`` for unknown.
         """
         if before is None or not after:
             return b"?", 0
@@ -104,8 +106,8 @@ class Looker:
             elif ticks - was[2] >= 2:
                 share = 1000
             both = {was[0], state}
-            # One that waits for a core all the time is told of when it gets it: but it has not slept meanwhile.
-            # And D: it waits for a disk, or for its memory.
+            # The kernel counts the wait for a core only once the thread gets it; but the thread did not
+            # sleep. State D: it waits for a disk or for memory.
             if both <= {b"R", b"D"} and (both != {b"R"} or was[3] == slept):
                 share = 1000
             most = max(most, min(share, 1000))
@@ -126,7 +128,7 @@ class _Server:
         try:
             self._handle = os.pidfd_open(parent)
             self._poll.register(self._handle, select.POLLIN)
-        except (AttributeError, OSError):  # before Linux 5.3: looked for every second
+        except (AttributeError, OSError):  # before Linux 5.3: polled every second
             self._handle = -1
 
     def run(self) -> None:
@@ -190,7 +192,7 @@ class _Server:
             if number in self._sockets:
                 try:
                     self._sockets[number].sendto(_ANSWER + nonce + said + proof, sender)
-                except OSError:  # no way there: it asks again
+                except OSError:  # no route: the peer asks again
                     continue
         self._waiting.clear()
 
@@ -204,9 +206,9 @@ def _read(path: bytes) -> bytes:
 
 
 def main() -> None:
-    """Answer until the process that started this one ends, or closes the line."""
-    os.closerange(_LINE + 1, 1 << 16)  # what was inherited would stay open behind its owner's back
-    _Server(os.getppid()).run()  # if that is another one by now, the line is closed
+    """Answer until the process that started this one ends, or closes descriptor 3."""
+    os.closerange(_LINE + 1, 1 << 16)  # inherited descriptors would stay open after their owner's end
+    _Server(os.getppid()).run()  # if the parent ended already, descriptor 3 is closed
 
 
 if __name__ == "__main__":

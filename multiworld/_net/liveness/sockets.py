@@ -1,7 +1,7 @@
-"""The sockets of the watchdog: listeners, connections, and one wait for all of them.
+"""Sockets of the watchdog: listeners, connections, and one wait for all of them.
 
-Everything is non-blocking and belongs to one thread, but for `Sockets.listen` and `Sockets.wake`, which any thread
-may call. What is read is handed on as frames; what a frame means is not decided here.
+All sockets are non-blocking and belong to one thread, except in `Sockets.listen` and `Sockets.wake`, which
+any thread may call. Data is parsed into frames, which other modules interpret.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DEAD = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN,
 
 @dataclass(frozen=True)
 class Accepted:
-    """Somebody connected."""
+    """A connection was accepted."""
 
     channel: int
 
@@ -60,7 +60,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Received:
-    """`frames` came; `error`: what came after them is none."""
+    """`frames` arrived; `error`: why the bytes after them do not parse."""
 
     channel: int
     frames: list[Frame]
@@ -69,9 +69,9 @@ class Received:
 
 @dataclass(frozen=True)
 class Closed:
-    """A connection ended, or never came about (`refused`: nobody listens there).
+    """A connection ended, or could not be made (`refused`: the port is closed).
 
-    `plain`: the other end's kernel closed it, as it does at a process's end; it was not reset.
+    `plain`: it ended with end of file, as at the end of a process, not with a reset.
     """
 
     channel: int
@@ -92,7 +92,7 @@ class _Channel:
         self.connecting = connecting
         self.parser = Parser()
         self.unsent = bytearray()
-        self.error: int | None = None  # what a send met; told when everything that came before was read
+        self.error: int | None = None  # of a send; reported after all data was read
         self.until: float | None = None  # closing in good order until then
         self.shut = False
         self.events = 0
@@ -105,15 +105,15 @@ class _Listener:
 
 
 class Sockets:
-    """See the module.
+    """The watchdog's listeners and connections, and the wait for them.
 
     Args:
         channel: gives a fresh number for a connection.
         clock: seconds.
-        helper: answers for this process where it listens; None for nothing there.
+        helper: answers questions about this process; None for none.
 
     Attributes:
-        asker: asks those of others.
+        asker: asks the helpers of peers.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class Sockets:
 
     def wake(self) -> None:
         """End the current or the next `wait`."""
-        # Full: it is awake already. Closed: nobody waits any more.
+        # Full: a wake-up is pending. Closed: the thread has ended.
         with contextlib.suppress(OSError):
             self._rope.send(b"!")
 
     def listen(self, host: str) -> Endpoint:
-        """Listen at `host`, or hold the listener that is there once more.
+        """Listen at `host`, or hold the existing listener once more.
 
         Raises:
             MultiworldError: `host` is no numeric address of an interface here, or cannot be bound.
@@ -172,7 +172,7 @@ class Sockets:
             return True
 
     def unlisten(self, endpoint: Endpoint) -> None:
-        """Take one hold back; the listener closes with the last one."""
+        """Release one hold; the listener closes with the last one."""
         with self._lock:
             listener = self._listeners.get(endpoint.host)
             if listener is None or listener.socket.getsockname()[1] != endpoint.port:
@@ -182,7 +182,7 @@ class Sockets:
                 self._close_listener(endpoint.host)
 
     def unlisten_all(self) -> None:
-        """Close every listener, whoever holds it."""
+        """Close every listener, held or not."""
         with self._lock:
             for host in tuple(self._listeners):
                 self._close_listener(host)
@@ -197,23 +197,23 @@ class Sockets:
 
     @property
     def listening(self) -> int:
-        """How many listeners there are."""
+        """Number of listeners."""
         return len(self._listeners)
 
     # -- the watchdog's thread
 
     @property
     def open(self) -> int:
-        """How many connections there are, those that are closing too."""
+        """Number of connections, closing ones too."""
         return len(self._channels)
 
     @property
     def closing(self) -> int:
-        """How many connections are closing in good order."""
+        """Number of connections that are closing in good order."""
         return sum(each.until is not None for each in self._channels.values())
 
     def dial(self, channel: int, endpoint: Endpoint) -> None:
-        """Connect; `Connected` or `Closed` follows, the latter also for what fails at once."""
+        """Connect; `Connected` or `Closed` follows from `wait`, even for an immediate failure."""
         entry: _Channel | None = None
         try:
             family, address = _resolve(endpoint.host, endpoint.port)
@@ -224,7 +224,7 @@ class Sockets:
         except (OSError, ValueError) as error:
             code = getattr(error, "errno", None) or errno.EHOSTUNREACH
         if entry is None:
-            # No descriptor, or no address: reported by the next wait like everything else.
+            # No descriptor, or no address: reported by the next wait.
             self._unborn.append(Closed(channel, ConnectionEnd.DEAD, refused=False))
             return
         if code not in {0, errno.EINPROGRESS}:
@@ -241,7 +241,7 @@ class Sockets:
             self._flush(entry)
 
     def close(self, channel: int, *, orderly: bool) -> None:
-        """Close; where `orderly`, what was sent shall arrive, and the other end has 0.25 s to close too."""
+        """Close; where `orderly`, flush first and give the other end 0.25 s to close too."""
         entry = self._channels.get(channel)
         if entry is None:
             return
@@ -252,10 +252,10 @@ class Sockets:
             self._flush(entry)
 
     def hand_over(self, channel: int, take: Callable[[socket.socket], bool]) -> bool:
-        """Let `take` have a copy of the connection, and forget it without ending it.
+        """Pass the connection to `take`, which duplicates it, and close this copy without ending it.
 
         Returns:
-            False where it was not taken, or is not one that can be: it is still here then.
+            False where it was not taken, or cannot be; it is kept then.
         """
         entry = self._channels.get(channel)
         if entry is None or entry.unsent or entry.error is not None or not take(entry.socket):
@@ -264,12 +264,12 @@ class Sockets:
         return True
 
     def probe(self, channel: int) -> Probe | None:
-        """Return what the kernel knows about the connection."""
+        """Return the kernel's state of the connection."""
         entry = self._channels.get(channel)
         return None if entry is None else probe(entry.socket)
 
     def wait(self, timeout: float | None) -> list[SocketEvent]:
-        """Wait for something, at most `timeout` seconds, and read everything that is there."""
+        """Wait for events at most `timeout` seconds, and read all available data."""
         now = self._clock()
         ends = [each.until for each in self._channels.values() if each.until is not None]
         if self._resume_at is not None:
@@ -291,7 +291,7 @@ class Sockets:
         return events
 
     def shut_down(self) -> None:
-        """Close everything at once."""
+        """Close everything immediately."""
         with self._lock:
             for listener in self._listeners.values():
                 listener.socket.close()
@@ -307,7 +307,8 @@ class Sockets:
     def abandon(self) -> None:
         """Close a forked child's copies of the descriptors; the parent's connections go on.
 
-        No lock (its holder does not exist here) and no `unregister` (the parent's selector would lose them too).
+        No lock (its holder does not exist here) and no `unregister` (the parent's selector would lose them
+        too).
         """
         for listener in tuple(self._listeners.values()):
             listener.socket.close()
@@ -386,14 +387,14 @@ class Sockets:
             except BlockingIOError:
                 break
             except OSError as error:
-                # The reading side tells it: what the peer said before it went comes first.
+                # Reported by the read side: data that the peer sent before comes first.
                 entry.error = error.errno or errno.EPIPE
                 break
             del entry.unsent[:sent]
         if entry.error is not None:
             entry.unsent.clear()
             if entry.until is None:
-                with contextlib.suppress(OSError):  # makes the socket readable, whatever its state
+                with contextlib.suppress(OSError):  # makes the socket readable in any state
                     entry.socket.shutdown(socket.SHUT_RD)
         elif len(entry.unsent) > _UNSENT:
             entry.error = errno.ENOBUFS
@@ -401,7 +402,7 @@ class Sockets:
                 entry.socket.shutdown(socket.SHUT_RD)
         if entry.until is not None and not entry.unsent and not entry.shut:
             entry.shut = True
-            with contextlib.suppress(OSError):  # the other end was faster
+            with contextlib.suppress(OSError):  # the other end closed first
                 entry.socket.shutdown(socket.SHUT_WR)
         self._watch(entry, selectors.EVENT_READ | (selectors.EVENT_WRITE if entry.unsent else 0))
 
@@ -422,7 +423,7 @@ class Sockets:
             events.append(Accepted(entry.number))
 
     def _pause(self) -> None:
-        """Stop accepting for a moment: without a free descriptor the listeners would be ready all the time."""
+        """Stop accepting for a moment: without free descriptors the listeners stay readable."""
         with self._lock:
             for listener in self._listeners.values():
                 with contextlib.suppress(KeyError):  # closed, or paused already
@@ -459,7 +460,7 @@ class Sockets:
 
 
 def unauthenticated_at_most(most: int) -> int:
-    """Return how many connections may be waiting for their proof: `most`, or an eighth of this process's descriptors."""
+    """Return the bound on unauthenticated connections: `most`, or an eighth of this process's descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit // _SHARE))
 
@@ -484,7 +485,8 @@ def _resolve(
 ) -> tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     family, _, _, _, address = found[0]
-    return family, address  # type: ignore[return-value]  # typeshed knows a third kind that numeric hosts do not give
+    # typeshed has a third kind of address, which numeric hosts do not give.
+    return family, address  # type: ignore[return-value]
 
 
 def _bind(host: str) -> socket.socket:
@@ -520,6 +522,6 @@ def _is_numeric(host: str) -> bool:
 
 
 def _drain(sock: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):  # empty: what was wanted
+    with contextlib.suppress(BlockingIOError):  # empty
         while sock.recv(4096):
             continue

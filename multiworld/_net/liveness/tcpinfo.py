@@ -1,4 +1,4 @@
-"""What the kernel knows about a TCP connection (Linux)."""
+"""Kernel state of a TCP connection (TCP_INFO, Linux)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from multiworld._core.liveness.detector import Probe
 
 __all__ = ["probe"]
 
-# struct tcp_info of linux/tcp.h: 8 single bytes, then 32-bit numbers; tcpi_last_ack_recv (milliseconds) is the
-# thirteenth of them. What is unacknowledged is not taken from there: tcpi_unacked leaves out what could not even be
-# sent, and with a link that is down, or a full queue below TCP, that is everything.
+# struct tcp_info of linux/tcp.h: 8 single bytes, then 32-bit numbers; tcpi_last_ack_recv (milliseconds) is
+# the thirteenth of them. What is unacknowledged is not taken from there: tcpi_unacked leaves out what could
+# not even be sent, and with a link that is down, or a full queue below TCP, that is everything.
 _LAST_ACK = struct.Struct("=56xI")
 
 

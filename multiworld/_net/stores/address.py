@@ -1,4 +1,4 @@
-"""Addresses of stores, as text and in parts. Pure."""
+"""Store addresses: text and parts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORE_RULE = 'A store is "tcp://host:port", "file:///absolute/path" or a torch.d
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where a store is.
+    """Address of a store.
 
     Attributes:
         scheme: "tcp" or "file".

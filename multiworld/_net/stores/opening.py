@@ -1,7 +1,7 @@
-"""Stores of others in time: whatever blocks in them, a join does not outlive its timeout.
+"""Opening and calling stores within a deadline, even those whose calls block.
 
-Torch, a file system and a resolver wait for as long as they like. They do so in a thread that is left behind; what
-it opens after all is closed again.
+torch, a file system and a resolver may block without a limit. They run in a thread that is abandoned at the
+deadline and closes a store that it opens later.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["in_time_for", "open_in_time"]
 
 _SLACK = 0.25
-"""Seconds after the deadline in which the store still says by itself what went wrong."""
+"""Seconds after the deadline in which the store may report its own error."""
 
 _PARTING = 0.05
-"""Seconds that it has for that where the join is cancelled."""
+"""Seconds for that report where the join is cancelled."""
 
 _ANSWER = 1.0
 """Seconds that a call may take when the deadline of the join is over, or near."""
@@ -36,16 +36,16 @@ _ANSWER = 1.0
 def open_in_time(
     store: str | Store, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
 ) -> StoreHandle:
-    """`multiworld._net.stores.store.open_store`, which sees to most deadlines itself, until `deadline` in any case.
+    """Open a store as `multiworld._net.stores.store.open_store`, within `deadline` in any case.
 
     Raises:
         JoinError: of `open_store`'s kinds.
         JoinAbandonedError: cancelled.
     """
-    from multiworld._net.stores.store import open_store  # noqa: PLC0415  (it loads torch)
+    from multiworld._net.stores.store import open_store  # noqa: PLC0415  (loads torch)
 
     given_up = threading.Event()
-    opened: list[StoreHandle] = []  # taken out by the caller, or, once it has given up, by the thread
+    opened: list[StoreHandle] = []  # taken by the caller or, after the deadline, by the thread
 
     def work() -> None:
         opened.append(
@@ -72,7 +72,7 @@ def open_in_time(
 def in_time_for(
     store: StoreHandle, *, world: str, deadline: float, cancelled: Callable[[], bool]
 ) -> Callable[..., Any] | None:
-    """Return what calls a function of a store that may block until `deadline`; None where its calls end in time."""
+    """Return a caller that bounds a store's calls by `deadline`; None where they keep it themselves."""
     if store.keeps_deadlines:
         return None
 
@@ -112,9 +112,9 @@ def _bounded(
 
 
 def _close(opened: list[StoreHandle]) -> None:
-    with contextlib.suppress(IndexError):  # the other thread has it
+    with contextlib.suppress(IndexError):  # the other thread took it
         opened.pop().close()
 
 
 def _nothing() -> None:
-    """There is nothing that it could be told."""
+    """No report is needed."""

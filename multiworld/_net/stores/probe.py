@@ -1,4 +1,4 @@
-"""Whether anybody listens at an address: one connection, closed again at once."""
+"""Probe: whether an address accepts TCP connections, by one that is closed at once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ __all__ = ["answers"]
 
 
 def answers(endpoints: Iterable[Endpoint], within: float) -> Mapping[Endpoint, bool | None]:
-    """Tell who accepts a TCP connection.
+    """Find which endpoints accept a TCP connection.
 
-    The kernel accepts for a process as long as it exists, be it stopped or busy, and refuses for one that is gone.
+    The kernel accepts for a process as long as it exists, be it stopped or busy, and refuses for one that is
+    gone.
 
     Args:
         endpoints: where to.
         within: seconds.
 
     Returns:
-        For each endpoint True (accepted), False (refused) or None (no answer within the time, or no way there).
+        For each endpoint True (accepted), False (refused) or None (no answer within the time, or no way
+        there).
     """
     deadline = time.monotonic() + within
     found: dict[Endpoint, bool | None] = dict.fromkeys(endpoints)
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for endpoint in found:
-            # To an address that is none, there is no way.
+            # An invalid address is unreachable.
             with contextlib.suppress(OSError, ValueError, OverflowError):
-                version = ipaddress.ip_address(
-                    endpoint.host
-                ).version  # a name would be looked up, and that may take long
+                version = ipaddress.ip_address(endpoint.host).version  # no names: a lookup may take long
                 family = socket.AF_INET6 if version == 6 else socket.AF_INET
                 sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 sock.setblocking(False)
@@ -49,7 +49,7 @@ def answers(endpoints: Iterable[Endpoint], within: float) -> Mapping[Endpoint, b
                     found[endpoint] = _answer(code, sock)
         while selector.get_map():
             left = deadline - time.monotonic()
-            # Looked at once more after the time is over: this process may have stood still, the answers did not.
+            # One last look after the deadline: this process may have been stalled while answers arrived.
             for key, _ in selector.select(max(0.0, left)):
                 endpoint, sock = key.data
                 selector.unregister(sock)
@@ -61,6 +61,6 @@ def answers(endpoints: Iterable[Endpoint], within: float) -> Mapping[Endpoint, b
 
 def _answer(code: int, sock: socket.socket) -> bool | None:
     if code == 0:
-        # A socket may have met itself: its own port was the one where nobody listens.
+        # TCP may connect a socket to itself where the port is free.
         return bool(sock.getsockname() != sock.getpeername())
     return False if code == errno.ECONNREFUSED else None

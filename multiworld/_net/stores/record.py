@@ -1,7 +1,7 @@
-"""A world's record in the store: read, replace, count, without ever waiting for a key.
+"""Record of a world in its store: read, replace and count without waiting for keys.
 
-Reading is a compare-and-set that cannot succeed: one round trip, and a key that vanishes meanwhile makes nobody
-wait, as ``get`` would. (So do `torch.distributed`'s HashStore, TCPStore and FileStore, alone and under a
+Reading is a compare-and-set that cannot succeed: one round trip that does not wait, as ``get`` would, if the
+key vanishes meanwhile. (So do `torch.distributed`'s HashStore, TCPStore and FileStore, alone and under a
 PrefixStore, in 2.4 to 2.15; a test asks them.)
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "StoreLike"]
 
-_NOTHING = "\x01nothing"  # no record starts like this: what compare_set answers where there is no key
+_NOTHING = "\x01nothing"  # no record starts like this: compare_set returns it where the key is missing
 
 T = TypeVar("T")
 
@@ -31,10 +31,10 @@ def _quoted(name: str) -> str:
 
 
 class StoreLike(Protocol):
-    """What is needed of a `torch.distributed.Store`."""
+    """The methods used of a `torch.distributed.Store`."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Replace `expected` ("": no such key) by `desired`; return what is there then, or `expected` if nothing."""
+        """Replace `expected` ("": no such key) by `desired`; return the value then, or `expected`."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter."""
@@ -44,10 +44,10 @@ class StoreLike(Protocol):
 
 
 class Record:
-    """One world's record in a store, and what was seen of it last.
+    """One world's record in a store, and its last known value.
 
-    Every method makes round trips, raises `StoreUnreachableError` if the store fails, and `JoinError` if what is
-    there cannot be read. Several threads may use it: what they decide on is always what they replace.
+    Every method makes round trips, raises `StoreUnreachableError` if the store fails, and `JoinError` if what
+    is there cannot be read. Several threads may use it: what they decide on is always what they replace.
 
     Args:
         store: see `StoreLike`.
@@ -65,20 +65,20 @@ class Record:
         self._seen = (
             "",
             Ledger(),
-        )  # one tuple, replaced as a whole: other threads see a text and its meaning
+        )  # one tuple, replaced atomically for other threads
 
     @property
     def ledger(self) -> Ledger:
-        """The record as it was seen last; an empty one at first. No round trip."""
+        """The record as last read; empty at first. No round trip."""
         return self._seen[1]
 
     def read(self) -> bool:
-        """Look again; return whether it has changed."""
+        """Read the record; return whether it changed."""
         before = self._seen
         return self._found(self._peek(self._key)) is not before
 
     def apply(self, step: Callable[[Ledger], Move]) -> Move:
-        """Replace the record by what `step` makes of it, trying again as long as others are faster."""
+        """Replace the record by the result of `step`; retry while other members write first."""
         seen, fresh, tries = self._seen, False, 0
         while True:
             raw, ledger = seen
@@ -89,29 +89,31 @@ class Record:
                 if found == text:
                     self._seen = (text, move.ledger)
                     return move
-                # Where the answer is what was expected, yet nothing was replaced, there is no record: the store is new.
+                # Where the answer is what was expected, yet nothing was replaced, there is no record: the
+                # store is new.
                 seen, fresh, tries = self._found("" if found == raw else found), True, tries + 1
-                if tries > 2:  # many at once: spread out
-                    self._sleep(random.uniform(0, min(tries, 20) * 0.0002))  # noqa: S311  (not a secret)
+                if tries > 2:  # contention: back off
+                    jitter = random.uniform(0, 0.0002)  # noqa: S311  (not a secret)
+                    self._sleep(min(tries, 20) * jitter)
             elif fresh:
                 return move
             else:
                 seen, fresh = self._found(self._peek(self._key)), True
 
     def beat(self, rank: int) -> None:
-        """Give a sign of life as the one who claims `rank`."""
+        """Give a sign of life as the claimant of `rank`."""
         self._call(self._store.add, self._beat_key(rank), 1)
 
     def beats(self, rank: int) -> str:
-        """Return something that changes with every sign of life."""
+        """Return a value that changes with every sign of life."""
         return self._peek(self._beat_key(rank))
 
     def forget_beats(self, rank: int) -> None:
-        """Delete what `beat` has left."""
+        """Delete the key of `beat`."""
         self.delete((self._beat_key(rank),))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete keys, whether they are there or not."""
+        """Delete keys; missing ones are ignored."""
         for key in keys:
             self._call(self._store.delete_key, key)
 
@@ -142,5 +144,5 @@ class Record:
                 self._world,
                 f"The store of world {self._world!r} failed: {type(error).__name__}: {str(error)[:300]}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="Look whether the process that serves it, rank 0's for tcp://, still runs; then join again",
+                next_step="Look whether the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error

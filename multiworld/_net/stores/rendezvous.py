@@ -1,13 +1,14 @@
-"""Agreeing on a generation of a world through a store: all members get the same roster, or all raise.
+"""Rendezvous of a world's members through a store: all get the same roster, or all raise.
 
-`multiworld._core.membership.steps` decides; this drives it. Everything the members say to each other is one small
-record in the store (`multiworld._net.stores.record`), which every step replaces with compare-and-set: one round trip, and
-it either happened or it did not. Nothing waits inside the store, whose client may be shared with other worlds.
+`multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
+through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
+compare-and-set, in one round trip. No call waits inside the store, whose client may be shared with other
+worlds.
 
 A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside
-torch for as long as it likes. So every public call works in a thread of its own and gives up on it in time.
+torch without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
 
-The store is trusted: it holds the tokens with which the members of a generation recognise each other.
+The store is trusted: it holds the tokens with which the members of a generation authenticate each other.
 """
 
 from __future__ import annotations
@@ -39,22 +40,24 @@ __all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "
 BEAT_EVERY = 0.25
 """Seconds between the signs of life of a member that waits for others."""
 LOST_AFTER = 2.0
-"""Seconds without one after which its claim may be taken over. A thread that holds the GIL for 1 s is no death."""
+"""Seconds without one after which a claim may be taken over; longer than a thread commonly holds the GIL."""
 CHECK_EVERY = 0.01
-"""Seconds: `Rendezvous.check` looks at the store no more often."""
+"""Seconds between two reads of the store by `Rendezvous.check`."""
 REFUSING = 1.0
-"""Seconds for which a process that cannot even claim a rank tries to find those who wait for it."""
+"""Seconds for which a process that cannot claim a rank tries to tell the members that wait for it."""
 PARTING = 0.5
-"""Seconds that `fail`, `over` and other last words may take."""
+"""Seconds that `fail`, `over` and other final reports may take."""
 MISSED_AFTER = 5.0
-"""Seconds after which a member that waits logs who is missing; again after as long as it has waited then."""
+"""Seconds after which a waiting member logs the missing ranks; the interval then doubles."""
 _SLACK = 0.25
-"""Seconds after a deadline that a thread still gets to say so to the others, before it is given up."""
+"""Seconds after a deadline in which a thread may still report it to the others before it is abandoned."""
 _LAST_WORDS = 2.0
-"""The same for a call that is interrupted (Ctrl-C): the process may end, and the others would wait for it in vain."""
+"""Seconds for the same report when a call is interrupted (Ctrl-C) and the process may end."""
 _PROBE_WITHIN = 0.2
 _PROBE_EVERY = 0.5
-_SEAL_AFTER = 0.02  # whose claim completes an attempt seals it; the others wait a little before they try
+_SEAL_AFTER = (
+    0.02  # seconds; normally the claim that completes an attempt seals it, so the others wait before they try
+)
 
 T = TypeVar("T")
 
@@ -62,19 +65,19 @@ _log = logging.getLogger(__name__)
 
 
 class Rendezvous:
-    """One process's way into one generation of a world.
+    """One process's join of one generation of a world.
 
-    `agree`, then build what the generation needs, then `commit`; `fail` if the building fails; `over` when the
+    Call `agree`, build the generation's resources, then `commit`; `fail` if building fails; `over` when the
     generation has ended for this process. Use one object per join.
 
     Args:
         store: shared by all members; see `StoreLike`. Its calls may be made from other threads.
-        request: what this process asks for.
+        request: of this process.
         deadline: by `clock`; for `agree` and `commit` together.
-        cancelled: asked often, from another thread, whether to give up. Must not block.
+        cancelled: polled from another thread; True gives up. Must not block.
         clock: monotonic seconds.
         sleep: waits that many seconds.
-        probe: who accepts connections; see `answers`. Members listen at their endpoints while they live.
+        probe: which endpoints accept connections; see `answers`. Members listen at theirs while they live.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Rendezvous:
 
     @property
     def prefix(self) -> str:
-        """Key prefix, in the store, of what this attempt's process group needs; known after `agree`."""
+        """Prefix of the store keys of this attempt's process group; known after `agree`."""
         return f"{self._record.root}/{self._number}/pg"
 
     def agree(self) -> Roster:
@@ -118,11 +121,12 @@ class Rendezvous:
             The roster, the same on all members but for their own rank and ``hang_timeout``.
 
         Raises:
-            InvalidJoinError: an argument breaks a rule; here and on whoever is waiting.
-            RankTakenError: another process claims the rank, or an active generation holds it until the deadline.
+            InvalidJoinError: an argument breaks a rule; raised on waiting members, too.
+            RankTakenError: another process claims the rank, or an active generation holds it until the
+                deadline.
             MismatchError: members disagree about size, backend or device.
-            JoinTimeoutError: not everyone came before the first deadline of a member.
-            StaleGenerationError: this process's place in the present generation is taken.
+            JoinTimeoutError: members were missing at the first deadline of a member.
+            StaleGenerationError: this process's rank in the current generation is taken.
             JoinAbandonedError: cancelled, here or on another member.
             StoreUnreachableError: the store fails or does not answer.
             JoinError: the store's record cannot be read.
@@ -149,11 +153,11 @@ class Rendezvous:
         self._within(self._look, max(self._deadline, now) + _SLACK)
 
     def commit(self, check: Callable[[], None] = lambda: None) -> None:
-        """Say that this member is ready and wait until all are: then the generation is active everywhere.
+        """Report this member ready and wait until all are: the generation is then active on every member.
 
         Args:
-            check: called often, in another thread, while it waits: raises what makes waiting vain, as when a member
-                that was not ready has died. What it raises is raised here; `fail` with it.
+            check: called often, in another thread, while this waits; raises to end the wait, as when a member
+                died that was not ready. Its error is raised here; call `fail` with it.
 
         Raises:
             JoinTimeoutError: not every member was ready before the first deadline.
@@ -165,24 +169,24 @@ class Rendezvous:
     def fail(self, error: Exception, keys: Iterable[str] = ()) -> None:
         """Tell the others that this member cannot go on: they raise the same kind of `JoinError`.
 
-        Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds at
-        most and never raises.
+        Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds
+        at most and never raises.
 
         Args:
-            error: why; what is no `JoinError` reaches the others as a `JoinAbandonedError`.
-            keys: that were made in the store for the attempt, to be deleted.
+            error: why; any but a `JoinError` reaches the others as a `JoinAbandonedError`.
+            keys: store keys of the attempt, to delete.
         """
         if self._active:
             return self.over(keys)
         return self._part(lambda: self._leave(refusals.failure_from(error, self.request)), keys)
 
     def over(self, keys: Iterable[str] = ()) -> None:
-        """Say that the generation has ended for this process, broken or closed, so that the next may begin.
+        """Report the generation ended, broken or closed, for this process, so that the next may begin.
 
         Takes `PARTING` seconds at most and never raises.
 
         Args:
-            keys: that were made in the store for the generation, by whomever, to be deleted.
+            keys: store keys of the generation, of all members, to delete.
         """
         if not self._active:
             return self.fail(
@@ -194,18 +198,18 @@ class Rendezvous:
             keys,
         )
 
-    # What runs in the thread of its own.
+    # In the call's own thread.
 
     def _agree(self) -> Roster:
         try:
             return self._wait_for_members()
         except BaseException as error:
-            # Whatever it is: no claim stays behind. An attempt that is closed already stays as it is.
+            # Any error: leave no claim behind. A closed attempt stays as it is.
             self._last_words(error)
             raise
         finally:
             if self._beaten:
-                with contextlib.suppress(JoinError):  # a counter left in a store that fails now harms nobody
+                with contextlib.suppress(JoinError):  # a leftover counter is harmless
                     self._record.forget_beats(self.request.rank)
 
     def _wait_for_members(self) -> Roster:
@@ -246,7 +250,7 @@ class Rendezvous:
             self._keep_time(watch)
 
     def _claim(self, watch: _Watch | None) -> _Watch | None:
-        """Claim the rank, unless somebody holds it; then watch that one, and return the watch."""
+        """Claim the rank; where another process holds it, return a watch of that process."""
         waiting = self._record.ledger.waiting
         dead, seen = self._look_at(() if waiting is None else self._of_interest(waiting))
         if watch is not None and watch.verdict == "lost":
@@ -272,7 +276,7 @@ class Rendezvous:
         return watch
 
     def _keep_time(self, watch: _Watch | None) -> None:
-        """Raise if it is time to stop waiting for members."""
+        """Raise at the deadline."""
         if self._cancelled() or self._given_up.is_set():
             raise self._cancel()
         if (stale := steps.fenced(self._record.ledger, self.request)) is not None:
@@ -281,13 +285,13 @@ class Rendezvous:
         if self._clock() < self._deadline:
             return
         if self._number == 0:
-            # The holder was neither found alive nor dead: nobody but this process is concerned.
+            # The holder was found neither alive nor dead, so only this process's join fails.
             raise self._error(watch.failure if watch is not None else None)
         if not self._seal():
             self._expire()
 
     def _expire(self) -> None:
-        """Close the attempt for lack of time and raise; return if it became active at the last moment."""
+        """Close the attempt at its deadline and raise; return if it became active just before."""
         move = self._record.apply(
             lambda ledger: steps.expire(
                 ledger, self._number, self._me, self.request, timeout=self._timeout, gone=self._gone
@@ -297,7 +301,7 @@ class Rendezvous:
             raise self._error(move.refusal)
 
     def _of_interest(self, waiting: Attempt) -> tuple[Claim, ...]:
-        """Whom to look at before claiming: who has the rank already; all, where the claim seals or closes."""
+        """Return the claims to probe first: the rank's holder; all, where the claim seals or closes."""
         if waiting.terms != self.request.terms or set(waiting.missing) <= {self.request.rank}:
             return waiting.claims
         return tuple(claim for claim in waiting.claims if claim.rank == self.request.rank)
@@ -314,9 +318,9 @@ class Rendezvous:
         return frozenset(gone), frozenset(claim.id for claim in every) - gone - doubted
 
     def _is_gone(self, claim: Claim) -> bool:
-        """Whether the process at whose address nobody answers is gone.
+        """Whether a process is gone whose address does not answer.
 
-        Where that address means another place here, its signs of life in the store tell.
+        Where that address may mean another host here, its signs of life in the store decide.
         """
         if not apart(self.request.member, claim.member):
             return True
@@ -331,10 +335,10 @@ class Rendezvous:
         return self._error(failure)
 
     def _seal(self) -> bool:
-        """Seal this member's open attempt, or find out that it is no longer open; False if it stays open.
+        """Seal this member's open attempt, or find it no longer open; False if it stays open.
 
-        In the way are members that died while they waited, whose claims are dropped, and a generation that nobody
-        has ended, as long as one of its processes exists.
+        Two things delay sealing: claims of members that died while they waited, which are dropped, and a
+        generation that was not reported over, as long as one of its processes exists.
         """
         ledger = self._record.ledger
         now, waiting = ledger.current, ledger.waiting
@@ -370,8 +374,8 @@ class Rendezvous:
             try:
                 check()
             except BaseException:
-                # A member that was active already may be gone by now: then this one is active, too, and what became
-                # of that member is the generation's business.
+                # A member that was active already may be gone by now. Then this one is active, too, and the
+                # watchdog reports the loss.
                 self._record.read()
                 if self._raise_if_closed() is Phase.ACTIVE:
                     return
@@ -386,9 +390,10 @@ class Rendezvous:
         return standing.phase
 
     def _cancel(self) -> JoinError:
-        """Close the attempt because this member gives up; return what to raise."""
+        """Close the attempt because this member gives up; return the error to raise."""
         request = self.request
-        why = f"Rank {request.rank} of world {request.world!r} (host {request.hostname}, pid {request.pid}) gave up"
+        who = f"host {request.hostname}, pid {request.pid}"
+        why = f"Rank {request.rank} of world {request.world!r} ({who}) gave up"
         failure = refusals.abandoned(self._number, why)
         self._leave(failure)
         return self._error(failure)
@@ -398,7 +403,7 @@ class Rendezvous:
             self._record.apply(lambda ledger: Move(self._left(ledger, failure)))
 
     def _left(self, ledger: Ledger, failure: Failure) -> Ledger:
-        # Others may have become active although this member never saw it: then its generation is over.
+        # The generation may have become active on other members meanwhile: then report it over.
         closed = steps.fail(ledger, self._number, self._me, failure)
         if closed is ledger:
             closed = steps.over(ledger, self._number, self._me, self.request.rank)
@@ -406,14 +411,14 @@ class Rendezvous:
 
     def _last_words(self, error: BaseException) -> None:
         told = error if isinstance(error, Exception) else JoinAbandonedError(self.request.world, repr(error))
-        with contextlib.suppress(JoinError):  # the store failed: then nothing can be said
+        with contextlib.suppress(JoinError):  # the store failed
             self._leave(refusals.failure_from(told, self.request))
 
     def _refuse(self, error: InvalidJoinError) -> None:
-        """Tell those who wait for this member that it cannot come.
+        """Tell the members that wait for this one that it cannot join.
 
-        They may be a moment behind: nobody waits yet, and a refusal that were left for later would hit the next,
-        correct join. So the telling is repeated for a while.
+        Repeated for a while, because they may start to wait a moment later. A refusal left in the store would
+        hit the next, correct join instead.
         """
         failure = refusals.failure_from(error, self.request)
         told: list[bool] = []
@@ -437,11 +442,11 @@ class Rendezvous:
     # Waiting.
 
     def _pause(self, news: float) -> None:
-        """Sleep before the next look.
+        """Sleep before the next read of the record.
 
-        0.2 ms as long as the last news is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s a
-        four-hundredth, up to 20 ms. In large worlds longer, so that all members together read no more than about
-        20 MB/s: a record has about 130 bytes for each.
+        0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s
+        a four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s
+        in sum: a record has about 130 bytes for each.
         """
         now = self._clock()
         age = now - news
@@ -456,7 +461,7 @@ class Rendezvous:
             last_words()
             self._record.delete(names)
 
-        # Best effort: a store that cannot be reached tells nobody anything, and the caller is leaving anyway.
+        # Best effort: the store may be unreachable, and the caller is leaving anyway.
         with contextlib.suppress(JoinError):
             self._within(speak, self._clock() + PARTING)
 
@@ -476,12 +481,12 @@ class Rendezvous:
                 self.request.world,
                 f"The store of world {self.request.world!r} gave {error}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="Look whether the process that serves it, rank 0's for tcp://, still runs; then join again",
+                next_step="Look whether the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error
 
 
 class _Watch:
-    """Watching whether the process that holds a rank gives signs of life."""
+    """Watches the holder of a rank for signs of life."""
 
     def __init__(self, holder: str, failure: Failure, count: str, now: float) -> None:
         self.holder = holder
@@ -491,7 +496,7 @@ class _Watch:
         self._since = now
 
     def look(self, count: str, now: float) -> None:
-        """Take in the holder's counter."""
+        """Compare the holder's counter with the last one."""
         if count != self._count:
             self.verdict = "living"
         elif now - self._since >= LOST_AFTER:

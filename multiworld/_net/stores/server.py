@@ -1,12 +1,12 @@
-"""TCPStore server in a thread with its own descriptor table, so that its clients use none of the process's descriptors.
+"""TCPStore server in a thread with its own descriptor table, separate from the process's.
 
-torch's server (C++) accepts every connection to the store's port, at a descriptor each; with none left, every world's
-connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`) the server can
-exhaust only that table. The kernel holds connections back until they send data (TCP_DEFER_ACCEPT), and the thread
-regularly closes those that do not prove to be clients.
+torch's server (C++) accepts every connection to the store's port, at a descriptor each; with none left, every
+world's connections and the program's own files fail. In a table of its own (see `_net/descriptor_table.py`)
+the server can exhaust only that table. The kernel holds connections back until they send data
+(TCP_DEFER_ACCEPT), and the thread regularly closes those that do not prove to be clients.
 
-An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The numbers
-that the process uses therefore refer to the null device here.
+An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The
+numbers that the process uses therefore refer to the null device here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 import torch.distributed
 
 from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, Accepted, ClientCheck
+from multiworld._net import procfs
 from multiworld._net.descriptor_table import isolate, lowest_number
 
 __all__ = ["StoreServer", "older_than"]
@@ -105,7 +106,7 @@ class StoreServer:
         raise OSError(code, os.strerror(code))
 
     def close(self) -> None:
-        """Stop the server and free the port, within 10 s; idempotent. Losing the last reference does the same."""
+        """Stop the server and free the port, within 10 s; so does losing the last reference. Idempotent."""
         self._finish()
 
 
@@ -138,7 +139,7 @@ def _run(
     control = socket.socket(fileno=end)
     server = None
     try:
-        used = max(map(int, os.listdir("/proc/self/fd")), default=0)  # noqa: PTH208  (names only)
+        used = max(map(int, procfs.names("/proc/self/fd")), default=0)
         if own and isolate(end):
             shared[0] = False
             _fill(min(used, lowest_number(), _NULLS))
@@ -206,18 +207,22 @@ def _watch(control: socket.socket, port: int) -> None:
     quick = not _libuv_takes_a_socket()
     clients = ClientCheck(answers=not quick, patience=PATIENCE_BLOCKED if quick else PATIENCE)
     control.settimeout(_SOON if quick else _LOOK)
-    while True:
-        try:
-            if not control.recv(1):
-                return
-        except TimeoutError:  # noqa: PERF203  (the timeout is the loop's timer)
-            for each in clients.overdue(_unproven(port, clients), time.monotonic()):
-                _hang_up(each)
+    while not _closed(control):
+        for each in clients.overdue(_unproven(port, clients), time.monotonic()):
+            _hang_up(each)
+
+
+def _closed(control: socket.socket) -> bool:
+    """Wait one interval, the socket's timeout; return whether the other end closed it."""
+    try:
+        return not control.recv(1)
+    except TimeoutError:
+        return False
 
 
 def _unproven(port: int, clients: ClientCheck) -> list[Accepted]:
     found = []
-    for name in os.listdir("/proc/thread-self/fd"):  # noqa: PTH208  (names only)
+    for name in procfs.names("/proc/thread-self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or no TCP socket
             status = os.fstat(fd)

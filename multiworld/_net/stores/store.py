@@ -1,8 +1,8 @@
-"""Where members meet: ``tcp://host:port``, ``file:///path``, or any torch Store.
+"""Stores of worlds: ``tcp://host:port``, ``file:///path``, or any torch Store.
 
-A process serves or connects to an address once, however many of its worlds meet there. The server is torch's own
-TCPStore (a C++ thread; nothing to start), bound to exactly the given address (`storeserver.py`). Calls go through `TcpClient`, whose
-calls keep deadlines; a store is trusted: whoever can write to it can do anything to the worlds that meet there.
+A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++
+thread in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose
+calls keep deadlines. A store is trusted: every process that can write to it controls the worlds that use it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ dist: Any = torch.distributed  # it exports the stores without saying so to type
 __all__ = ["PollingStore", "StoreAddress", "StoreHandle", "open_store"]
 
 _ATTEMPT = 2.0
-"""Seconds that one attempt to connect may take; others that want the same address wait for it."""
+"""Seconds that one attempt to connect may take; other joins at the address wait for it."""
 
 _ANSWER = 1.0
 """Seconds that a server has to answer a call when the deadline of the join is over, or near."""
@@ -50,13 +50,13 @@ _FOREIGN = 2.0
 """Seconds for which rank 0 looks for a server at an address that it cannot serve itself."""
 
 _SILENT = 5.0
-"""The same where somebody listens and says nothing: it may be a store whose process or host stands still."""
+"""Seconds for the same where a listener is silent: it may be a store whose process or host is stopped."""
 
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
 
 _MISSED_AFTER = 5.0
-"""Seconds after which a member logs that nobody serves its store; again after as long as it has waited then."""
+"""Seconds after which a member logs that its store has no server; the interval then doubles."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +65,12 @@ class StoreHandle:
     """One world's hold on a store.
 
     Attributes:
-        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On tcp a
-            call that the server does not answer raises at the join's deadline (`dist.DistStoreError`), and one
-            whose server is gone raises at once (`dist.DistNetworkError`).
+        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On
+            tcp a call that the server does not answer raises at the join's deadline (`dist.DistStoreError`),
+            and one whose server is gone raises at once (`dist.DistNetworkError`).
         address: for messages.
-        local_host: numeric address at which other members reach this host; see `multiworld._net.host_address`.
+        local_host: numeric address at which other members reach this host; see
+            `multiworld._net.host_address`.
     """
 
     def __init__(self, shared: _Shared, store: Any, address: str, local_host: str) -> None:
@@ -86,10 +87,10 @@ class StoreHandle:
         return self._shared.server is not None
 
     def spare(self) -> bool:
-        """Whether this hold can be given back without ending what others use.
+        """Whether this hold can be released without ending a store that others use.
 
-        A server is used as long as another process is connected to it: its worlds meet there, or it waits for a join.
-        Where the system does not say who is connected, somebody may be.
+        A server is in use while another process is connected to it. Where the system does not list
+        connections, it counts as in use.
         """
         server = self._shared.server
         if server is None or self._shared.client is None:
@@ -105,7 +106,7 @@ class StoreHandle:
         return isinstance(self.store, TcpStore)
 
     def fresh(self) -> Store:
-        """Return a torch-made client with a connection of its own, for who blocks in C++ (NCCL).
+        """Return a torch client with a connection of its own, for callers that block in C++ (NCCL).
 
         Raises:
             RuntimeError: torch's, when the server does not answer.
@@ -116,12 +117,12 @@ class StoreHandle:
         return store
 
     def idle(self) -> None:
-        """Say that nobody uses what `fresh` gave any more: other worlds that meet at this address may have it."""
+        """Release the clients that `fresh` returned, for other worlds at this address."""
         lent, self._lent = self._lent, []
         self._shared.take_back(lent)
 
     def close(self) -> None:
-        """Let go of it; the last hold of this process ends server and connection. Harmless when repeated."""
+        """Release the hold; the last one of this process ends server and connection. Idempotent."""
         with _registry.lock:
             closing, self._closed = not self._closed, True
         if closing:
@@ -129,7 +130,7 @@ class StoreHandle:
 
 
 class _Shared:
-    """What a process has of one store; `key` is None where it belongs to the caller."""
+    """A process's server and clients of one store; `key` is None for a store of the caller's."""
 
     def __init__(
         self,
@@ -144,21 +145,22 @@ class _Shared:
         self.server = server
         self.store = store
         self.holds = 0
-        self._spare: list[Any] = []  # clients that nobody uses
+        self._spare: list[Any] = []  # unused clients
 
     def alive(self) -> bool:
         return self.client is None or self.client.alive(deadline=time.monotonic() + _ANSWER)
 
     def fresh(self) -> Any:
-        """Return a client that nobody else uses: one that was given back, or a new one.
+        """Return an unused client, or a new one.
 
-        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598): where another
-        thread is in that table an entry gets lost, and the process ends with its object. So there it is used again.
+        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598). If
+        another thread uses the table meanwhile, an entry is lost, and destroying its object ends the process.
+        So clients are reused.
         """
         while self._spare:
             with contextlib.suppress(
                 IndexError, RuntimeError
-            ):  # another thread was faster; its server is gone
+            ):  # another thread was first; its server is gone
                 spare = self._spare.pop()
                 spare.check(["m8d-none"])
                 return spare
@@ -190,7 +192,7 @@ class _Shared:
 
 
 class _Registry:
-    """The stores of this process, by address. A slot's lock is held during one attempt, `lock` never during I/O."""
+    """This process's stores by address. A slot's lock is held during an attempt, `lock` never during I/O."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -201,14 +203,15 @@ class _Registry:
     def slot(self, key: str) -> threading.Lock:
         with self.lock:
             if self.pid != os.getpid():
-                # A forked child must not speak on its parent's connections, nor end its server: kept, never used.
+                # A forked child must neither use its parent's connections nor end its server: kept, never
+                # used.
                 _inherited.append(dict(self.shared))
                 self.pid = os.getpid()
                 self.shared, self.slots = {}, {}
             return self.slots.setdefault(key, threading.Lock())
 
     def hold(self, key: str) -> _Shared | None:
-        """Take a hold on what is there, if it is alive."""
+        """Hold the address's store, if it is alive."""
         with self.lock:
             shared = self.shared.get(key)
             if shared is not None:
@@ -225,7 +228,7 @@ class _Registry:
         return shared
 
     def release(self, shared: _Shared, *, inside: bool = False) -> None:
-        """Give a hold back; `inside` says that the caller has the slot."""
+        """Release a hold; `inside`: the caller holds the slot's lock."""
         with self.lock:
             shared.holds -= 1
             last = shared.holds == 0 and shared.key is not None
@@ -233,7 +236,8 @@ class _Registry:
             if last and shared.key is not None and self.shared.get(shared.key) is shared:
                 del self.shared[shared.key]
         if last and not inside and slot is not None:
-            # In the slot, so that nobody connects to a server that is about to end. An attempt is short.
+            # Under the slot's lock, so that no join connects to a server that is about to end. An attempt is
+            # short.
             taken = slot.acquire(timeout=2 * _ATTEMPT)
             try:
                 shared.close()
@@ -261,13 +265,13 @@ def open_store(
     Args:
         store: address, or a torch Store, which stays the caller's.
         world: for messages.
-        serve: whether this process is rank 0, which serves a tcp store where nobody does yet.
-        deadline: ``time.monotonic()`` seconds; who does not serve tries until then.
-        cancelled: asked between attempts; true ends the waiting with StoreUnreachableError.
+        serve: whether this process is rank 0, which serves a tcp store that has no server yet.
+        deadline: ``time.monotonic()`` seconds; other ranks try to connect until then.
+        cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
 
     Raises:
         InvalidJoinError: `store` is no store.
-        StoreBindError: rank 0 can neither serve it nor use whoever serves it.
+        StoreBindError: rank 0 can neither serve it nor use the server that is there.
         StoreUnreachableError: it did not answer before the deadline.
     """
     if isinstance(store, dist.Store):
@@ -344,13 +348,13 @@ def _open_tcp(
 
 
 class _Attempt:
-    """Tries to serve or to connect, again and again; knows what went wrong last."""
+    """Repeated attempts to serve or to connect, with the last error."""
 
     def __init__(
         self, address: StoreAddress, targets: list[tuple[int, tuple[str, int]]], *, world: str, serve: bool
     ) -> None:
         self.address, self.targets, self.world, self.serve = address, targets, world, serve
-        self.last = "nobody was asked"
+        self.last = "no address was tried"
         self._foreign_since: float | None = None
 
     def make(self, deadline: float) -> _Shared | None:
@@ -364,7 +368,8 @@ class _Attempt:
                 client = TcpClient.connect(family, target, deadline=min(deadline, now + _ATTEMPT))
             except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
                 self.last = str(error)
-                # A server that was just killed looks the same for a moment: its listener is there, and accepts nobody.
+                # A server that was just killed looks the same for a moment: its listener exists and accepts
+                # nothing.
                 self._foreign_since = self._foreign_since or now
                 patience = _SILENT if isinstance(error.__cause__, TimeoutError) else _FOREIGN
                 if refused is not None and time.monotonic() - self._foreign_since > patience:
@@ -376,11 +381,13 @@ class _Attempt:
         if refused is not None and refused.errno == errno.EADDRNOTAVAIL:
             self._foreign_since = self._foreign_since or now
             if time.monotonic() - self._foreign_since > _FOREIGN:
-                raise self._cannot(f"it is no address of this host, and nobody answers there ({self.last})")
+                raise self._cannot(
+                    f"it is no address of this host, and no server answers there ({self.last})"
+                )
         return None
 
     def _bind_error(self, deadline: float) -> _Shared | OSError | None:
-        """Serve at the first of the addresses that is this host's; why not, where it cannot be."""
+        """Serve at the first address that belongs to this host; return the error where that fails."""
         error: OSError | None = None
         for family, target in self.targets:
             try:
@@ -419,8 +426,8 @@ def _made_without_gil() -> bool:
 
 
 def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tuple[int, tuple[str, int]]]:
-    """Numeric addresses of the host, each once, with their family; a name server that hangs keeps nobody."""
-    with contextlib.suppress(ValueError):  # a name, then
+    """Return the host's numeric addresses, each once, with their family, within the deadline."""
+    with contextlib.suppress(ValueError):  # a name
         version = ipaddress.ip_address(address.host).version
         return [(socket.AF_INET6 if version == 6 else socket.AF_INET, (address.host, address.port))]
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -445,14 +452,15 @@ def _resolve(address: StoreAddress, *, world: str, deadline: float) -> list[tupl
         ) from found
     targets = list(dict.fromkeys((int(family), (str(to[0]), int(to[1]))) for family, _, _, _, to in found))
     if address.host != "localhost" and all(host_address.is_loopback(target[0]) for _, target in targets):
-        # A host's own name, which /etc/hosts often gives to loopback (127.0.1.1); the others resolve it otherwise.
+        # A host's own name, which /etc/hosts often gives to loopback (127.0.1.1); the others resolve it
+        # otherwise.
         outside = (host_address.outward(), address.port)
         targets.insert(0, (int(socket.AF_INET6 if ":" in outside[0] else socket.AF_INET), outside))
     return list(dict.fromkeys(targets))
 
 
 def _host_of(store: Store) -> str:
-    """Local address that leads to the host of a torch Store object, or outward where it has none, or this host."""
+    """Return the local address that leads to the host of a torch Store; without one, outward, or loopback."""
     inner: Any = store
     while isinstance(inner, dist.PrefixStore):
         inner = inner.underlying_store
@@ -461,13 +469,13 @@ def _host_of(store: Store) -> str:
     host = getattr(inner, "host", None)
     if not isinstance(host, str) or not host:
         return host_address.outward()
-    with contextlib.suppress(OSError):  # no route, no name: then what leads outward is as good as any
+    with contextlib.suppress(OSError):  # no route, no name: the address that leads outward serves as well
         for family, kind, _, _, to in socket.getaddrinfo(
             host, getattr(inner, "port", 1) or 1, type=socket.SOCK_DGRAM
         ):
             with socket.socket(family, kind) as probe:
                 probe.connect(to)  # UDP: nothing is sent, the kernel picks the interface
                 found = str(probe.getsockname()[0])
-                # Its server listens on every interface, and members on other hosts call it otherwise.
+                # Its server listens on every interface; members on other hosts use another address.
                 return host_address.outward() if host_address.is_loopback(found) else found
     return host_address.outward()

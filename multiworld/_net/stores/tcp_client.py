@@ -1,8 +1,8 @@
-"""One connection to a TCPStore server whose calls keep deadlines.
+"""TCPStore client whose calls keep deadlines.
 
-torch's own client waits in C++ for as long as the server says nothing, behind one mutex for all callers, and writes
-warnings when the server dies. A world must not depend on that: this client speaks the same protocol and gives up in
-time. Query numbers are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
+torch's own client waits in C++ without a limit while the server is silent, with one mutex for all callers,
+and prints warnings when the server dies. This client speaks the same protocol with timeouts. Query numbers
+are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7,
 _MAGIC = 0x3C85F7CE  # TCPStoreBackend.hpp, validationMagicNumber
 _BITS = 0  # a reply of 8 bytes of length, then that many bytes; every other reply has a fixed size
 _ORDER = sys.byteorder  # torch sends numbers as they lie in memory
-_MOST = 1 << 30  # no value of a store is as long: whoever says so does not speak the protocol
+_MOST = 1 << 30  # longer than any value: the other end does not speak the protocol
 
 
 class NotAStoreError(ConnectionError):
@@ -31,9 +31,9 @@ class NotAStoreError(ConnectionError):
 class TcpClient:
     """Calls of one process to one TCPStore server; thread-safe.
 
-    Every call takes a deadline (``time.monotonic()`` seconds) and raises TimeoutError when it passes. The answer
-    that comes later is thrown away by the next call, so a late server harms nobody. Any other trouble
-    (ConnectionError) ends the connection for good: what the server knew may be gone with it.
+    Every call takes a deadline (``time.monotonic()`` seconds) and raises TimeoutError when it passes. A late
+    answer is discarded by the next call. Any other error (ConnectionError) ends the connection for good: the
+    server's data may be gone.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -44,7 +44,8 @@ class TcpClient:
         )  # sizes of the replies that are still to come
         self._buffer = bytearray()
         self._error: str | None = None
-        # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round trip.
+        # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round
+        # trip.
         self._nothing = b"m8d-nothing-" + os.urandom(16)
         self.local = sock.getsockname()
         self.remote = sock.getpeername()
@@ -66,7 +67,7 @@ class TcpClient:
             try:
                 client._send(
                     struct.pack("=BI", _VALIDATE, _MAGIC), deadline
-                )  # whoever does not begin so is dropped
+                )  # the server drops connections without it
                 client.ping(deadline=deadline)
             except (TimeoutError, ConnectionError) as error:
                 raise NotAStoreError(f"what listens there does not answer as a TCPStore ({error})") from error
@@ -85,9 +86,9 @@ class TcpClient:
 
     def ping(self, *, deadline: float) -> None:
         """Ask for a sign of life."""
-        # A key that nobody has: the answer repeats 28 bytes of ours. (torch 2.4 knows no PING yet.)
+        # A key that does not exist: the answer repeats 28 bytes of the query. (torch 2.4 has no PING.)
         if self.get("m8d/ping", deadline=deadline) is not None:
-            raise self._end("it sends what nobody asked for")
+            raise self._end("it sends more than was asked for")
 
     def set(self, key: str, value: bytes, *, deadline: float) -> None:
         """Store `value` at `key`; the server does not answer to it."""
@@ -99,9 +100,10 @@ class TcpClient:
         return None if value == self._nothing else value
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, *, deadline: float) -> bytes:
-        """Store `desired` if the value is `expected` (or missing, and `expected` empty); return what is there then.
+        """Store `desired` if the value is `expected` (or missing, if that is empty); return the value then.
 
-        A missing key with an `expected` that is not empty is left alone, and `expected` is returned (TCPStore's rule).
+        A missing key with an `expected` that is not empty is left alone, and `expected` is returned
+        (TCPStore's rule).
         """
         return self._call(
             struct.pack("=B", _COMPARE_SET) + _key(key) + _bits(expected) + _bits(desired), _BITS, deadline
@@ -118,11 +120,11 @@ class TcpClient:
         return self._call(payload, 1, deadline) == b"\0"
 
     def count(self, *, deadline: float) -> int:
-        """How many keys the server has, everybody's."""
+        """Return the number of keys on the server, of all clients."""
         return int.from_bytes(self._call(struct.pack("=B", _COUNT), 8, deadline), _ORDER, signed=True)
 
     def delete(self, key: str, *, deadline: float) -> bool:
-        """Remove `key`; whether it was there."""
+        """Remove `key`; return whether it existed."""
         reply = self._call(struct.pack("=B", _DELETE) + _key(key), 8, deadline)
         return int.from_bytes(reply, _ORDER, signed=True) == 1
 
@@ -158,9 +160,7 @@ class TcpClient:
         try:
             self._sock.settimeout(left)
             self._sock.sendall(payload)
-        except (
-            OSError
-        ) as error:  # a query that is half sent cannot be taken back: a timeout is the end as well
+        except OSError as error:  # after a query that was partly sent the connection is unusable
             raise self._end(str(error)) from error
 
     def _receive(self, deadline: float) -> bytes:
@@ -184,7 +184,7 @@ class TcpClient:
             self._buffer += chunk
 
     def _parse(self) -> bytes | None:
-        """Take the next reply out of the buffer, if it is all there."""
+        """Take the next reply out of the buffer, if it is complete."""
         start, size = 0, self._owed[0]
         if size == _BITS:
             if len(self._buffer) < 8:

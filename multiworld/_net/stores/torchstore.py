@@ -1,4 +1,4 @@
-"""torch Stores of our own: one over `TcpClient`, and one that waits by asking, for the makers of process groups."""
+"""torch Stores implemented in Python: over `TcpClient`, and with waits that can be cancelled."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["PollingStore", "TcpStore"]
 _Value: TypeAlias = "str | bytes"
 
 _FIRST, _LAST = 0.0002, 0.005
-"""Seconds between two questions: the first, and what they grow to."""
+"""Seconds between two polls: at first, and at most."""
 
 
 class _AskingStore(Store):
-    """A torch Store whose waits ask again and again, so that nobody holds anything while nothing happens.
+    """A torch Store whose waits poll, so that they hold neither a lock nor a connection.
 
     torch's C++ calls overridden methods by the C++ names in some cases; both names are there.
     """
@@ -37,10 +37,16 @@ class _AskingStore(Store):
         self._patience = timeout
 
     def _turn(self) -> None:
-        """Called at every turn of a wait; raises to end it."""
+        """Called at every poll of a wait; raises to end it."""
 
     def _check(self, keys: list[str]) -> bool:
         raise NotImplementedError
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802  (the name that C++ looks up)
+        return bool(self.delete_key(key))
+
+    def getNumKeys(self) -> int:  # noqa: N802  (the name that C++ looks up)
+        return int(self.num_keys())
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._check(list(keys))
@@ -65,15 +71,15 @@ class _AskingStore(Store):
 
     @property
     def timeout(self) -> dt.timedelta:
-        """How long a wait without a timeout of its own lasts."""
+        """Timeout of waits without one of their own."""
         return dt.timedelta(seconds=self._patience)
 
     def has_extended_api(self) -> bool:
-        """No append, multi_get, multi_set: torch then does without."""
+        """False: torch then does without append, multi_get and multi_set."""
         return False
 
     def clone(self) -> Any:
-        """Itself: it may be used by several threads at once."""
+        """Return itself, which is thread-safe."""
         return self
 
 
@@ -82,8 +88,8 @@ class TcpStore(_AskingStore):
 
     Args:
         client: shared with the other worlds of this process that meet at the same server.
-        deadline: ``time.monotonic()`` seconds until which a call waits for the server's answer; when it is over,
-            or near, a call still has `answer` seconds.
+        deadline: ``time.monotonic()`` seconds until which a call waits for the server's answer; when it is
+            over, or near, a call still has `answer` seconds.
         answer: seconds.
     """
 
@@ -97,9 +103,9 @@ class TcpStore(_AskingStore):
         self._ask(self._client.set, key, _octets(value))
 
     def get(self, key: str) -> bytes:
-        """Return the value; wait for it where it is missing."""
+        """Return the value, waiting until it exists."""
         value = self._ask(self._client.get, key)
-        while value is None:  # again if it was deleted between the two questions
+        while value is None:  # again if it was deleted in between
             self.wait([key])
             value = self._ask(self._client.get, key)
         return bytes(value)
@@ -118,9 +124,6 @@ class TcpStore(_AskingStore):
     def num_keys(self) -> int:
         return int(self._ask(self._client.count))
 
-    deleteKey = delete_key  # noqa: N815  (the names C++ looks for)
-    getNumKeys = num_keys  # noqa: N815
-
     def _check(self, keys: list[str]) -> bool:
         return bool(self._ask(self._client.check, keys))
 
@@ -135,18 +138,19 @@ class TcpStore(_AskingStore):
 
 
 class _Handle(Protocol):
-    """What has a store: a StoreHandle."""
+    """Holder of a store: a StoreHandle."""
 
     store: Store
 
 
 class PollingStore(_AskingStore):
-    """What a process group is built over: it never blocks in the store below, and it can be told to give up.
+    """Store under a process group: never blocks in the store below, and can be told to give up.
 
     Args:
         inner: any torch Store, or a StoreHandle; only short calls are made to it.
         prefix: put before every key, with a slash.
-        check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's connecting.
+        check_cancelled: called at every turn of a wait; what it raises ends the wait, and so gloo's
+            connecting.
         timeout: seconds a wait lasts that is given no timeout.
         publishing: called with each value that is about to be set, while it records.
         call: calls a function of `inner` with its arguments, in time; None where each ends in time by itself.
@@ -169,7 +173,7 @@ class PollingStore(_AskingStore):
     ) -> None:
         super().__init__(timeout)
         self._call = call or _directly
-        # torch's stores take bytes as well as text, whatever their type hints say.
+        # torch's stores take bytes as well as text, contrary to their type hints.
         self._inner: Any = inner if isinstance(inner, Store) else inner.store
         self._prefix = f"{prefix}/" if prefix else ""
         self._check_cancelled = check_cancelled
@@ -186,7 +190,7 @@ class PollingStore(_AskingStore):
         self._call(self._inner.set, self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
-        """Return the value; wait for it where it is missing."""
+        """Return the value, waiting until it exists."""
         self.wait([key])
         value: bytes = self._call(self._inner.get, self._prefix + key)
         if self.recording:
@@ -206,9 +210,6 @@ class PollingStore(_AskingStore):
 
     def num_keys(self) -> int:
         return int(self._call(self._inner.num_keys))
-
-    deleteKey = delete_key  # noqa: N815  (the names C++ looks for)
-    getNumKeys = num_keys  # noqa: N815
 
     def _turn(self) -> None:
         self._check_cancelled()
