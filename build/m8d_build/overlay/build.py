@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
-from m8d_build.elf.read import glibc_floor, read_library
+from m8d_build.elf.read import read_library
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.files.blobs import file_sha256
@@ -31,25 +31,19 @@ from m8d_build.overlay.plan import (
     require_recipe,
 )
 from m8d_build.overlay.toolbox import extract, link_libraries, prepare_headers, required_packages
+from m8d_build.overlay.write import GRAFTED, write_patched
 from m8d_build.series.apply import patched_files
 from m8d_build.series.read import load_series
-from m8d_build.settings import REPO_ROOT
 from m8d_build.sources import fetch_source
-from m8d_build.wheel.changes import Edit, Put
+from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
-from m8d_build.wheel.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.wheel.repack import repack
 from m8d_build.wheel.wheelfile import open_wheel
-from multiworld import __version__ as builder
-from multiworld.shim.loader import LOADER_ENTRY, loader_text
-from multiworld.shim.marker import Marker, Overlay, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from m8d_build.overlay.compile import Compiled
-    from m8d_build.overlay.graft import GraftResult
     from m8d_build.overlay.link import Linked
     from m8d_build.overlay.toolbox import Toolbox
     from m8d_build.progress import Reporter
@@ -57,14 +51,11 @@ if TYPE_CHECKING:
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
     from m8d_build.wheel.facts import WheelFacts
-    from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
 
 __all__ = ["Built", "OverlayRequest", "build_overlay"]
 
 NATIVE = Path(__file__).parent / "native" / "overlay.cpp"
-GRAFTED = "torch/lib/libtorch_cuda.so"
-LICENCE = REPO_ROOT / "LICENSE"
 # The official wheel's libraries unpacked (1.6 GB for 2.6.0) and downloads; the wheel itself goes to the output.
 WORK_MB, OUT_MB = 2500, 900
 
@@ -191,7 +182,8 @@ class _Build:
                 f"{grafted.changed_bytes} bytes of {GRAFTED} change; {len(grafted.plan.hide)} symbols move"
             )
         with step("repack"):
-            repacked = self.repack(wheel, sha256, facts, series, linked.path, grafted, touched)
+            more = self.replaced(wheel, touched)
+            repacked = write_patched(wheel, sha256, facts, series, linked.path, grafted, self.settings, more)
         with step("inspect"):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
             found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
@@ -344,57 +336,17 @@ class _Build:
 
         return compile_probe
 
-    def repack(
-        self,
-        wheel: WheelFile,
-        sha256: str,
-        facts: WheelFacts,
-        series: Series,
-        overlay: Path,
-        grafted: GraftResult,
-        touched: Sequence[str],
-    ) -> Repacked:
-        file = f"torch/lib/{overlay.name}"
-        local = local_label(facts.local)
-        marker = Marker(
-            torch=facts.torch,
-            local=local,
-            commit=facts.git_version,
-            topics=tuple(Topic(patch.topic, patch.sha256) for patch in series.patches),
-            mode="overlay",
-            builder=builder,
-            overlay=Overlay(file, file_sha256(overlay)),
-        )
-        headers = {f"torch/include/{path}": self.work / "stage" / path for path in touched}
-        changes: list[Put | Edit] = [
-            Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in grafted.edits)),
-            Put(file, overlay, executable=True),
-            Put("torch/m8d.json", make_marker(marker)),
-            Put(LOADER_ENTRY, loader_text()),
+    def replaced(self, wheel: WheelFile, touched: Sequence[str]) -> list[Put]:
+        """Return the entries that patched headers and Python files replace or add."""
+        stage, include = self.work / "stage", "torch/include/"
+        headers = [path for path in touched if include + path in wheel.entries]
+        return [
             *(
-                Put(name, guarded_like(wheel.read(name), path.read_bytes()))
-                for name, path in headers.items()
-                if name in wheel.entries
+                Put(include + path, guarded_like(wheel.read(include + path), (stage / path).read_bytes()))
+                for path in headers
             ),
-            *(Put(path, self.work / "stage" / path) for path in touched if path.endswith(".py")),
+            *(Put(path, stage / path) for path in touched if path.endswith(".py")),
         ]
-        glibc = max((*glibc_floor(overlay),), tuple(facts.glibc))
-        changed = tuple(change.name for change in changes)
-        return repack(
-            wheel,
-            self.settings.out,
-            changes,
-            local=local,
-            platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
-            notices={
-                LICENCE_NAME: LICENCE.read_bytes(),
-                NOTICE_NAME: make_notice(
-                    marker, source=wheel.path.name, source_sha256=sha256, changed=changed
-                ),
-            },
-            jobs=self.settings.jobs,
-            cache=self.settings.cache / "deflate",
-        )
 
 
 def _writable(folder: Path) -> None:
