@@ -24,6 +24,7 @@ from m8d_build.overlay.headerguard import guarded_like
 from m8d_build.overlay.link import link_overlay
 from m8d_build.overlay.plan import (
     Layout,
+    Step,
     compile_jobs,
     local_label,
     overlay_file_name,
@@ -42,6 +43,7 @@ from m8d_build.wheel.wheelfile import open_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from m8d_build.overlay.compile import Compiled
     from m8d_build.overlay.link import Linked
@@ -148,12 +150,12 @@ class _Build:
         return self.logs / f"overlay-{self.request.target.version}-{self.request.python}.log"
 
     def run(self) -> Built:
-        step, target = self.report.step, self.request.target
+        step, target = self.steps(), self.request.target
         std = target.abi.std if target.abi else OLDEST_STD
         compiler = compiler_identity(self.settings.compiler, std)
-        with step("official wheel"):
+        with step(Step.OFFICIAL_WHEEL):
             wheel, sha256 = self.official_wheel()
-        with step("sources"):
+        with step(Step.SOURCES):
             tree = fetch_source(
                 target,
                 self.settings,
@@ -162,29 +164,29 @@ class _Build:
                 reporter=self.report,
             )
             self.report.note(tree.origin)
-        with step("patches"):
+        with step(Step.PATCHES):
             series = load_series(self.settings.patches, target.version)
             layout = Layout(self.work / "stage", tree.root, self.work)
             touched = self.stage(series, layout)
-        with step("headers"):
+        with step(Step.HEADERS):
             toolbox, packages = self.headers(wheel)
-        with step("libraries"):
+        with step(Step.LIBRARIES):
             facts = self.libraries(wheel)
-        with step("compile"):
+        with step(Step.COMPILE):
             compiled = self.compile(facts, toolbox, layout, compiler)
-        with step("link"):
+        with step(Step.LINK):
             linked = self.link(compiled, packages)
-        with step("check"):
+        with step(Step.CHECK):
             self.check(compiled, linked, touched, toolbox, layout, facts)
-        with step("graft"):
+        with step(Step.GRAFT):
             grafted = graft_edits(self.work / GRAFTED, linked.path)
             self.report.note(
                 f"{grafted.changed_bytes} bytes of {GRAFTED} change; {len(grafted.plan.hide)} symbols move"
             )
-        with step("repack"):
+        with step(Step.REPACK):
             more = self.replaced(wheel, touched)
             repacked = write_patched(wheel, sha256, facts, series, linked.path, grafted, self.settings, more)
-        with step("inspect"):
+        with step(Step.INSPECT):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
             found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
             if not found.consistent:
@@ -206,6 +208,17 @@ class _Build:
             objects=len(compiled),
             grafted_bytes=grafted.changed_bytes,
         )
+
+    def steps(self) -> Callable[[Step], AbstractContextManager[None]]:
+        """Return what opens the next step of the plan; another one than the next is a fault of this module."""
+        plan = iter(Step)
+
+        def step(wanted: Step) -> AbstractContextManager[None]:
+            if (planned := next(plan, None)) is not wanted:
+                raise AssertionError(f"{wanted} is run where the plan has {planned}")
+            return self.report.step(wanted.title)
+
+        return step
 
     def official_wheel(self) -> tuple[WheelFile, str]:
         request = self.request
