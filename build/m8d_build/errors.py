@@ -181,7 +181,7 @@ class PreflightFailed(BuildError):
 
 
 class BehaviourFailed(BuildError):
-    """The patched wheel does not behave as patched, a torch does not pass the battery, or a build the test bed's tests."""
+    """The patched wheel does not behave as patched, or a build does not pass the test bed's tests."""
 
     exit_code = 42
 

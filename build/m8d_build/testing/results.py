@@ -1,4 +1,4 @@
-"""What the contract battery gave on one torch: read from pytest's junit file, kept as JSON."""
+"""What the contract tests gave on one torch: read from pytest's junit file, kept as JSON."""
 
 from __future__ import annotations
 
