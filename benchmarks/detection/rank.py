@@ -1,4 +1,4 @@
-"""The processes of the part `detection`: an observer, its steady partner, the zygote that victims are forked from."""
+"""Processes of `detection`: an observer, its partner, the zygote that victims are forked from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member in the fan-in part: rank 0 receives from everyone; each of the others shares one world with it."""
+"""A member in `fanin`: rank 0 receives from all; each of the others shares one world with it."""
 
 from __future__ import annotations
 

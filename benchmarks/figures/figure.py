@@ -1,4 +1,4 @@
-"""A figure: one measured value with its spread, its goal, and what it is compared with. Pure; no torch, no clock."""
+"""A figure: one measured value with its spread, goal and baseline. Pure: no torch, no clock."""
 
 from __future__ import annotations
 

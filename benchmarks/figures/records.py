@@ -1,4 +1,4 @@
-"""A run as a JSON file: when, of what, on what, and its figures.
+"""A run as a JSON file: time, versions, machine, figures.
 
 Kept records lie in benchmarks/results/; others in out/benchmarks/, which git ignores.
 """

@@ -1,4 +1,4 @@
-"""A member in the latency part: the same operation, called in each of the forms that are compared."""
+"""A member in `latency`: the same operation, called in each of the compared forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that cost milliseconds: forked from one that has loaded torch and has no thread yet. Standard library only.
+"""Processes forked in milliseconds from one that has loaded torch and no thread. Standard library only.
 
 They are there to be killed and stopped. Each has a pipe on which it tells what happened, JSON line by JSON line.
 Times are `time.monotonic()` seconds: one clock for all processes of a machine.

@@ -1,4 +1,4 @@
-"""The program of a rank: `python -m benchmarks.measuring.rank MODULE:MAKE JSON`, started by `benchmarks.measuring.ranks`.
+"""The program of a rank: `python -m benchmarks.measuring.rank MODULE:MAKE JSON`.
 
 Commands come as JSON lines on standard input, answers go as JSON lines to the descriptor that JSON names (not to
 standard output: libraries print there). A command is a method of what MAKE(rank, count, args) returned. The end of

@@ -1,4 +1,4 @@
-"""Processes to measure in: started together, told what to do line by line, ended for certain.
+"""Processes to measure in: started together, driven line by line, ended for certain.
 
     with Ranks("benchmarks.latency.rank:make", count=2, args={"port": 0}) as ranks:
         ranks.call("round", form="stock", size=4)      # in all at once: a list of answers

@@ -1,4 +1,4 @@
-"""What ranks need to time something: a clock loop without garbage collection, and what is told of its timings."""
+"""Timing inside a rank: a clock loop without garbage collection, and the summary of its samples."""
 
 from __future__ import annotations
 

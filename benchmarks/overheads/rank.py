@@ -1,4 +1,4 @@
-"""The processes of the part `overheads`: two members of a world, which have a group of stock torch too."""
+"""Processes of `overheads`: two members of a world, with a group of stock torch too."""
 
 from __future__ import annotations
 

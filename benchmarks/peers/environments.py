@@ -1,4 +1,4 @@
-"""Two Pythons with the same torch 2.4.0: as it is, for this package, and with pymultiworld, which patches it.
+"""Two environments with the same torch 2.4.0: one as it is, one with pymultiworld, which patches it.
 
 The first is the environment that the cache keeps for the official wheel (the same as check-wheel's and tests-torch's).
 The second leans on it: everything in it is a link, but for torch's Python files, which are copies, because

@@ -1,4 +1,4 @@
-"""The processes of the part `rebuild`: four members, and the zygote of the seat that is killed."""
+"""Processes of `rebuild`: four members, and the zygote of the rank that is killed."""
 
 from __future__ import annotations
 

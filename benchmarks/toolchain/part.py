@@ -1,4 +1,4 @@
-"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, and (alone, or with --full) overlay builds.
+"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, overlay builds (alone, or --full).
 
 Downloads are made before the clock starts. The builds: one with nothing compiled yet, and the same again.
 """

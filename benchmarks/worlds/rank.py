@@ -1,4 +1,4 @@
-"""The processes of the part `worlds`: the one that is looked at, and its partner, which keeps the store."""
+"""Processes of `worlds`: the measured one, and its partner, which keeps the store."""
 
 from __future__ import annotations
 

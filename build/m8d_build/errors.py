@@ -1,4 +1,4 @@
-"""Every way the toolchain can fail, each with an exit code of its own (a test holds that they are unique).
+"""Errors of the toolchain, each with an exit code of its own (a test holds them unique).
 
 0 is success, 1 an unexpected error (a bug), 2 wrong arguments (argparse), 130 Ctrl-C.
 """

@@ -1,4 +1,4 @@
-"""The one door to other programs: argument lists, a log file, a deadline, and the last lines when it fails."""
+"""Subprocesses, started here alone: argument lists, a log file, a deadline, the last lines on failure."""
 
 from __future__ import annotations
 

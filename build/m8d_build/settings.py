@@ -1,4 +1,4 @@
-"""Where things are: argument > M8D_* environment > default. The only reader of os.environ in the toolchain."""
+"""Settings: argument > M8D_* environment > default. Nothing else in the toolchain reads os.environ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets: what is known of each PyTorch version, read from patches/targets.toml. Data with hashes, not code."""
+"""Targets: the record of each PyTorch version, read from patches/targets.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked: each case with its probe and the outcome expected of the patched and of the stock wheel. Data."""
+"""The cases of check-wheel: each with its probe, and the outcome expected of patched and of stock. Data."""
 
 from __future__ import annotations
 

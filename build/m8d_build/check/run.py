@@ -1,4 +1,4 @@
-"""check-wheel, run: environments made, probes compiled, the same cases in stock and patched, one report."""
+"""check-wheel, run: makes environments, compiles probes, runs the same cases in stock and patched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installed torch seen through links, whole or without one library; the installation itself is never touched."""
+"""Link trees of an installed torch, whole or without one library; the installation is never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ELF editor: changes are recorded first, conflicts refused, then written once. The layout never moves."""
+"""The ELF editor: edits are recorded, conflicts refused, then written once. The layout never moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The .gnu.hash table: how the dynamic linker finds a name, and how to make it not find one.
+"""The .gnu.hash table: how the dynamic linker looks a name up, and how a name is made unfindable.
 
 Layout (DT_GNU_HASH): nbuckets, symoffset, bloom words, bloom shift; the bloom filter; for each bucket the
 number of its first symbol (0: none); for each symbol from symoffset on its hash, whose low bit says instead

@@ -1,4 +1,4 @@
-"""The bytes of one x86-64 ELF file: headers through pyelftools, every access checked against the file's end."""
+"""The bytes of one x86-64 ELF file: headers through pyelftools, every access bounds-checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what looks like a reference one? The disassembler tells, where a search for byte patterns can only suspect.
+"""Whether bytes that look like a reference are an operand: asks the disassembler (objdump).
 
 A library of a gigabyte has enough code for chance hits: the end of one instruction and the beginning of the next can
 look like a call. Only the function around such a place is disassembled, so it takes milliseconds.

@@ -1,4 +1,4 @@
-"""Variables that a translation unit constructs when it is loaded, or registers for destruction at exit."""
+"""Variables that a translation unit constructs at load, or registers for destruction at exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbol tables as plain records; read in one sweep, because the real ones have a hundred thousand entries."""
+"""Symbol tables as plain records, read in one sweep: the real ones have a hundred thousand entries."""
 
 from __future__ import annotations
 

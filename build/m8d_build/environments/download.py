@@ -1,4 +1,4 @@
-"""Wheels through the user's own pip: the official ones and those a build needs; kept by file name and hash."""
+"""Wheels downloaded through the user's own pip, cached by file name and hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with a torch wheel in them: made whole or not at all, locked while in use, pruned.
+"""Virtual environments with a torch wheel: created atomically, locked while in use, pruned.
 
 Two kinds of making. A *whole* environment gets the wheel and everything it depends on (5 GB, a minute or two); the
 official wheel's is kept in the cache. A *thin* one, for a wheel under test, holds that wheel alone (1.6 GB, a

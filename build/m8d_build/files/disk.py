@@ -1,4 +1,4 @@
-"""What the toolchain does about disks: a full one is DiskFull whoever met it, and a finished folder moves into its place."""
+"""Disk errors become DiskFull; finished folders are renamed into place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One build per folder: a lock the system gives up when its holder ends, however it ends."""
+"""One build per folder: a lock that the kernel releases when its holder ends."""
 
 from __future__ import annotations
 

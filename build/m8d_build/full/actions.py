@@ -1,4 +1,4 @@
-"""What a full build does between its commands: files, source trees, patches, links, and the finished wheel."""
+"""Actions of a full build between its commands: files, source trees, patches, links, the finished wheel."""
 
 from __future__ import annotations
 

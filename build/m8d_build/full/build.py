@@ -1,4 +1,4 @@
-"""The full build, run: the plan's steps one after the other, each finished one remembered."""
+"""The full build, run: the plan's steps in order, each finished one recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full build's environment, decided: how it is made, how programs run in it, which variables they get."""
+"""A full build's environment, decided: how it is created, how programs run in it, its variables."""
 
 from __future__ import annotations
 

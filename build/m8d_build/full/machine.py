@@ -1,4 +1,4 @@
-"""What this machine has that a full build needs, gathered: memory, disk, programs and their versions."""
+"""Memory, disk, programs and versions of this machine, as far as a full build needs them."""
 
 from __future__ import annotations
 

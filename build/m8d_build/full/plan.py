@@ -1,4 +1,4 @@
-"""The full build, decided: which steps, with which commands and variables. Pure: nothing here touches the machine."""
+"""The full build, planned: steps with commands and variables. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A built wheel made one that installs anywhere: library paths, libgomp, platform tag, marker, notice.
+"""A built wheel made portable: library paths, libgomp, platform tag, marker, notice.
 
 What the official build does after ``bdist_wheel`` (pytorch/builder, manywheel/build_common.sh) with patchelf and
 zip is done here with patchelf and our own repacker; the marker says ``full``.

@@ -1,4 +1,4 @@
-"""Whether a machine can do a full build: every reason why not, found before hours are spent. Pure over facts."""
+"""Preflight checks of a full build: every reason why a machine cannot do it. Pure."""
 
 from __future__ import annotations
 

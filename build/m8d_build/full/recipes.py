@@ -1,4 +1,4 @@
-"""How each PyTorch version is built from source: build/conda/recipes.toml, read and validated."""
+"""Recipes: how each PyTorch version is built from source, read from build/conda/recipes.toml, validated."""
 
 from __future__ import annotations
 

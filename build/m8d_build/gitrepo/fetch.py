@@ -1,4 +1,4 @@
-"""Fetch one tag, only the folders that are wanted and only their newest contents; goes on where it was stopped."""
+"""A shallow, sparse fetch of one tag; an interrupted one is resumed."""
 
 from __future__ import annotations
 

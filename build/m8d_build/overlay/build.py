@@ -1,4 +1,4 @@
-"""The overlay build: an official wheel becomes a patched one; only the touched units are compiled.
+"""The overlay build: an official wheel becomes a patched one; only touched units are compiled.
 
 Each step takes what the ones before it made; what a step decides is decided elsewhere (plan, graft, repack).
 """

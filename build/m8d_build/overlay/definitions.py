@@ -1,4 +1,4 @@
-"""Is the overlay a drop-in? It defines what the wheel's own copy of the same units defines, no less and no more."""
+"""Symbol sets: the overlay defines exactly the symbols that the wheel has from the same units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graft: every caller binds to the overlay instead of the old definitions, whatever is loaded first.
+"""The graft: every caller binds to the overlay instead of the old definitions, in any load order.
 
 The library asks for the overlay (one more DT_NEEDED), and its own definitions of what the overlay exports become
 unfindable. It has to be both: the dynamic linker searches breadth-first, so while the old ones could be found they

@@ -1,4 +1,4 @@
-"""The guard that newer wheels put around every header: taken off to compare, put on again to replace.
+"""Guards that newer wheels put around headers: stripped to compare, added again to replace.
 
 PyTorch's setup.py (2.12's, not yet 2.9's) wraps each installed header, so that none is included where only the stable
 ABI may be used. The text between is the source's, byte for byte.

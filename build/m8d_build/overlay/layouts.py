@@ -1,4 +1,4 @@
-"""Do classes that cross libraries keep their layout? The compiler is asked twice, and nothing is run.
+"""Layouts of classes that cross libraries: compared by compiling a probe twice; nothing is run.
 
 One probe is compiled against the wheel's headers and against the patched ones; sizes, alignments and offsets are
 constants in the object files, and read from there. Explicit instantiation may name private classes and members.

@@ -1,4 +1,4 @@
-"""One shared library from the overlay's objects: what it exports is decided first, then the linker runs."""
+"""Linking of the overlay: exports are decided first (a version script), then the linker runs."""
 
 from __future__ import annotations
 

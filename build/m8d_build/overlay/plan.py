@@ -1,4 +1,4 @@
-"""What an overlay build does, decided before anything runs: flags, commands, steps. Pure."""
+"""The overlay build, planned: flags, commands, steps. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does code that stays behind reach old definitions without the dynamic linker, where no graft can turn it?
+"""Stale code: whether remaining code reaches old definitions directly, past any graft.
 
 Exported functions are reached through names, and those are grafted. Hidden ones are called directly. Whoever
 outside the units calls one keeps running the wheel's code beside the overlay's, on variables of its own.

@@ -1,4 +1,4 @@
-"""What an overlay is compiled and linked against: headers and libraries, unpacked from wheels.
+"""Headers and libraries that an overlay is compiled and linked against, unpacked from wheels.
 
 Nothing is installed. Headers go to the cache, named by what they came from; the libraries (over a gigabyte) are
 unpacked for as long as a build needs them.

@@ -1,4 +1,4 @@
-"""The patched wheel written: the grafted library, the overlay beside it, and what says that the wheel is patched."""
+"""The patched wheel written: the grafted library, the overlay beside it, the marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``port``: a series carried to another version's sources, with its targets entry, or every conflict shown.
+"""``port``: a series carried to another version, with its targets entry, or every conflict shown.
 
 Nothing is written unless every hunk has exactly one place and the result passes ``verify``.
 """

@@ -1,4 +1,4 @@
-"""What every place sources can come from has in common: one question, two kinds of answer."""
+"""The interface of all places that sources can come from."""
 
 from __future__ import annotations
 

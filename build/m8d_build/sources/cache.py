@@ -1,4 +1,4 @@
-"""Sources that an earlier run fetched, kept under the cache folder, and how they are kept.
+"""Fetched sources, cached under the cache folder.
 
 <cache>/sources/v2.6.0/git/tree/         the files
 <cache>/sources/v2.6.0/git/origin.json   where they come from, which folders, how many files and bytes

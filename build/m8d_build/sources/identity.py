@@ -1,4 +1,4 @@
-"""Whether a tree holds the very files a target names, told by git blob ids."""
+"""Identity of a source tree: whether it holds the files a target names, by git blob id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take some folders out of a source archive, and let nothing in it reach outside them."""
+"""Extraction of some folders from a source archive; members that leave it are refused."""
 
 from __future__ import annotations
 

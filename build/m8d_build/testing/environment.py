@@ -1,4 +1,4 @@
-"""Where tests run: an environment with the torch that was asked for, and beside it what the tests need.
+"""Environments for tests: a torch from the cache, and beside it the packages that tests need.
 
 The environment is the one kept in the cache for the official wheel (the same as check-wheel's), or a Python the
 user names. What the tests need beyond torch lies in a folder of its own, put on PYTHONPATH: the environment holds

@@ -1,4 +1,4 @@
-"""The page about what was run on which torch: its generated part, between two marks (pure)."""
+"""The compatibility page: its generated part, between two marks. Pure."""
 
 from __future__ import annotations
 

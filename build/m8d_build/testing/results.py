@@ -1,4 +1,4 @@
-"""What the contract tests gave on one torch: read from pytest's junit file, kept as JSON."""
+"""Results of the contract tests on one torch: read from pytest's junit file, kept as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test bed's tests, on builds of torch that are made for them: the patched wheel last built, and official ones."""
+"""The test bed's tests, on the patched wheel last built and on official builds."""
 
 from __future__ import annotations
 

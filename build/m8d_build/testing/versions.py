@@ -1,4 +1,4 @@
-"""The version matrix: what pytest left on each torch is kept as a record, and the page is made of the records.
+"""The version matrix: results per torch kept as JSON, and the page made from them.
 
 ``nox -s tests-torch`` runs the tests. It takes this module without the toolchain's packages: standard library only.
 """

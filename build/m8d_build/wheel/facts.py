@@ -1,4 +1,4 @@
-"""What an official torch wheel says of itself: versions, ABI, compiler flags, pinned packages, glibc floor.
+"""Facts of an official torch wheel: versions, ABI, compiler flags, pinned packages, glibc floor.
 
 Read from the wheel's files; torch is not imported and nothing of it is run. Whatever can be read in two places
 is read in both and compared.

@@ -1,4 +1,4 @@
-"""What a wheel carries: its marker, its topics, which symbols bind where, and whether all of it agrees."""
+"""Inspection of a wheel: marker, topics, symbol bindings, and whether they agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a patched wheel carries to say that it is one: marker, loader, licence, notice of modification."""
+"""Marker, loader, licence and notice of modification, and a wheel written with them."""
 
 from __future__ import annotations
 

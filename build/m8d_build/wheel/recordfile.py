@@ -1,4 +1,4 @@
-"""RECORD: a wheel's list of its files with their digests, read and written."""
+"""RECORD: a wheel's list of files with their digests, read and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A patched wheel from an official one: untouched entries move over compressed as they are, the rest is made anew.
+"""Repacking: untouched entries are copied compressed, changed ones compressed anew, RECORD rewritten.
 
 ``entries`` decides what happens to each entry; here it is written, and read back. The same inputs and the
 same zlib give the same bytes.

@@ -1,4 +1,4 @@
-"""A wheel opened and validated: its names agree, its zip is whole, its RECORD holds, and it is the target's."""
+"""A wheel opened and validated: consistent names, whole zip, correct RECORD, the right target."""
 
 from __future__ import annotations
 
