@@ -56,7 +56,8 @@ class Record:
         options: the command line.
         parts: how each went, in the order they ran.
         figures: of all of them, in order.
-        sources: digest of the code that was measured and measured with (`m8d_build.files.digests`); "" if not recorded.
+        sources: digest of the code that was measured and measured with (`m8d_build.files.digests`); "" if not
+            recorded.
     """
 
     when: str

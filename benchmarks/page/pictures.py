@@ -325,7 +325,8 @@ def _legend(canvas: Canvas, axes: Sequence[Axes], across: int = 4) -> None:
 
 PICTURES = (
     Picture(
-        "latency-send-recv", "latency", "Time of a message, send and recv, over its size, against torch.distributed",
+        "latency-send-recv", "latency", "Time of a message, send and recv, over its size, against "
+            "torch.distributed",
         lambda figures: _ratio_over_size(figures, "send_recv"),
     ),
     Picture(

@@ -139,8 +139,8 @@ class Member(Meeting):
         """Wait for the break.
 
         Args:
-            how: "loop": blocked in a receive from the last seat, then `rejoin`; "on_break": `rejoin` in the function that
-                is told; "join_all": blocked in a receive, then `wait_active`.
+            how: "loop": blocked in a receive from the last seat, then `rejoin`; "on_break": `rejoin` in the
+                function that is told; "join_all": blocked in a receive, then `wait_active`.
         """
         line, world, begun = Line(), self._world, threading.Event()
         assert world is not None  # noqa: S101  (the driver has it join first)

@@ -220,7 +220,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name=NAME,
     title="Toolchain",
-    description="verify of every patch series, apply and revert on the real tree; with --full, or alone, an overlay "
+    description="verify of every patch series, apply and revert on the real tree; with --full, or alone, an "
+    "overlay "
     "build with nothing compiled yet, its steps, its peak memory, and the same build again.",
     measure=measure,
     add_options=_options,

@@ -50,7 +50,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--env",
         choices=("auto", "conda", "mamba", "micromamba", "venv"),
         default="auto",
-        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a venv)",
+        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a "
+        "venv)",
     )
     parser.add_argument(
         "--source",

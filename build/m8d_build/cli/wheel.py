@@ -52,7 +52,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace, settings: Settings, console: Console) -> int:
     """Check wheel and overlay, graft, repack; print the new wheel's path, size and SHA-256.
 
-    Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces them.
+    Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces
+    them.
 
     Raises:
         WheelInvalid, WheelMismatch, WheelAlreadyPatched: the wheel is not the target's official one.

@@ -42,9 +42,10 @@ def gnu_hash(name: bytes) -> int:
 def unfindable_hash(stored: int, own: int, buckets: int) -> int:
     """Return what to store instead of a symbol's hash so that no lookup finds the symbol.
 
-    The end-of-chain bit stays as it is. The new value belongs to another bucket, so nothing that walks this chain
-    can even match it; with one or two buckets there is none, and one that only differs from the symbol's own hash
-    is enough, because a lookup compares names last. It depends on name and table alone: the same again, never back.
+    The end-of-chain bit stays as it is. The new value belongs to another bucket, so nothing that walks this
+    chain can even match it; with one or two buckets there is none, and one that only differs from the
+    symbol's own hash is enough, because a lookup compares names last. It depends on name and table alone: the
+    same again, never back.
 
     Args:
         stored: the table's present word.

@@ -2,7 +2,8 @@
 
 Code is not disassembled. Every four bytes that could be the displacement of such an operand are tried, at any
 position, so nothing can be missed; what is found is a reference only if the bytes before it can end an opcode
-that takes one, which leaves chance hits out but for about one in a hundred million bytes per thousand targets.
+that takes one, which leaves chance hits out but for about one in a hundred million bytes per thousand
+targets.
 """
 
 from __future__ import annotations

@@ -179,7 +179,8 @@ def link_libraries(packages: Path, links: list[str], folder: Path) -> None:
             raise PrerequisiteMissing(
                 f"{packages} has no {name}",
                 rule="the build links against it",
-                next_step="Correct the requirements in build/conda, or make the environment anew with --fresh",
+                next_step="Correct the requirements in build/conda, or make the environment anew with "
+                "--fresh",
             )
         for part in ("include", "lib"):
             (folder / part).mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,8 @@ def run_full(
         clock: seconds, monotonic.
 
     Raises:
-        CommandFailed: a program failed; names the log, its last lines, and what to do. The next run goes on there.
+        CommandFailed: a program failed; names the log, its last lines, and what to do. The next run goes on
+            there.
         Interrupted: Ctrl-C. The next run goes on with the step that was stopped.
         BuildBusy: another build works in this folder.
         OutputUnwritable: the folder cannot be made or written.

@@ -1,7 +1,7 @@
 """A built wheel made portable: library paths, libgomp, platform tag, marker, notice.
 
-What the official build does after ``bdist_wheel`` (pytorch/builder, manywheel/build_common.sh) with patchelf and
-zip is done here with patchelf and our own repacker; the marker says ``full``.
+What the official build does after ``bdist_wheel`` (pytorch/builder, manywheel/build_common.sh) with patchelf
+and zip is done here with patchelf and our own repacker; the marker says ``full``.
 """
 
 from __future__ import annotations

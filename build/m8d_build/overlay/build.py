@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 __all__ = ["Built", "OverlayRequest", "build_overlay"]
 
 NATIVE = Path(__file__).parent / "native" / "overlay.cpp"
-# The official wheel's libraries unpacked (1.6 GB for 2.6.0) and downloads; the wheel itself goes to the output.
+# The official wheel's libraries unpacked (1.6 GB for 2.6.0) and downloads; the wheel itself goes to the
+# output.
 WORK_MB, OUT_MB = 2500, 900
 
 

@@ -73,6 +73,7 @@ def link_overlay(
         what="link the overlay library",
         log=log,
         timeout=LINK_TIMEOUT,
-        next_step="An undefined reference means that a unit of this target needs another unit: see its `units`",
+        next_step="An undefined reference means that a unit of this target needs another unit: see its "
+        "`units`",
     )
     return Linked(output, frozenset(constructed & official.exports.keys()))

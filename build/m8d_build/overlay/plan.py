@@ -32,13 +32,15 @@ __all__ = [
     "overlay_rpath", "require_recipe",
 ]  # fmt: skip
 
-# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
+# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a
+# version.
 LOCAL_SUFFIX = "m8d1"
 
 UNKNOWN_MB = 1000  # taken for a unit whose compiler nobody has measured
 
-# How the official build compiles these units, beyond what it says of itself: CMakeLists.txt, caffe2/CMakeLists.txt
-# and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not use fmt, later ones do.
+# How the official build compiles these units, beyond what it says of itself: CMakeLists.txt,
+# caffe2/CMakeLists.txt and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not
+# use fmt, later ones do.
 _DEFINES = (
     "USE_C10D_NCCL", "USE_C10D_GLOO", "USE_DISTRIBUTED", "USE_CUDA", "USE_NCCL", "USE_RPC", "USE_TENSORPIPE",
     "TORCH_CUDA_BUILD_MAIN_LIB", "torch_cuda_EXPORTS", "NDEBUG", "FMT_HEADER_ONLY=1",
@@ -50,7 +52,8 @@ class Step(Enum):
 
     Attributes:
         title: as people see it.
-        seconds: on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only to estimate what is left.
+        seconds: on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only to estimate what is
+            left.
     """
 
     OFFICIAL_WHEEL = "official wheel", 2.0
@@ -98,7 +101,8 @@ class CompileJob:
         unit: the source's path in PyTorch's layout ("native/overlay.cpp" for our own).
         source: the file that is compiled.
         flags: every argument but source, output and dependency file.
-        identity: what makes the object, apart from the bytes it reads: the flags without this machine's paths.
+        identity: what makes the object, apart from the bytes it reads: the flags without this machine's
+            paths.
         memory_mb: what the compiler will need, 0 if unknown.
     """
 
@@ -273,9 +277,11 @@ def require_recipe(target: Target) -> None:
     """
     if not target.units:
         raise UnknownVersion(
-            f"torch {target.version} cannot be built yet (status {target.status.value}: {target.note or 'no note'})",
+            f"torch {target.version} cannot be built yet (status {target.status.value}: "
+            f"{target.note or 'no note'})",
             rule="a target that is built names its units and patches",
-            next_step="`nox -s m8d -- targets` shows which versions can; docs/patching.md says how to add one",
+            next_step="`nox -s m8d -- targets` shows which versions can; docs/patching.md says how to add "
+            "one",
         )
 
 
@@ -298,7 +304,8 @@ def describe(target: Target, python: str, source: str, topics: Sequence[str], jo
         Step.PATCHES: ", ".join(topics) or "none",
         Step.HEADERS: ", ".join((*target.pinned_packages, *target.build_packages)) or "none on record",
         Step.LIBRARIES: "torch/lib of the official wheel, unpacked for the time of the build",
-        Step.COMPILE: f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at once; {flags}",
+        Step.COMPILE: f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at "
+        f"once; {flags}",
         Step.LINK: "one library with the name of NCCL's own without its lib prefix",
         Step.CHECK: "strong symbols, class sizes, direct calls",
         Step.GRAFT: "torch/lib/libtorch_cuda.so: one DT_NEEDED more, the old definitions hidden",

@@ -256,7 +256,8 @@ def _entry(
         "version": to,
         "tag": f"v{to}",
         "status": Status.APPLIES.value,
-        "note": f"ported from {source.version}: {note}{at}; not built, not tested; defects are those the patches end",
+        "note": f"ported from {source.version}: {note}{at}; not built, not tested; defects are those the "
+        "patches end",
         "defects": sorted({defect for patch in kept for defect in patch.header.ends}),
         "topics": [patch.topic for patch in kept],
         "units": [unit for unit in raw.get("units", []) if (tree / unit["path"]).is_file()],

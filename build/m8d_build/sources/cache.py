@@ -116,7 +116,8 @@ class CacheSource:
         if _measure(root) != (kept.files, kept.size):
             return f"the tree from {kind} was changed since it was kept"
         differing = differences(root, target)
-        # A tree kept as verified that differs now is damaged, or the target has changed: never for use unverified.
+        # A tree kept as verified that differs now is damaged, or the target has changed: never for use
+        # unverified.
         if differing and (kept.verified or not self.allow_unverified):
             return f"the tree from {kind} does not have the blob ids: {differing[0]}"
         return Provided(root, kept.origin, in_place=True)

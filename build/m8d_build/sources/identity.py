@@ -59,7 +59,8 @@ def mismatch(origin: str, found: Sequence[Difference], target: Target) -> BlobMi
     return BlobMismatch(
         f"{origin}: {len(found)} of {len(target.files)} files are not those of {target.tag}:{listed}",
         rule="Each file must have the git blob id patches/targets.toml names",
-        next_step=f"Use the untouched sources of {target.tag}, or --allow-unverified if you know why they differ",
+        next_step=f"Use the untouched sources of {target.tag}, or --allow-unverified if you know why they "
+        "differ",
     )
 
 

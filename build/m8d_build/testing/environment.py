@@ -1,8 +1,8 @@
 """Environments for tests: a torch from the cache, and beside it the packages that tests need.
 
-The environment is the one kept in the cache for the official wheel (the same as check-wheel's), or a Python the
-user names. What the tests need beyond torch lies in a folder of its own, put on PYTHONPATH: the environment holds
-the wheel and what it depends on, and nothing else.
+The environment is the one kept in the cache for the official wheel (the same as check-wheel's), or a Python
+the user names. What the tests need beyond torch lies in a folder of its own, put on PYTHONPATH: the
+environment holds the wheel and what it depends on, and nothing else.
 """
 
 from __future__ import annotations

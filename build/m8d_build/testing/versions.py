@@ -1,6 +1,7 @@
 """The version matrix: results per torch kept as JSON, and the page made from them.
 
-``nox -s tests-torch`` runs the tests. It takes this module without the toolchain's packages: standard library only.
+``nox -s tests-torch`` runs the tests. It takes this module without the toolchain's packages: standard library
+only.
 """
 
 from __future__ import annotations

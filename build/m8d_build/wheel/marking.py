@@ -109,7 +109,10 @@ def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tup
     topics = ", ".join(topic.name for topic in marker.topics) or "none"
     lines = [
         f"This is a modified version of PyTorch {marker.torch}, not an official PyTorch build.",
-        "It was made by multiworld's patch toolchain. Please do not report its faults to the PyTorch project.",
+        (
+            "It was made by multiworld's patch toolchain. Please do not report its faults to the PyTorch "
+            "project."
+        ),
         "",
         f"Made from: {source}" + (f" (SHA-256 {source_sha256})" if source_sha256 else ""),
         f"Version:   {marker.torch}+{marker.local}",
@@ -119,7 +122,10 @@ def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tup
         "Files replaced or added, besides this folder's:",
         *(f"  {name}" for name in sorted(changed)),
         "",
-        "PyTorch's own licence and notices stand unchanged beside this file and go on to apply. The changes are",
+        (
+            "PyTorch's own licence and notices stand unchanged beside this file and go on to apply. The changes "
+            "are"
+        ),
         f"under the Apache License 2.0, see {LICENCE_NAME}.",
     ]
     return ("\n".join(lines) + "\n").encode()

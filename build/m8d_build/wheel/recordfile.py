@@ -37,7 +37,8 @@ def parse_record(data: bytes, *, where: str) -> tuple[RecordRow, ...]:
     """Return RECORD's lines in their order.
 
     Raises:
-        WheelInvalid: it is no UTF-8, a line has not three fields, a size is no number, or a path stands twice.
+        WheelInvalid: it is no UTF-8, a line has not three fields, a size is no number, or a path stands
+            twice.
     """
     rows: dict[str, RecordRow] = {}
     try:
