@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: which parts, how long, where the record goes; exit statuses."""
+"""The command line: choice of parts, form, place of the record; exit statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts there are, in order, and how each is loaded."""
+"""The parts, in order, and how each is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs parts one after the other and makes the record; a part that fails leaves the others alone."""
+"""Runs parts one after the other and makes the record; a failing part leaves the others alone."""
 
 from __future__ import annotations
 

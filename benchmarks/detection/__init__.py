@@ -1,3 +1,3 @@
-"""How long it takes until a program knows: from the signal that ends or stops a member to the exception elsewhere."""
+"""Detection: time from the signal that ends or stops a member to the exception elsewhere."""
 
 from __future__ import annotations

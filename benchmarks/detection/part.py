@@ -1,4 +1,4 @@
-"""How long it takes until a program knows: from the signal that ends or stops a member to the exception elsewhere."""
+"""Detection: time from the signal that ends or stops a member to the exception elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Times:
         beyond: what the observer took longer than that.
         third: by a third member, which was blocked in a receive from somebody else.
         causes: what the world's break was put down to.
-        early: how many breaks came before the signal: the machine stood still, and somebody healthy looked hung.
+        early: how many breaks came before the signal: the machine stood still, and somebody healthy looked
+            hung.
     """
 
     by_way: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})

@@ -1,4 +1,4 @@
-"""The processes of the part `detection`: an observer, its steady partner, the zygote that victims are forked from."""
+"""Processes of `detection`: an observer, its partner, the zygote that victims are forked from."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class Observer(Meeting):
             rank: of this process in each.
             size: of each.
             hang_timeout: of each.
-            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": nobody does anything, and
-                `on_break` tells.
+            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": nobody does
+                anything, and `on_break` tells.
             src: from whom to receive.
         """
         worlds = _join_all(self._store, names, rank, size, hang_timeout)
@@ -175,7 +175,7 @@ class Observer(Meeting):
     def _listen(self, watch: Watch, src: int) -> None:  # noqa: ARG002  (the shape of the others)
         watch.world.on_break(watch.told)
 
-    # -- the floor ----------------------------------------------------------------------------------------------
+    # -- the floor -------------------------------------------------------------------------------------------
 
     def listen(self) -> int:
         """Serve a plain TCP socket; its port."""

@@ -1,4 +1,4 @@
-"""The processes of the part `detection`, and one fault after the other in them."""
+"""A session of `detection`: its processes, and one fault after the other in them."""
 
 from __future__ import annotations
 

@@ -172,9 +172,11 @@ PART = Part(
     name="fanin",
     title="Fan-in",
     description=(
-        "A leader receives from 1 to 32 workers, each in a two-member world with it, by threads, by irecv and wait, "
+        "A leader receives from 1 to 32 workers, each in a two-member world with it, by threads, by irecv "
+        "and wait, "
         "and by asyncio, beside one torch.distributed group of the same processes. Rates are of all messages "
-        "together, from the moment when every worker sends; a ratio is ours over the best stock way, round by round. "
+        "together, from the moment when every worker sends; a ratio is ours over the best stock way, round "
+        "by round. "
         "Fairness: messages from each worker while all of them send as fast as they can, for a fixed time."
     ),
     measure=measure,

@@ -1,4 +1,4 @@
-"""A member in the fan-in part: rank 0 receives from everyone; each of the others shares one world with it."""
+"""A member in `fanin`: rank 0 receives from all; each of the others shares one world with it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Member(Stock):
         self._loop.close()
         self._stop.close()
 
-    # -- workers ------------------------------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------------------
 
     def feed(self, form: str, size: int, messages: int) -> None:
         """Send one message, and as many as that, to the leader."""
@@ -92,7 +92,7 @@ class Member(Stock):
         send = dist.send if form.startswith("stock") else self._worlds[0].send
         return send, torch.empty(size // 4).fill_(float(self._rank))
 
-    # -- the leader ---------------------------------------------------------------------------------------------
+    # -- the leader ------------------------------------------------------------------------------------------
 
     def drain(self, form: str, workers: int, size: int, messages: int) -> float:
         """Receive as many messages from each of the first so many workers; seconds, from when all were there."""

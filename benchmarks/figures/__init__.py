@@ -1,3 +1,3 @@
-"""Measured values: what they are, their goals, records as JSON, tables on the terminal."""
+"""Figures: measured values, their goals, records as JSON, tables on the terminal."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which figures two runs disagree on by more than their spreads. Pure."""
+"""Comparison of two runs: figures that differ by more than their spreads. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure: one measured value with its spread, its goal, and what it is compared with. Pure; no torch, no clock."""
+"""A figure: one measured value with its spread, goal and baseline. Pure: no torch, no clock."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class Figure:
     def unsure(self) -> bool:
         """Whether its goal's limit lies within the error of its median: another run may say otherwise.
 
-        95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations of Box
-        Plots", The American Statistician 32 (1978).
+        95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations
+        of Box Plots", The American Statistician 32 (1978).
         """
         error = 1.81 * (self.high - self.low) / math.sqrt(self.samples)
         return self.goal is not None and abs(self.goal.limit - self.value) < error

@@ -1,4 +1,4 @@
-"""The goals, as they were set, and which figures answer to each. The page shows them all, measured or not."""
+"""Goals, and the figures that answer to each; the page shows all, measured or not."""
 
 from __future__ import annotations
 

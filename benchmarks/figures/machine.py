@@ -1,4 +1,4 @@
-"""What a run ran on: the machine, its load, the versions, the commit."""
+"""The machine of a run: hardware, load, versions, commit."""
 
 from __future__ import annotations
 

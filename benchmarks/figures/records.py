@@ -1,4 +1,4 @@
-"""A run as a JSON file: when, of what, on what, and its figures.
+"""A run as a JSON file: time, versions, machine, figures.
 
 Kept records lie in benchmarks/results/; others in out/benchmarks/, which git ignores.
 """
@@ -56,7 +56,8 @@ class Record:
         options: the command line.
         parts: how each went, in the order they ran.
         figures: of all of them, in order.
-        sources: digest of the code that was measured and measured with (`m8d_build.files.digests`); "" if not recorded.
+        sources: digest of the code that was measured and measured with (`m8d_build.files.digests`); "" if not
+            recorded.
     """
 
     when: str

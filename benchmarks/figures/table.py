@@ -1,4 +1,4 @@
-"""Figures on the terminal: a line for each as it comes, then what was missed and what has changed."""
+"""Figures on the terminal: a line each as measured, then missed goals and changes."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Latency and throughput: each operation in each form, beside plain torch.distributed in the same processes."""
+"""Latency and throughput of each operation, beside plain torch.distributed in the same processes."""
 
 from __future__ import annotations

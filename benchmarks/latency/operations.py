@@ -1,4 +1,4 @@
-"""The operations that the latency part times: their tensors, their arguments, and what must come out of them."""
+"""Operations that `latency` times: their tensors, arguments and expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency and throughput: each operation in each form, beside plain torch.distributed in the same processes."""
+"""Latency and throughput of each operation, beside plain torch.distributed in the same processes."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ def forms_of(op: str, size: int, *, full: bool) -> tuple[str, ...]:
 def rounds_of(op: str, size: int, members: int, *, full: bool) -> tuple[int, int, int]:
     """Rounds that count, and operations of each form in a round: those timed, and those before them.
 
-    A small message takes what the placement of threads makes of it, and a machine has moods that last for tens of
-    milliseconds: rounds of a millisecond let them meet all forms alike. What large messages take varies from one to
-    the next: there the number of messages counts.
+    A small message takes what the placement of threads makes of it, and a machine has moods that last for
+    tens of milliseconds: rounds of a millisecond let them meet all forms alike. What large messages take
+    varies from one to the next: there the number of messages counts.
     """
     if size <= 4 * KB:
         rounds, repeat, warm_up = 120, 10, 4
@@ -335,14 +335,21 @@ PART = Part(
     name="latency",
     title="Latency and throughput",
     description=(
-        "Every operation from 4 B up in the ways to call it, beside plain torch.distributed in the same processes, "
+        "Every operation from 4 B up in the ways to call it, beside plain torch.distributed in the same "
+        "processes, "
         "over the same tensors. send_recv is half the time of a message to and fro between ranks 0 and 1; a "
-        "collective's time is its slowest member's. Sizes are what one member has for one other. All forms take turns "
-        "in each round, some milliseconds each; a ratio is the median over rounds of ours/stock of the same round. Up "
-        "to 64 KB each form begins a round with the threads of a rank on one core, free to move; but what is awaited is compared "
-        "with stock up to 4 KB in long rounds, with threads wherever the system puts them. In stock's turns, and "
-        "in those of the plain process group, multiworld's routing is taken out of torch. Columns: `stock_long`, stock in those "
-        "long rounds; `pg`, the plain ProcessGroup object; `with`, a block around each call; `with_round`, one around all; "
+        "collective's time is its slowest member's. Sizes are what one member has for one other. All forms "
+        "take turns "
+        "in each round, some milliseconds each; a ratio is the median over rounds of ours/stock of the same "
+        "round. Up "
+        "to 64 KB each form begins a round with the threads of a rank on one core, free to move; but what "
+        "is awaited is compared "
+        "with stock up to 4 KB in long rounds, with threads wherever the system puts them. In stock's "
+        "turns, and "
+        "in those of the plain process group, multiworld's routing is taken out of torch. Columns: "
+        "`stock_long`, stock in those "
+        "long rounds; `pg`, the plain ProcessGroup object; `with`, a block around each call; `with_round`, "
+        "one around all; "
         "`aio/p99` and `aio/p99_to_median`, the 99th percentile over stock's and over stock's median."
     ),
     measure=measure,

@@ -1,4 +1,4 @@
-"""A member in the latency part: the same operation, called in each of the forms that are compared."""
+"""A member in `latency`: the same operation, called in each of the compared forms."""
 
 from __future__ import annotations
 
@@ -86,11 +86,12 @@ class Member(Stock):
             rounds: how many.
             repeat: timed operations of each form in each.
             warm_up: operations before those.
-            gather: begin each with this process's threads on one core; see `benchmarks.measuring.timing.gathered`.
+            gather: begin each with this process's threads on one core; see
+                `benchmarks.measuring.timing.gathered`.
 
         Returns:
-            For each form, in microseconds, one way for send_recv: "rounds", the median of each, and "chunk", what
-            `told` tells of all its operations.
+            For each form, in microseconds, one way for send_recv: "rounds", the median of each, and "chunk",
+            what `told` tells of all its operations.
         """
         share = 0.5 if self._operation.name == "send_recv" else 1.0
         taken: dict[str, list[list[int]]] = {form: [] for form in forms}
@@ -113,7 +114,7 @@ class Member(Stock):
         dist.destroy_process_group()
         self._loop.close()
 
-    # -- forms --------------------------------------------------------------------------------------------------
+    # -- forms -----------------------------------------------------------------------------------------------
 
     def _run(self, form: str, repeat: int, warm_up: int, *, gather: bool = False) -> list[int]:
         """Call the operation as often; nanoseconds of each call."""

@@ -1,7 +1,7 @@
-"""Processes that cost milliseconds: forked from one that has loaded torch and has no thread yet. Standard library only.
+"""Processes forked in milliseconds from one that has loaded torch and no thread. Standard library only.
 
-They are there to be killed and stopped. Each has a pipe on which it tells what happened, JSON line by JSON line.
-Times are `time.monotonic()` seconds: one clock for all processes of a machine.
+They are there to be killed and stopped. Each has a pipe on which it tells what happened, JSON line by JSON
+line. Times are `time.monotonic()` seconds: one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ForkError(Exception):
 class Forks:
     """The children of this process.
 
-    It must have no other thread when it forks: the child has only the one that forked, and locks that others held
-    would stay locked in it.
+    It must have no other thread when it forks: the child has only the one that forked, and locks that others
+    held would stay locked in it.
     """
 
     def __init__(self) -> None:

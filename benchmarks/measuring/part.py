@@ -1,4 +1,4 @@
-"""A part of the benchmarks, and what it is told about its run."""
+"""The interface of a part of the benchmarks, and the description of its run."""
 
 from __future__ import annotations
 

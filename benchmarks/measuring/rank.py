@@ -1,8 +1,8 @@
-"""The program of a rank: `python -m benchmarks.measuring.rank MODULE:MAKE JSON`, started by `benchmarks.measuring.ranks`.
+"""The program of a rank: `python -m benchmarks.measuring.rank MODULE:MAKE JSON`.
 
-Commands come as JSON lines on standard input, answers go as JSON lines to the descriptor that JSON names (not to
-standard output: libraries print there). A command is a method of what MAKE(rank, count, args) returned. The end of
-the input is the end of the rank. Standard library only: the rank may run in any interpreter.
+Commands come as JSON lines on standard input, answers go as JSON lines to the descriptor that JSON names (not
+to standard output: libraries print there). A command is a method of what MAKE(rank, count, args) returned.
+The end of the input is the end of the rank. Standard library only: the rank may run in any interpreter.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main() -> None:
             _failed(answers, error)
         else:
             _answer(answers, value=value)
-    # Not the interpreter's own end: it takes torch tenths of a second, and waits for threads that may be blocked.
+    # Not the interpreter's own end: it takes torch tenths of a second, and waits for threads that may be
+    # blocked.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,12 +1,13 @@
-"""Processes to measure in: started together, told what to do line by line, ended for certain.
+"""Processes to measure in: started together, driven line by line, ended for certain.
 
     with Ranks("benchmarks.latency.rank:make", count=2, args={"port": 0}) as ranks:
         ranks.call("round", form="stock", size=4)      # in all at once: a list of answers
         ranks[0].call("port")                          # in one
         ranks[1].start("serve"); ...; ranks[1].result(timeout=10)
 
-Nothing is pickled and the interpreter may be any (`python=`): arguments and answers are JSON. A rank runs in a folder
-of its own, so that only `PYTHONPATH` says which packages it sees: that of `env`, then the repository.
+Nothing is pickled and the interpreter may be any (`python=`): arguments and answers are JSON. A rank runs in
+a folder of its own, so that only `PYTHONPATH` says which packages it sees: that of `env`, then the
+repository.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Rank:
 
         Raises:
             RankError: another command is not answered yet, or the rank has ended.
-            ValueError: the name begins with an underscore (that is no command), or JSON cannot hold an argument.
+            ValueError: the name begins with an underscore (that is no command), or JSON cannot hold an
+                argument.
         """
         if name.startswith("_"):
             raise ValueError(f"{name!r}: a command's name has no leading underscore")
@@ -165,7 +167,8 @@ class Rank:
         """Wait for its end unless it is busy, kill what is left of its process group, and reap it."""
         if not self._asked:
             self._wait_end(deadline - time.monotonic())
-        # Not reaped yet, so the number is still its own: what it forked goes too, and a stopped process as well.
+        # Not reaped yet, so the number is still its own: what it forked goes too, and a stopped process as
+        # well.
         os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._pidfd)
@@ -183,12 +186,13 @@ class Ranks:
     They end with the thread that entered it, too: Linux tells them when it is gone.
 
     Args:
-        make: "module:function"; `function(rank, count, args)` returns the object whose methods are the commands.
+        make: "module:function"; `function(rank, count, args)` returns the object whose methods are the
+            commands.
         count: how many.
         python: the interpreter.
         args: the third argument of `function`; JSON.
-        env: added to the environment. A PYTHONPATH in it comes before the repository; this process's own is not
-            handed on.
+        env: added to the environment. A PYTHONPATH in it comes before the repository; this process's own is
+            not handed on.
         start_timeout: seconds until all have imported what they need.
 
     Raises:

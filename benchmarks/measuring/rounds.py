@@ -1,4 +1,4 @@
-"""How rounds are ordered and timed: forms interleaved, their order rotating, the first rounds dropped."""
+"""Order and timing of rounds: forms interleaved and rotating, warm-up rounds dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank in torch's own default group, over the store that its worlds meet at, too."""
+"""A rank in torch's own default group, over the store of its worlds."""
 
 from __future__ import annotations
 

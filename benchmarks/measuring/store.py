@@ -1,4 +1,4 @@
-"""Where the worlds of a benchmark meet: a store, and a launcher as `m8d-run` has one."""
+"""Stores of a benchmark's worlds, and a launcher as `m8d-run` has one."""
 
 from __future__ import annotations
 

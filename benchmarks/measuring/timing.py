@@ -1,4 +1,4 @@
-"""What ranks need to time something: a clock loop without garbage collection, and what is told of its timings."""
+"""Timing inside a rank: a clock loop without garbage collection, and the summary of its samples."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def undisturbed() -> Iterator[None]:
 def gathered(number: int) -> Iterator[None]:
     """Inside, all threads of this process run on one core: of those there are, by `number`.
 
-    Whoever wakes inside is on that core afterwards too, until the system moves it. So forms that are compared begin
-    alike; else each would run for seconds with its threads where they happened to be, and that makes a third of
-    what a message takes.
+    Whoever wakes inside is on that core afterwards too, until the system moves it. So forms that are compared
+    begin alike; else each would run for seconds with its threads where they happened to be, and that makes a
+    third of what a message takes.
     """
     cores = os.sched_getaffinity(0)
     _confine({sorted(cores)[number % len(cores)]})

@@ -1,3 +1,3 @@
-"""What multiworld costs where nothing travels: entering a world, asking for a rank, importing, events."""
+"""Overheads without communication: entering a world, asking for a rank, importing, events."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What multiworld costs where nothing travels: entering a world, asking for a rank, importing, events."""
+"""Overheads without communication: entering a world, asking for a rank, importing, events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _IMPORTS = {
 """In a fresh interpreter, without torch unless it says so."""
 _AFTER_TORCH = {
     "multiworld_after_torch": "import multiworld",
-    "join_after_torch": "import multiworld; multiworld.join; import multiworld._c10d.groups, multiworld._net.stores.store",
+    "join_after_torch": "import multiworld; multiworld.join; import multiworld._c10d.groups, "
+    "multiworld._net.stores.store",
 }
 """In a fresh interpreter that has loaded torch. The last is all that a first join loads."""
 _NOTES = {
@@ -178,7 +179,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name="overheads",
     title="Overheads",
-    description="Entering and leaving a world, get_rank and get_world_size in it and outside of it, import time, the event "
+    description="Entering and leaving a world, get_rank and get_world_size in it and outside of it, import "
+    "time, the event "
     "bus with 0 and 10 subscribers. Stock: the same process with multiworld's router taken out.",
     measure=measure,
     add_options=_options,

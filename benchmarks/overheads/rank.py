@@ -1,4 +1,4 @@
-"""The processes of the part `overheads`: two members of a world, which have a group of stock torch too."""
+"""Processes of `overheads`: two members of a world, with a group of stock torch too."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Member(Meeting):
         """So many times the same; µs of each.
 
         Args:
-            form: "bare": a ``with`` that does nothing; "enter": ``with world``; "get_rank/stock" outside, without
-                multiworld's router; "get_rank/routed" outside, with it; "get_rank/world" inside; the same for
-                "get_world_size"; "round/world": ``with world`` around one `get_world_size`; "publish/0", "publish/10":
-                an event on a bus with so many subscribers.
+            form: "bare": a ``with`` that does nothing; "enter": ``with world``; "get_rank/stock" outside,
+                without multiworld's router; "get_rank/routed" outside, with it; "get_rank/world" inside; the
+                same for "get_world_size"; "round/world": ``with world`` around one `get_world_size`;
+                "publish/0", "publish/10": an event on a bus with so many subscribers.
             repeat: how often.
         """
         what, _, where = form.partition("/")

@@ -1,3 +1,3 @@
-"""docs/benchmarks/index.md: its text, its pictures, the notes by hand."""
+"""The page docs/benchmarks/index.md: its text, pictures, and notes by hand."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How pictures look and are written: SVG, the same bytes for the same figures, readable on light and dark pages."""
+"""Drawing of SVG pictures: deterministic bytes, readable on light and dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-written texts of the page: benchmarks/page/notes.toml."""
+"""Notes by hand on the page: benchmarks/page/notes.toml."""
 
 from __future__ import annotations
 

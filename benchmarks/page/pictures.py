@@ -1,4 +1,4 @@
-"""The pictures of the page: each takes a record's figures and gives a canvas, or None if its figures are not there."""
+"""Pictures of the page: each makes a canvas from a record's figures, or None without them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """docs/benchmarks/index.md from stored records: `python -m benchmarks.page RECORD...`.
 
-A part is taken from the newest full run that has it, else from the newest quick one. What is written follows from the records, the goals and
-notes.toml alone: written again, it is the same.
+A part is taken from the newest full run that has it, else from the newest quick one. What is written follows
+from the records, the goals and notes.toml alone: written again, it is the same.
 """
 
 from __future__ import annotations
@@ -284,7 +284,8 @@ def text_of(found: Mapping[str, Record], drawn: Iterable[Picture], notes: Notes)
         notes: the texts by hand.
 
     Raises:
-        ValueError: see `render`; or a text is about a part that there is not, or a figure that a part shown has not.
+        ValueError: see `render`; or a text is about a part that there is not, or a figure that a part shown
+            has not.
     """
     chosen = chosen_of(found.values())
     left = notes.strangers(PARTS, {part: record.of(part) for part, record in chosen.items()})

@@ -1,9 +1,10 @@
-"""Two Pythons with the same torch 2.4.0: as it is, for this package, and with pymultiworld, which patches it.
+"""Two environments with the same torch 2.4.0: one as it is, one with pymultiworld, which patches it.
 
-The first is the environment that the cache keeps for the official wheel (the same as check-wheel's and tests-torch's).
-The second leans on it: everything in it is a link, but for torch's Python files, which are copies, because
-pymultiworld's first import runs `patch` on them, and pymultiworld itself, installed by pip. Both lie in the cache's
-``envs`` folder; the second one's record is written last, and a folder without one is made anew.
+The first is the environment that the cache keeps for the official wheel (the same as check-wheel's and
+tests-torch's). The second leans on it: everything in it is a link, but for torch's Python files, which are
+copies, because pymultiworld's first import runs `patch` on them, and pymultiworld itself, installed by pip.
+Both lie in the cache's ``envs`` folder; the second one's record is written last, and a folder without one is
+made anew.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def _lean(site: Path, base: Path) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    # The libraries are 1.6 GB, and found by each other through the folder they lie in, which a link has as well.
+    # The libraries are 1.6 GB, and found by each other through the folder they lie in, which a link has as
+    # well.
     if source.endswith(".py"):
         shutil.copy2(source, target)
     else:

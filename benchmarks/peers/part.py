@@ -1,4 +1,4 @@
-"""Beside pymultiworld 0.2.3, on the same torch 2.4.0: the same program on both."""
+"""Comparison with pymultiworld 0.2.3, on the same torch 2.4.0: the same program on both."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class _Sides:
 def _port() -> Iterator[int]:
     """A free port of the loopback, kept from everybody who does not name it.
 
-    The store's port must be known to all members beforehand: that is pymultiworld's API. A socket that is bound but
-    does not listen lets only those bind the port who ask for exactly this one.
+    The store's port must be known to all members beforehand: that is pymultiworld's API. A socket that is
+    bound but does not listen lets only those bind the port who ask for exactly this one.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holding:
         holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,7 +104,8 @@ def measure(run: Run) -> Iterator[Figure]:
     settings, given = Settings.load(), run.options.torch_python
     if given is None and not (run.full or run.alone or ready(settings)):
         raise Unavailable(
-            f"The environments with torch {TORCH} and pymultiworld are made with --full, or alone (5 GB, once)"
+            f"The environments with torch {TORCH} and pymultiworld are made with --full, or alone (5 GB, "
+            "once)"
         )
     log = settings.out / "bench-peers.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,8 @@ def _latency(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     for form in FORMS[1:]:
         yield ratio(
             "peers", f"{name}/{form}", [value["p50"] for value in values[form]], theirs,
-            goal=Goal(at_most=1 / 6) if form in OURS else None, note=f"latency over pymultiworld's: {WORDS[form]}", absolute_unit="us",
+            goal=Goal(at_most=1 / 6) if form in OURS else None, note="latency over pymultiworld's: "
+                f"{WORDS[form]}", absolute_unit="us",
             series={"bytes": size, "form": form},
         )  # fmt: skip
 
@@ -161,7 +163,8 @@ def _throughput(sides: _Sides, size: int, run: Run) -> Iterator[Figure]:
     for form in FORMS[1:]:
         yield ratio(
             "peers", f"{name}/{form}", values[form], values[THEIRS],
-            goal=Goal(at_least=1.8) if form in OURS else None, note=f"throughput over pymultiworld's: {WORDS[form]}", absolute_unit="GB/s",
+            goal=Goal(at_least=1.8) if form in OURS else None, note="throughput over pymultiworld's: "
+                f"{WORDS[form]}", absolute_unit="GB/s",
             series={"bytes": size, "form": form},
         )  # fmt: skip
 
@@ -197,9 +200,12 @@ PART = Part(
     name="peers",
     title="Beside pymultiworld",
     description=(
-        "pymultiworld 0.2.3 on the torch 2.4.0 that it is pinned to and patches, and this package beside it on the "
-        "same torch as it is. One program for both, with pymultiworld's names; rounds of the two take turns, each in "
-        "two processes of its own; ratios are over pymultiworld's. Its environment is made in the cache once; where it cannot be installed, the "
+        "pymultiworld 0.2.3 on the torch 2.4.0 that it is pinned to and patches, and this package beside it "
+        "on the "
+        "same torch as it is. One program for both, with pymultiworld's names; rounds of the two take "
+        "turns, each in "
+        "two processes of its own; ratios are over pymultiworld's. Its environment is made in the cache "
+        "once; where it cannot be installed, the "
         "part says so and has no figures."
     ),
     measure=measure,

@@ -1,7 +1,7 @@
-"""A member of a world made by pymultiworld, or by this package's face of the same names: one program for both.
+"""A member of a world of pymultiworld, or of this package's interface of the same names.
 
-Only pymultiworld's public API is used, and nothing of this package that pymultiworld has not, but for "aio" and "world".
-"plain" is torch's own group, called directly.
+Only pymultiworld's public API is used, and nothing of this package that pymultiworld has not, but for "aio"
+and "world". "plain" is torch's own group, called directly.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""From a world's break to the first good operation of its next generation, with four members."""
+"""Rebuild: time from a world's break to the first good operation of its next generation, four members."""
 
 from __future__ import annotations

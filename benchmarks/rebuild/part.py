@@ -1,4 +1,4 @@
-"""From a world's break to the first good operation of its next generation, with four members."""
+"""Rebuild: time from a world's break to the first good operation of its next generation, four members."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ timeout = 60
 hang_timeout = 30
 """
 _NOTES = {
-    "floor/join": "four members that are all there join a new world and use it: no break, nothing to clean up",
+    "floor/join": "four members that are all there join a new world and use it: no break, nothing to clean "
+    "up",
     "left/on_break": "one closes and rejoins; the others rejoin() in on_break",
     "left/loop": "one closes and rejoins; the others are blocked in a receive from it, then rejoin()",
     "closed/all": "all close and rejoin",

@@ -1,4 +1,4 @@
-"""The processes of the part `rebuild`: four members, and the zygote of the seat that is killed."""
+"""Processes of `rebuild`: four members, and the zygote of the rank that is killed."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class Member(Meeting):
         """Wait for the break.
 
         Args:
-            how: "loop": blocked in a receive from the last seat, then `rejoin`; "on_break": `rejoin` in the function that
-                is told; "join_all": blocked in a receive, then `wait_active`.
+            how: "loop": blocked in a receive from the last seat, then `rejoin`; "on_break": `rejoin` in the
+                function that is told; "join_all": blocked in a receive, then `wait_active`.
         """
         line, world, begun = Line(), self._world, threading.Event()
         assert world is not None  # noqa: S101  (the driver has it join first)

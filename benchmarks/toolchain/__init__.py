@@ -1,3 +1,3 @@
-"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, and (alone, or with --full) overlay builds."""
+"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, and overlay builds."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, and (alone, or with --full) overlay builds.
+"""The patch toolchain on the real PyTorch: `verify`, `apply`, `revert`, overlay builds (alone, or --full).
 
 Downloads are made before the clock starts. The builds: one with nothing compiled yet, and the same again.
 """
@@ -220,7 +220,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name=NAME,
     title="Toolchain",
-    description="verify of every patch series, apply and revert on the real tree; with --full, or alone, an overlay "
+    description="verify of every patch series, apply and revert on the real tree; with --full, or alone, an "
+    "overlay "
     "build with nothing compiled yet, its steps, its peak memory, and the same build again.",
     measure=measure,
     add_options=_options,

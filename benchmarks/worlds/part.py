@@ -1,4 +1,4 @@
-"""What a world costs: to join, to have, to close; with 1 to 256 of them in one process."""
+"""Cost of a world: join, keep, close; with 1 to 256 of them in one process."""
 
 from __future__ import annotations
 
@@ -225,7 +225,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name="worlds",
     title="Worlds",
-    description="Two-member worlds of one process: time to join (one by one, by threads, by join_async), threads, "
+    description="Two-member worlds of one process: time to join (one by one, by threads, by join_async), "
+    "threads, "
     "descriptors and memory of each, CPU of the idle process, time to close.",
     measure=measure,
     add_options=_options,

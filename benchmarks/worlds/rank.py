@@ -1,4 +1,4 @@
-"""The processes of the part `worlds`: the one that is looked at, and its partner, which keeps the store."""
+"""Processes of `worlds`: the measured one, and its partner, which keeps the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Member(Meeting):
         self._plain: list[Any] = []
         self._servers: list[Any] = []
 
-    # -- worlds -------------------------------------------------------------------------------------------------
+    # -- worlds ----------------------------------------------------------------------------------------------
 
     def join(self, store: str, names: list[str]) -> list[float]:
         """One after the other; seconds of each."""
@@ -107,7 +107,7 @@ class Member(Meeting):
         found = [str(world.state) for world in self._worlds.values()]
         return {state: found.count(state) for state in found}
 
-    # -- what the process holds ---------------------------------------------------------------------------------
+    # -- what the process holds ------------------------------------------------------------------------------
 
     def held(self) -> dict[str, float]:
         """Threads, descriptors, and memory in MB, when what is under way has ended."""
@@ -128,7 +128,7 @@ class Member(Meeting):
         time.sleep(seconds)
         return 100.0 * (time.process_time() - cpu) / (time.perf_counter() - began)
 
-    # -- the same without multiworld ----------------------------------------------------------------------------
+    # -- the same without multiworld -------------------------------------------------------------------------
 
     def plain_serve(self, count: int) -> dict[str, list[float]]:
         """A store for each of so many groups: their ports, and the seconds that each took to make."""
@@ -148,7 +148,8 @@ class Member(Meeting):
         Args:
             ports: one for each group, or one for all, which then share a client.
             names: of the groups.
-            shared_device: whether they share a gloo device (its thread and descriptors); else each makes its own.
+            shared_device: whether they share a gloo device (its thread and descriptors); else each makes its
+                own.
         """
         took = []
         client: Any = self._servers[0] if self._servers and len(ports) == 1 else None
@@ -203,8 +204,8 @@ def _settle() -> None:
 def _rollup() -> dict[str, int]:
     """This process's memory in kB, by kind.
 
-    `Pss_Anon` and `Pss_Shmem` are what it takes from the machine. `Pss` has the share of torch's libraries in it, which
-    changes by tens of MB whenever any other process on the machine loads or leaves them.
+    `Pss_Anon` and `Pss_Shmem` are what it takes from the machine. `Pss` has the share of torch's libraries in
+    it, which changes by tens of MB whenever any other process on the machine loads or leaves them.
     """
     found: dict[str, int] = {}
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:

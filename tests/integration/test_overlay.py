@@ -24,7 +24,7 @@ from m8d_build.cli import main
 from m8d_build.files.lock import hold
 from m8d_build.overlay import build as overlay
 from m8d_build.overlay.build import OverlayRequest, build_overlay
-from m8d_build.overlay.plan import EXPECTED_SECONDS
+from m8d_build.overlay.plan import Step
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
@@ -88,7 +88,7 @@ def test_an_official_wheel_becomes_a_patched_one(toy: Toy, tmp_path: Path, share
     for word in (str(wheel), "sha256:", "cleanup-only, marker", "python -m pip install"):
         assert word in said
     assert [line.split("]")[0] for line in said.splitlines() if line.startswith("[")] == [
-        f"[{number}/{len(EXPECTED_SECONDS)}" for number in range(1, len(EXPECTED_SECONDS) + 1)
+        f"[{number}/{len(Step)}" for number in range(1, len(Step) + 1)
     ]
 
 
@@ -212,7 +212,7 @@ def request_of(toy: Toy) -> OverlayRequest:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("name", [name for name, _ in EXPECTED_SECONDS])
+@pytest.mark.parametrize("name", [step.title for step in Step])
 def test_ctrl_c_at_any_step_leaves_nothing_half_made_and_the_next_run_finishes(
     toy: Toy, tmp_path: Path, shared_cache: Path, name: str, after: bool
 ) -> None:

@@ -268,8 +268,7 @@ def real_plan(tmp_path, machine, series, **changes):
 
 
 def actions_of(tmp_path, series):
-    (tmp_path / "LICENSE").write_text("a licence\n")
-    return StandardActions(make_target(), series, "", tmp_path / "patches", tmp_path / "LICENSE", "0.1")
+    return StandardActions(make_target(), series, "", tmp_path / "patches", "0.1")
 
 
 @pytest.mark.compiler

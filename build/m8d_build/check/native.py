@@ -1,4 +1,4 @@
-"""The probes' native parts: the preloaded libraries, and the extension linked against a wheel's libraries."""
+"""The probes' native parts: preloaded libraries, and an extension linked against a wheel's libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check-wheel, run: environments made, probes compiled, the same cases in stock and patched, one report."""
+"""check-wheel, run: makes environments, compiles probes, runs the same cases in stock and patched."""
 
 from __future__ import annotations
 
@@ -79,15 +79,16 @@ def check_wheel(
 ) -> Report:
     """Install a patched wheel in a fresh environment and compare how it behaves with the stock wheel.
 
-    Leaves behind one environment for this torch version, the stock one; with ``stock`` other than "auto", none.
+    Leaves behind one environment for this torch version, the stock one; with ``stock`` other than "auto",
+    none.
 
     Args:
         path: the patched wheel.
         settings: cache, output folder, compiler, jobs.
         report: told of each step.
         log: where pip, the compiler and every probe write.
-        stock: "auto" (the cached environment of the official wheel), "none", or the path of a Python that has the
-            official wheel installed.
+        stock: "auto" (the cached environment of the official wheel), "none", or the path of a Python that has
+            the official wheel installed.
         official: the official wheel, if it need not be downloaded.
         keep: leave the wheel's environment behind as well.
 

@@ -1,4 +1,4 @@
-"""The wheel under test, read; and whether an environment holds what it should, going by its files."""
+"""The wheel under test, read; whether an environment holds it, decided from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cache``: what is kept between runs, and what can go."""
+"""``cache``: the sizes of downloads, sources, environments and objects, and pruning of them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from m8d_build.full.steps import Command, FullOptions, Inputs
 from m8d_build.progress import Progress
 from m8d_build.series.read import load_series
 from m8d_build.series.rules import reject, verify
-from m8d_build.settings import REPO_ROOT
 from multiworld import __version__ as builder
 
 if TYPE_CHECKING:
@@ -51,7 +50,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--env",
         choices=("auto", "conda", "mamba", "micromamba", "venv"),
         default="auto",
-        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a venv)",
+        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a "
+        "venv)",
     )
     parser.add_argument(
         "--source",
@@ -130,7 +130,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         series=series,
         compiler=route.compiler,
         patches=settings.patches,
-        licence=REPO_ROOT / "LICENSE",
         builder=builder,
     )
     progress = Progress([(step.title, step.minutes * 60) for step in unfinished(plan)], console)

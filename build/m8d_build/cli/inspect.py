@@ -1,4 +1,4 @@
-"""``inspect``: what a wheel carries, and whether it agrees with itself."""
+"""``inspect``: a wheel's marker, patches and symbols, and whether they agree."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     )
     verb = "would write" if args.dry_run else "wrote"
     console.print(
-        f"{verb} {ported.target.folder(settings.patches)} and its entry in targets.toml ({ported.target.status.value}): "
+        f"{verb} {ported.target.folder(settings.patches)} and its entry in targets.toml "
+        f"({ported.target.status.value}): "
         f"{ported.exact} hunks in place, {ported.moved} moved",
         markup=False,
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""``revert``: take the applied series out of a source tree again."""
+"""``revert``: remove the applied series from a source tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``testbed``: the tests that need real ProcessGroupNCCL, on the patched wheel last built and an official one."""
+"""``testbed``: the tests of ProcessGroupNCCL, on the patched wheel last built and an official one."""
 
 from __future__ import annotations
 

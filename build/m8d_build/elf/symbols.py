@@ -1,4 +1,4 @@
-"""Symbol tables as plain records; read in one sweep, because the real ones have a hundred thousand entries."""
+"""Symbol tables as plain records, read in one sweep: the real ones have a hundred thousand entries."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Symbol(NamedTuple):
         visibility: "DEFAULT", "HIDDEN", "PROTECTED", "INTERNAL".
         section: number of its section; 0 is undefined.
         version: name of its symbol version ("GLIBC_2.14"), "" if it has none.
-        file: for local symbols the source file named before them, "" if none is: hidden globals that the linker
-            made local come last, under no name.
+        file: for local symbols the source file named before them, "" if none is: hidden globals that the
+            linker made local come last, under no name.
         group: number of that file's own symbol, which tells files of one name apart; 0 if there is none.
     """
 

@@ -1,4 +1,4 @@
-"""Wheels through the user's own pip: the official ones and those a build needs; kept by file name and hash."""
+"""Wheels downloaded through the user's own pip, cached by file name and hash."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def get_wheel(
 ) -> Path:
     """Return a wheel: the one the user gave, else the one kept, else download it with pip and keep it.
 
-    pip is that of the running Python, with the user's configuration: indexes, find-links, proxies, certificates.
-    A kept file is hashed before it is used; a cut or altered one is fetched again.
+    pip is that of the running Python, with the user's configuration: indexes, find-links, proxies,
+    certificates. A kept file is hashed before it is used; a cut or altered one is fetched again.
 
     Args:
         request: which wheel.
@@ -257,8 +257,8 @@ def _hash_file(path: Path) -> Path:
 
 
 def _download(request: WheelRequest, folder: Path, retry: Retry, pip: Pip, reporter: Reporter) -> Path:
-    # Not importlib.util.find_spec: it also asks setuptools' import hook, which warns (an error under `-W error`) where
-    # this process has imported distutils.
+    # Not importlib.util.find_spec: it also asks setuptools' import hook, which warns (an error under `-W
+    # error`) where this process has imported distutils.
     if PathFinder.find_spec("pip") is None:
         raise PrerequisiteMissing(
             f"{sys.executable} has no pip",

@@ -1,13 +1,13 @@
-"""Environments with a torch wheel in them: made whole or not at all, locked while in use, pruned.
+"""Virtual environments with a torch wheel: created atomically, locked while in use, pruned.
 
-Two kinds of making. A *whole* environment gets the wheel and everything it depends on (5 GB, a minute or two); the
-official wheel's is kept in the cache. A *thin* one, for a wheel under test, holds that wheel alone (1.6 GB, a
-quarter of a minute) and links to everything else in a whole one: torch's libraries find the nvidia packages by paths
-relative to their own folder, and ``pip check`` sees every distribution. Nothing the wheel itself brings is linked, so
-installing it cannot write into the environment it leans on.
+Two kinds of making. A *whole* environment gets the wheel and everything it depends on (5 GB, a minute or
+two); the official wheel's is kept in the cache. A *thin* one, for a wheel under test, holds that wheel alone
+(1.6 GB, a quarter of a minute) and links to everything else in a whole one: torch's libraries find the nvidia
+packages by paths relative to their own folder, and ``pip check`` sees every distribution. Nothing the wheel
+itself brings is linked, so installing it cannot write into the environment it leans on.
 
-A virtual environment cannot be moved, so it is made in its final place; its record is written last, and a folder
-without one is rubbish.
+A virtual environment cannot be moved, so it is made in its final place; its record is written last, and a
+folder without one is rubbish.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ _PIP_ATTEMPTS = 3
 _WHOLE_BYTES = 9 << 30  # 5.3 GB installed, and what pip unpacks and caches on the way
 _THIN_BYTES = 2 << 30
 _NETWORK = re.compile(
-    r"No matching distribution|Could not find a version|Max retries exceeded|NewConnectionError|ReadTimeoutError"
-    r"|IncompleteRead|Connection (?:broken|aborted|reset)|Temporary failure in name resolution|HTTPError|SSLError"
+    r"No matching distribution|Could not find a version|Max retries "
+    r"exceeded|NewConnectionError|ReadTimeoutError"
+    r"|IncompleteRead|Connection (?:broken|aborted|reset)|Temporary failure in name "
+    r"resolution|HTTPError|SSLError"
 )
 _TAG = re.compile(r"cp(\d)(\d+)")
 
@@ -242,8 +244,8 @@ def names_to_link(present: Iterable[str], brings: Collection[str]) -> tuple[str,
 
     Args:
         present: names in the whole environment's site-packages.
-        brings: top-level names of the wheel under test. Neither these nor torch's dist-info are linked, so that
-            pip writes new files instead of following a link.
+        brings: top-level names of the wheel under test. Neither these nor torch's dist-info are linked, so
+            that pip writes new files instead of following a link.
     """
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""Git blob ids and content digests: how the toolchain names the exact bytes of a file."""
+"""Git blob ids and SHA-256 digests of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache folder holds, how large it is, and what nobody has used for a while."""
+"""The cache folder: its contents, their sizes, and the parts not used for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record was made from: digests of sources and of series, kept in it and shown on its page.
+"""Digests of sources and of series: recorded with a measurement, and shown on its page.
 
 Documentation is no source: a record is as good after a page was reworded as before.
 """

@@ -1,4 +1,4 @@
-"""What the toolchain does about disks: a full one is DiskFull whoever met it, and a finished folder moves into its place."""
+"""Disk errors become DiskFull; finished folders are renamed into place."""
 
 from __future__ import annotations
 
@@ -75,5 +75,6 @@ def _full(folder: Path, what: str) -> DiskFull:
     left = shutil.disk_usage(place).free / 2**20
     return DiskFull(
         f"no room left under {folder} while {what} ({left:.0f} MiB free)",
-        next_step="Free some room, or name a folder on a larger disk (M8D_CACHE for the cache), then run it again",
+        next_step="Free some room, or name a folder on a larger disk (M8D_CACHE for the cache), then run it "
+        "again",
     )

@@ -1,4 +1,4 @@
-"""One build per folder: a lock the system gives up when its holder ends, however it ends."""
+"""One build per folder: a lock that the kernel releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def hold(
 ) -> Iterator[Holder]:
     """Hold a folder, made if it is not there, for as long as the context lasts.
 
-    The lock is the kernel's (flock), so a killed holder never leaves the folder locked, and programs we run do
-    not inherit it. The same process cannot hold a folder twice.
+    The lock is the kernel's (flock), so a killed holder never leaves the folder locked, and programs we run
+    do not inherit it. The same process cannot hold a folder twice.
 
     Args:
         folder: what to hold.
@@ -99,7 +99,8 @@ def hold(
 def holder_of(folder: Path) -> Holder | None:
     """Return who last said to hold a folder, None if nobody did or it cannot be read.
 
-    Only meaningful while the lock is held: a killed holder's word stays behind and is overwritten by the next.
+    Only meaningful while the lock is held: a killed holder's word stays behind and is overwritten by the
+    next.
     """
     try:
         said = json.loads((folder / HOLDER_NAME).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The full build: PyTorch compiled from its sources, in conda or a venv, and made a wheel that installs anywhere."""
+"""The full build: PyTorch compiled from its sources, in conda or a venv, into a portable wheel."""
 
 from __future__ import annotations
 

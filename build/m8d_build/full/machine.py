@@ -1,4 +1,4 @@
-"""What this machine has that a full build needs, gathered: memory, disk, programs and their versions."""
+"""Memory, disk, programs and versions of this machine, as far as a full build needs them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def _toolkits() -> tuple[Toolkit, ...]:
     places = [Path(on_path)] if on_path else []
     places += sorted(TOOLKITS.glob("cuda*/bin/nvcc"))
     for nvcc in places:
-        # A distribution's nvcc may be a script in /usr/bin that starts the real one elsewhere: not a toolkit's folder.
+        # A distribution's nvcc may be a script in /usr/bin that starts the real one elsewhere: not a
+        # toolkit's folder.
         home = nvcc.resolve().parent.parent
         if home not in found and (home / "include" / "cuda_runtime.h").exists():
             found[home] = Toolkit(str(home), parse_nvcc(_ask(str(nvcc))))

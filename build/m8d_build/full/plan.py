@@ -1,4 +1,4 @@
-"""The full build, decided: which steps, with which commands and variables. Pure: nothing here touches the machine."""
+"""The full build, planned: steps with commands and variables. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JOB_BYTES", "jobs_for", "plan_full"]
 
-# One compilation's memory. nvcc needs about 5.3 GB for flash attention's kernels (pytorch/pytorch pull request
-# 130443, where a pool for them was proposed; issue 124018 measured 4.5 GB); the rest needs far less.
+# One compilation's memory. nvcc needs about 5.3 GB for flash attention's kernels (pytorch/pytorch pull
+# request 130443, where a pool for them was proposed; issue 124018 measured 4.5 GB); the rest needs far less.
 JOB_BYTES = 6 * 2**30
 
 

@@ -1,7 +1,7 @@
-"""A built wheel made one that installs anywhere: library paths, libgomp, platform tag, marker, notice.
+"""A built wheel made portable: library paths, libgomp, platform tag, marker, notice.
 
-What the official build does after ``bdist_wheel`` (pytorch/builder, manywheel/build_common.sh) with patchelf and
-zip is done here with patchelf and our own repacker; the marker says ``full``.
+What the official build does after ``bdist_wheel`` (pytorch/builder, manywheel/build_common.sh) with patchelf
+and zip is done here with patchelf and our own repacker; the marker says ``full``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from m8d_build.errors import CheckFailed, PrerequisiteMissing, WheelInvalid
 from m8d_build.proc import run
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import cxx11_abi_of
-from m8d_build.wheel.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.wheel.repack import repack
-from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
+from m8d_build.wheel.marking import topics_of, write_marked
+from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.errors import MarkerError
-from multiworld.shim.loader import LOADER_ENTRY, loader_text
-from multiworld.shim.marker import Marker, Topic, compare, library_info
+from multiworld.shim.marker import Marker, compare, library_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,13 +45,11 @@ class Tools:
     Attributes:
         patchelf: its full path.
         gomp: the OpenMP runtime the libraries were linked with.
-        licence: our licence's text.
         builder: version of the toolchain.
     """
 
     patchelf: Path
     gomp: Path
-    licence: bytes
     builder: str
 
 
@@ -105,7 +101,7 @@ def finish_wheel(
         plan: what was built.
         wheel: what ``bdist_wheel`` left.
         series: the patches that were in its sources.
-        tools: patchelf, libgomp, licence, version.
+        tools: patchelf, libgomp, version.
         scratch: a folder for unpacked libraries.
         log: where patchelf's output goes.
 
@@ -126,7 +122,7 @@ def finish_wheel(
         torch=plan.torch,
         local=plan.local,
         commit=stated.git_version,
-        topics=tuple(Topic(patch.topic, patch.sha256) for patch in series.patches),
+        topics=topics_of(series),
         mode="full",
         builder=tools.builder,
         overlay=None,
@@ -151,17 +147,7 @@ def finish_wheel(
         gomp = _there(tools.gomp, GOMP)
         floors.append(glibc_floor(gomp))
         changes.append(Put(bundled, gomp, executable=True))
-    changes += [Put(MARKER_ENTRY, make_marker(marker)), Put(LOADER_ENTRY, loader_text())]
-    names = tuple(change.name for change in changes)
-    notice = make_notice(marker, source=wheel.path.name, source_sha256="", changed=names)
-    return repack(
-        wheel,
-        plan.layout.out,
-        changes,
-        local=plan.local,
-        platform=platform_tag(floors),
-        notices={LICENCE_NAME: tools.licence, NOTICE_NAME: notice},
-    )
+    return write_marked(wheel, plan.layout.out, changes, marker, platform=platform_tag(floors))
 
 
 def _unpack(wheel: WheelFile, name: str, scratch: Path) -> Path:

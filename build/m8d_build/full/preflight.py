@@ -1,4 +1,4 @@
-"""Whether a machine can do a full build: every reason why not, found before hours are spent. Pure over facts."""
+"""Preflight checks of a full build: every reason why a machine cannot do it. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["DISK_BYTES", "Need", "Problem", "choose_route", "preflight", "require"]
 
 GIB = 2**30
-# A planning figure, never measured: sources with submodules, the environment with its CUDA toolkit, objects for
-# seven GPU architectures, and the wheel three times (built, unpacked libraries, finished). docs/full-build.md
-# gives the parts.
+# A planning figure, never measured: sources with submodules, the environment with its CUDA toolkit, objects
+# for seven GPU architectures, and the wheel three times (built, unpacked libraries, finished).
+# docs/full-build.md gives the parts.
 DISK_BYTES = 100 * GIB
 CONDAS = (RouteKind.MICROMAMBA, RouteKind.MAMBA, RouteKind.CONDA)
 
@@ -118,7 +118,8 @@ def require(problems: Sequence[Problem], torch: str) -> None:
         count = "one reason" if len(problems) == 1 else f"{len(problems)} reasons"
         raise PreflightFailed(
             f"this machine cannot do the full build of torch {torch}, for {count}:{listed}",
-            next_step="Correct these, or use `overlay`, which needs none of it: the official wheel with only the "
+            next_step="Correct these, or use `overlay`, which needs none of it: the official wheel with "
+            "only the "
             "patched files compiled",
         )
 

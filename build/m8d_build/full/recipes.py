@@ -1,4 +1,4 @@
-"""How each PyTorch version is built from source: build/conda/recipes.toml, read and validated."""
+"""Recipes: how each PyTorch version is built from source, read from build/conda/recipes.toml, validated."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ class Recipes:
         raise UnknownVersion(
             f"torch {version} has no recipe for a full build",
             rule=f"{self.folder / 'recipes.toml'} has {known}",
-            next_step="Use `overlay`, which needs none, or add a [[torch]] entry there (docs/full-build.md says how)",
+            next_step="Use `overlay`, which needs none, or add a [[torch]] entry there (docs/full-build.md "
+            "says how)",
         )
 
     def text(self, name: str) -> str:

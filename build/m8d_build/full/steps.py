@@ -1,4 +1,4 @@
-"""What a full build's plan is made of: commands, actions, steps, and where things are."""
+"""The types of a full build's plan: commands, actions, steps, layout."""
 
 from __future__ import annotations
 

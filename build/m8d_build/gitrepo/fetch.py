@@ -1,4 +1,4 @@
-"""Fetch one tag, only the folders that are wanted and only their newest contents; goes on where it was stopped."""
+"""A shallow, sparse fetch of one tag; an interrupted one is resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["fetch_tag"]
 
 GRACE = 5.0  # seconds between asking git to end and ending it
-# Nothing of the user's configuration, no hooks, no background work, and no waiting on a line that has gone quiet.
+# Nothing of the user's configuration, no hooks, no background work, and no waiting on a line that has gone
+# quiet.
 OPTIONS = (
     "-c", "advice.detachedHead=false",
     "-c", "core.autocrlf=false",
@@ -38,8 +39,8 @@ OPTIONS = (
 def fetch_tag(url: str, tag: str, *, repo: Path, tree: Path, folders: Sequence[str], timeout: float) -> str:
     """Fetch a tag without history or unneeded contents, and check the wanted folders and top-level files out.
 
-    What an earlier, stopped call left in ``repo`` is used again if it was for the same URL; if it turns out to be
-    broken it is thrown away once and everything starts over.
+    What an earlier, stopped call left in ``repo`` is used again if it was for the same URL; if it turns out
+    to be broken it is thrown away once and everything starts over.
 
     Args:
         url: where the repository is.

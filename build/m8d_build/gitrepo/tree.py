@@ -1,4 +1,4 @@
-"""What is asked of git about a source tree: what is committed, what was changed, does a patch apply, diff, merge.
+"""Queries of a source tree through git: commits, changes, whether a patch applies, diffs, merges.
 
 GitPython is imported when a tree turns out to need it, so that plain folders work on a machine without git.
 """

@@ -1,4 +1,4 @@
-"""The overlay build: only the touched units are compiled, and a library made of them is grafted into the official wheel."""
+"""The overlay build: touched units are compiled into a library that is grafted into the official wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overlay build: an official wheel becomes a patched one; only the touched units are compiled.
+"""The overlay build: an official wheel becomes a patched one; only touched units are compiled.
 
 Each step takes what the ones before it made; what a step decides is decided elsewhere (plan, graft, repack).
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
-from m8d_build.elf.read import glibc_floor, read_library
+from m8d_build.elf.read import read_library
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.files.blobs import file_sha256
@@ -24,6 +24,7 @@ from m8d_build.overlay.headerguard import guarded_like
 from m8d_build.overlay.link import link_overlay
 from m8d_build.overlay.plan import (
     Layout,
+    Step,
     compile_jobs,
     local_label,
     overlay_file_name,
@@ -31,25 +32,20 @@ from m8d_build.overlay.plan import (
     require_recipe,
 )
 from m8d_build.overlay.toolbox import extract, link_libraries, prepare_headers, required_packages
+from m8d_build.overlay.write import GRAFTED, write_patched
 from m8d_build.series.apply import patched_files
 from m8d_build.series.read import load_series
-from m8d_build.settings import REPO_ROOT
 from m8d_build.sources import fetch_source
-from m8d_build.wheel.changes import Edit, Put
+from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
-from m8d_build.wheel.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.wheel.repack import repack
 from m8d_build.wheel.wheelfile import open_wheel
-from multiworld import __version__ as builder
-from multiworld.shim.loader import LOADER_ENTRY, loader_text
-from multiworld.shim.marker import Marker, Overlay, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from m8d_build.overlay.compile import Compiled
-    from m8d_build.overlay.graft import GraftResult
     from m8d_build.overlay.link import Linked
     from m8d_build.overlay.toolbox import Toolbox
     from m8d_build.progress import Reporter
@@ -57,15 +53,13 @@ if TYPE_CHECKING:
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
     from m8d_build.wheel.facts import WheelFacts
-    from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
 
 __all__ = ["Built", "OverlayRequest", "build_overlay"]
 
 NATIVE = Path(__file__).parent / "native" / "overlay.cpp"
-GRAFTED = "torch/lib/libtorch_cuda.so"
-LICENCE = REPO_ROOT / "LICENSE"
-# The official wheel's libraries unpacked (1.6 GB for 2.6.0) and downloads; the wheel itself goes to the output.
+# The official wheel's libraries unpacked (1.6 GB for 2.6.0) and downloads; the wheel itself goes to the
+# output.
 WORK_MB, OUT_MB = 2500, 900
 
 
@@ -157,12 +151,12 @@ class _Build:
         return self.logs / f"overlay-{self.request.target.version}-{self.request.python}.log"
 
     def run(self) -> Built:
-        step, target = self.report.step, self.request.target
+        step, target = self.steps(), self.request.target
         std = target.abi.std if target.abi else OLDEST_STD
         compiler = compiler_identity(self.settings.compiler, std)
-        with step("official wheel"):
+        with step(Step.OFFICIAL_WHEEL):
             wheel, sha256 = self.official_wheel()
-        with step("sources"):
+        with step(Step.SOURCES):
             tree = fetch_source(
                 target,
                 self.settings,
@@ -171,28 +165,29 @@ class _Build:
                 reporter=self.report,
             )
             self.report.note(tree.origin)
-        with step("patches"):
+        with step(Step.PATCHES):
             series = load_series(self.settings.patches, target.version)
             layout = Layout(self.work / "stage", tree.root, self.work)
             touched = self.stage(series, layout)
-        with step("headers"):
+        with step(Step.HEADERS):
             toolbox, packages = self.headers(wheel)
-        with step("libraries"):
+        with step(Step.LIBRARIES):
             facts = self.libraries(wheel)
-        with step("compile"):
+        with step(Step.COMPILE):
             compiled = self.compile(facts, toolbox, layout, compiler)
-        with step("link"):
+        with step(Step.LINK):
             linked = self.link(compiled, packages)
-        with step("check"):
+        with step(Step.CHECK):
             self.check(compiled, linked, touched, toolbox, layout, facts)
-        with step("graft"):
+        with step(Step.GRAFT):
             grafted = graft_edits(self.work / GRAFTED, linked.path)
             self.report.note(
                 f"{grafted.changed_bytes} bytes of {GRAFTED} change; {len(grafted.plan.hide)} symbols move"
             )
-        with step("repack"):
-            repacked = self.repack(wheel, sha256, facts, series, linked.path, grafted, touched)
-        with step("inspect"):
+        with step(Step.REPACK):
+            more = self.replaced(wheel, touched)
+            repacked = write_patched(wheel, sha256, facts, series, linked.path, grafted, self.settings, more)
+        with step(Step.INSPECT):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
             found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)
             if not found.consistent:
@@ -214,6 +209,17 @@ class _Build:
             objects=len(compiled),
             grafted_bytes=grafted.changed_bytes,
         )
+
+    def steps(self) -> Callable[[Step], AbstractContextManager[None]]:
+        """Return what opens the next step of the plan; another one than the next is a fault of this module."""
+        plan = iter(Step)
+
+        def step(wanted: Step) -> AbstractContextManager[None]:
+            if (planned := next(plan, None)) is not wanted:
+                raise AssertionError(f"{wanted} is run where the plan has {planned}")
+            return self.report.step(wanted.title)
+
+        return step
 
     def official_wheel(self) -> tuple[WheelFile, str]:
         request = self.request
@@ -344,57 +350,17 @@ class _Build:
 
         return compile_probe
 
-    def repack(
-        self,
-        wheel: WheelFile,
-        sha256: str,
-        facts: WheelFacts,
-        series: Series,
-        overlay: Path,
-        grafted: GraftResult,
-        touched: Sequence[str],
-    ) -> Repacked:
-        file = f"torch/lib/{overlay.name}"
-        local = local_label(facts.local)
-        marker = Marker(
-            torch=facts.torch,
-            local=local,
-            commit=facts.git_version,
-            topics=tuple(Topic(patch.topic, patch.sha256) for patch in series.patches),
-            mode="overlay",
-            builder=builder,
-            overlay=Overlay(file, file_sha256(overlay)),
-        )
-        headers = {f"torch/include/{path}": self.work / "stage" / path for path in touched}
-        changes: list[Put | Edit] = [
-            Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in grafted.edits)),
-            Put(file, overlay, executable=True),
-            Put("torch/m8d.json", make_marker(marker)),
-            Put(LOADER_ENTRY, loader_text()),
+    def replaced(self, wheel: WheelFile, touched: Sequence[str]) -> list[Put]:
+        """Return the entries that patched headers and Python files replace or add."""
+        stage, include = self.work / "stage", "torch/include/"
+        headers = [path for path in touched if include + path in wheel.entries]
+        return [
             *(
-                Put(name, guarded_like(wheel.read(name), path.read_bytes()))
-                for name, path in headers.items()
-                if name in wheel.entries
+                Put(include + path, guarded_like(wheel.read(include + path), (stage / path).read_bytes()))
+                for path in headers
             ),
-            *(Put(path, self.work / "stage" / path) for path in touched if path.endswith(".py")),
+            *(Put(path, stage / path) for path in touched if path.endswith(".py")),
         ]
-        glibc = max((*glibc_floor(overlay),), tuple(facts.glibc))
-        changed = tuple(change.name for change in changes)
-        return repack(
-            wheel,
-            self.settings.out,
-            changes,
-            local=local,
-            platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
-            notices={
-                LICENCE_NAME: LICENCE.read_bytes(),
-                NOTICE_NAME: make_notice(
-                    marker, source=wheel.path.name, source_sha256=sha256, changed=changed
-                ),
-            },
-            jobs=self.settings.jobs,
-            cache=self.settings.cache / "deflate",
-        )
 
 
 def _writable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Objects, cached by the content of everything they are made from."""
+"""Compilation, with object files cached by the content of all their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the overlay a drop-in? It defines what the wheel's own copy of the same units defines, no less and no more."""
+"""Symbol sets: the overlay defines exactly the symbols that the wheel has from the same units."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def strong_symbols_equal(
     more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
     raise CheckFailed(
         f"the overlay is no drop-in: {shown}{more}",
-        rule="its units define the same strong symbols, of the same size and visibility, as the wheel's own copy",
-        next_step="Compare the target's units and their defines with how the wheel was built, or use --mode full",
+        rule="its units define the same strong symbols, of the same size and visibility, as the wheel's own "
+        "copy",
+        next_step="Compare the target's units and their defines with how the wheel was built, or use --mode "
+        "full",
     )
 
 
@@ -62,10 +64,10 @@ def symbol_differences(
     """Return every difference, as text; empty if there is none. Arguments as :func:`strong_symbols_equal`.
 
     Looked for: strong symbols we define and the library does not, or with another kind, visibility or (data,
-    vtables) size; functions that lie in the library's code of a unit and that we lack; and exported members of the
-    classes defined here that we lack, which covers data and what lies at a unit's very edge. Not seen: a hidden
-    variable that we lack, or a hidden function that is the very first or last of its unit; only the library's own
-    code could use either, and :mod:`m8d_build.overlay.stale` looks at that.
+    vtables) size; functions that lie in the library's code of a unit and that we lack; and exported members
+    of the classes defined here that we lack, which covers data and what lies at a unit's very edge. Not seen:
+    a hidden variable that we lack, or a hidden function that is the very first or last of its unit; only the
+    library's own code could use either, and :mod:`m8d_build.overlay.stale` looks at that.
     """
     if not symtab:
         return ["the library has no .symtab, so its own copy cannot be compared"]

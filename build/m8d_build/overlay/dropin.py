@@ -1,4 +1,4 @@
-"""The checks of every overlay build, put together: the new library can stand in for the old code, or the build stops."""
+"""All checks of an overlay: the new library can replace the old code, or the build stops."""
 
 from __future__ import annotations
 

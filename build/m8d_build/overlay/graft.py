@@ -1,8 +1,8 @@
-"""The graft: every caller binds to the overlay instead of the old definitions, whatever is loaded first.
+"""The graft: every caller binds to the overlay instead of the old definitions, in any load order.
 
-The library asks for the overlay (one more DT_NEEDED), and its own definitions of what the overlay exports become
-unfindable. It has to be both: the dynamic linker searches breadth-first, so while the old ones could be found they
-would come before the overlay. It fails closed: without the overlay the library does not load.
+The library asks for the overlay (one more DT_NEEDED), and its own definitions of what the overlay exports
+become unfindable. It has to be both: the dynamic linker searches breadth-first, so while the old ones could
+be found they would come before the overlay. It fails closed: without the overlay the library does not load.
 """
 
 from __future__ import annotations
@@ -88,15 +88,16 @@ def export_names(
     """Decide what the overlay exports.
 
     Exported: strong definitions; every static there must be one of in the whole process (unique symbols, weak
-    variables and the guards that belong to them); weak definitions of our own namespaces and weak tables (vtable,
-    typeinfo) outside ``std`` that the old library exports too. The rest stays private: a function instantiated from
-    ``std`` by this compiler must not take the place of the wheel's own.
+    variables and the guards that belong to them); weak definitions of our own namespaces and weak tables
+    (vtable, typeinfo) outside ``std`` that the old library exports too. The rest stays private: a function
+    instantiated from ``std`` by this compiler must not take the place of the wheel's own.
 
     Args:
         definitions: what the overlay's objects define (:meth:`merge_definitions` of several), any visibility.
         old: what the library they replace exports.
-        constructed: variables that are constructed when their unit is loaded (``constructed_at_load``). They stay
-            private: the old library's copy of the unit constructs and destroys its own, and would do so to ours.
+        constructed: variables that are constructed when their unit is loaded (``constructed_at_load``). They
+            stay private: the old library's copy of the unit constructs and destroys its own, and would do so
+                to ours.
     """
     exported: list[str] = []
     private: list[str] = []
@@ -161,10 +162,12 @@ def plan_graft(library: Library, overlay: Library, filename: str) -> GraftPlan:
 def graft_edits(library: Path, overlay: Path) -> GraftResult:
     """Return the graft as changes to make while the library is copied elsewhere; nothing is written.
 
-    The checks are made on the changed library in memory (two seconds for 900 MB, of which only the tables are read).
+    The checks are made on the changed library in memory (two seconds for 900 MB, of which only the tables are
+    read).
 
     Raises:
-        AlreadyGrafted, ElfInvalid, CheckFailed: as :func:`plan_graft`; CheckFailed too if a check does not hold.
+        AlreadyGrafted, ElfInvalid, CheckFailed: as :func:`plan_graft`; CheckFailed too if a check does not
+            hold.
     """
     new = read_library(overlay)
     with open_image(library, scratch=True) as image:
@@ -201,8 +204,8 @@ def check_graft(before: Library, after: Library, overlay: Library, plan: GraftPl
     """Check a grafted library against the one it was made from.
 
     Raises:
-        CheckFailed: it does not ask for the overlay last; a hidden name is still found, or not exported by the
-            overlay; another name is no longer found; or a symbol differs.
+        CheckFailed: it does not ask for the overlay last; a hidden name is still found, or not exported by
+            the overlay; another name is no longer found; or a symbol differs.
     """
     if after.needed != (*before.needed, plan.needed):
         raise _failed(

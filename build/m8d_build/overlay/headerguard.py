@@ -1,7 +1,7 @@
-"""The guard that newer wheels put around every header: taken off to compare, put on again to replace.
+"""Guards that newer wheels put around headers: stripped to compare, added again to replace.
 
-PyTorch's setup.py (2.12's, not yet 2.9's) wraps each installed header, so that none is included where only the stable
-ABI may be used. The text between is the source's, byte for byte.
+PyTorch's setup.py (2.12's, not yet 2.9's) wraps each installed header, so that none is included where only
+the stable ABI may be used. The text between is the source's, byte for byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ __all__ = ["guarded_like", "unguarded"]
 _OPEN = b"#if !defined(TORCH_STABLE_ONLY) && !defined(TORCH_TARGET_VERSION)\n"
 _CLOSE = (
     b"\n#else\n"
-    b'#error "This file should not be included when either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is defined."\n'
+    b'#error "This file should not be included when either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is '
+    b'defined."\n'
     b"#endif  // !defined(TORCH_STABLE_ONLY) && !defined(TORCH_TARGET_VERSION)\n"
 )
 

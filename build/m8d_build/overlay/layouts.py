@@ -1,7 +1,8 @@
-"""Do classes that cross libraries keep their layout? The compiler is asked twice, and nothing is run.
+"""Layouts of classes that cross libraries: compared by compiling a probe twice; nothing is run.
 
-One probe is compiled against the wheel's headers and against the patched ones; sizes, alignments and offsets are
-constants in the object files, and read from there. Explicit instantiation may name private classes and members.
+One probe is compiled against the wheel's headers and against the patched ones; sizes, alignments and offsets
+are constants in the object files, and read from there. Explicit instantiation may name private classes and
+members.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ def same_layouts(
         raise CheckFailed(
             f"patched classes have another layout: {'; '.join(different)}",
             rule="code outside the overlay was compiled with the old one",
-            next_step="Change the patch so that it adds no member and no virtual function, or use --mode full",
+            next_step="Change the patch so that it adds no member and no virtual function, or use --mode "
+            "full",
         )
     return before

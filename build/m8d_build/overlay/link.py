@@ -1,4 +1,4 @@
-"""One shared library from the overlay's objects: what it exports is decided first, then the linker runs."""
+"""Linking of the overlay: exports are decided first (a version script), then the linker runs."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def link_overlay(
         what="link the overlay library",
         log=log,
         timeout=LINK_TIMEOUT,
-        next_step="An undefined reference means that a unit of this target needs another unit: see its `units`",
+        next_step="An undefined reference means that a unit of this target needs another unit: see its "
+        "`units`",
     )
     return Linked(output, frozenset(constructed & official.exports.keys()))

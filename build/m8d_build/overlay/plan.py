@@ -1,8 +1,9 @@
-"""What an overlay build does, decided before anything runs: flags, commands, steps. Pure."""
+"""The overlay build, planned: flags, commands, steps. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from m8d_build.targets import Abi, Target
 
 __all__ = [
-    "EXPECTED_SECONDS",
     "LOCAL_SUFFIX",
     "CompileJob",
     "Layout",
+    "Step",
     "compile_flags",
     "compile_jobs",
     "describe",
@@ -31,32 +32,50 @@ __all__ = [
     "overlay_rpath", "require_recipe",
 ]  # fmt: skip
 
-# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a version.
+# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a
+# version.
 LOCAL_SUFFIX = "m8d1"
 
 UNKNOWN_MB = 1000  # taken for a unit whose compiler nobody has measured
 
-# Seconds per step on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only used to estimate the rest.
-EXPECTED_SECONDS: tuple[tuple[str, float], ...] = (
-    ("official wheel", 2.0),
-    ("sources", 1.0),
-    ("patches", 0.5),
-    ("headers", 5.0),
-    ("libraries", 11.0),
-    ("compile", 80.0),
-    ("link", 5.0),
-    ("check", 9.0),
-    ("graft", 2.0),
-    ("repack", 37.0),
-    ("inspect", 0.5),
-)
-
-# How the official build compiles these units, beyond what it says of itself: CMakeLists.txt, caffe2/CMakeLists.txt
-# and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not use fmt, later ones do.
+# How the official build compiles these units, beyond what it says of itself: CMakeLists.txt,
+# caffe2/CMakeLists.txt and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not
+# use fmt, later ones do.
 _DEFINES = (
     "USE_C10D_NCCL", "USE_C10D_GLOO", "USE_DISTRIBUTED", "USE_CUDA", "USE_NCCL", "USE_RPC", "USE_TENSORPIPE",
     "TORCH_CUDA_BUILD_MAIN_LIB", "torch_cuda_EXPORTS", "NDEBUG", "FMT_HEADER_ONLY=1",
 )  # fmt: skip
+
+
+class Step(Enum):
+    """The steps of an overlay build, in order: what the build runs, what the progress counts, what a plan shows.
+
+    Attributes:
+        title: as people see it.
+        seconds: on 2 cores with downloads cached, measured on torch 2.6.0+cu124; only to estimate what is
+            left.
+    """
+
+    OFFICIAL_WHEEL = "official wheel", 2.0
+    SOURCES = "sources", 1.0
+    PATCHES = "patches", 0.5
+    HEADERS = "headers", 5.0
+    LIBRARIES = "libraries", 11.0
+    COMPILE = "compile", 80.0
+    LINK = "link", 5.0
+    CHECK = "check", 9.0
+    GRAFT = "graft", 2.0
+    REPACK = "repack", 37.0
+    INSPECT = "inspect", 0.5
+
+    def __init__(self, title: str, seconds: float) -> None:
+        self.title = title
+        self.seconds = seconds
+
+    @classmethod
+    def expected(cls) -> tuple[tuple[str, float], ...]:
+        """Return (title, seconds) of each step, for `Progress`."""
+        return tuple((step.title, step.seconds) for step in cls)
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,8 @@ class CompileJob:
         unit: the source's path in PyTorch's layout ("native/overlay.cpp" for our own).
         source: the file that is compiled.
         flags: every argument but source, output and dependency file.
-        identity: what makes the object, apart from the bytes it reads: the flags without this machine's paths.
+        identity: what makes the object, apart from the bytes it reads: the flags without this machine's
+            paths.
         memory_mb: what the compiler will need, 0 if unknown.
     """
 
@@ -257,9 +277,11 @@ def require_recipe(target: Target) -> None:
     """
     if not target.units:
         raise UnknownVersion(
-            f"torch {target.version} cannot be built yet (status {target.status.value}: {target.note or 'no note'})",
+            f"torch {target.version} cannot be built yet (status {target.status.value}: "
+            f"{target.note or 'no note'})",
             rule="a target that is built names its units and patches",
-            next_step="`nox -s m8d -- targets` shows which versions can; docs/patching.md says how to add one",
+            next_step="`nox -s m8d -- targets` shows which versions can; docs/patching.md says how to add "
+            "one",
         )
 
 
@@ -276,19 +298,21 @@ def describe(target: Target, python: str, source: str, topics: Sequence[str], jo
     official = next((w.filename for w in target.wheels if f"-{python}-" in w.filename), "")
     flags = " ".join(compile_flags(target.abi)) if target.abi else "as the wheel says"
     places = "the cache, git, the distribution's source package" if source == "auto" else source
-    return {
-        "official wheel": official or f"none on record for {python}: name one with --wheel",
-        "sources": f"PyTorch {target.tag} from {places}; {len(target.files)} files checked by blob id",
-        "patches": ", ".join(topics) or "none",
-        "headers": ", ".join((*target.pinned_packages, *target.build_packages)) or "none on record",
-        "libraries": "torch/lib of the official wheel, unpacked for the time of the build",
-        "compile": f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at once; {flags}",
-        "link": "one library with the name of NCCL's own without its lib prefix",
-        "check": "strong symbols, class sizes, direct calls",
-        "graft": "torch/lib/libtorch_cuda.so: one DT_NEEDED more, the old definitions hidden",
-        "repack": f"torch-{target.version}+{local_label(_local(target))}",
-        "inspect": "marker, METADATA, RECORD, libraries and file name agree",
+    done = {
+        Step.OFFICIAL_WHEEL: official or f"none on record for {python}: name one with --wheel",
+        Step.SOURCES: f"PyTorch {target.tag} from {places}; {len(target.files)} files checked by blob id",
+        Step.PATCHES: ", ".join(topics) or "none",
+        Step.HEADERS: ", ".join((*target.pinned_packages, *target.build_packages)) or "none on record",
+        Step.LIBRARIES: "torch/lib of the official wheel, unpacked for the time of the build",
+        Step.COMPILE: f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at "
+        f"once; {flags}",
+        Step.LINK: "one library with the name of NCCL's own without its lib prefix",
+        Step.CHECK: "strong symbols, class sizes, direct calls",
+        Step.GRAFT: "torch/lib/libtorch_cuda.so: one DT_NEEDED more, the old definitions hidden",
+        Step.REPACK: f"torch-{target.version}+{local_label(_local(target))}",
+        Step.INSPECT: "marker, METADATA, RECORD, libraries and file name agree",
     }
+    return {step.title: done[step] for step in Step}
 
 
 def _local(target: Target) -> str:

@@ -1,4 +1,4 @@
-"""Does code that stays behind reach old definitions without the dynamic linker, where no graft can turn it?
+"""Stale code: whether remaining code reaches old definitions directly, past any graft.
 
 Exported functions are reached through names, and those are grafted. Hidden ones are called directly. Whoever
 outside the units calls one keeps running the wheel's code beside the overlay's, on variables of its own.
@@ -77,7 +77,8 @@ def no_stale_uses(
         ]
         more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
         raise CheckFailed(
-            f"code outside the overlay's units reaches their old definitions: {'; '.join(lines[:SHOWN])}{more}",
+            "code outside the overlay's units reaches their old definitions: "
+            f"{'; '.join(lines[:SHOWN])}{more}",
             rule="only what is looked up by name can be turned to the overlay",
             next_step="Add the unit that uses it to the target's units, or use --mode full",
         )

@@ -1,7 +1,7 @@
-"""What an overlay is compiled and linked against: headers and libraries, unpacked from wheels.
+"""Headers and libraries that an overlay is compiled and linked against, unpacked from wheels.
 
-Nothing is installed. Headers go to the cache, named by what they came from; the libraries (over a gigabyte) are
-unpacked for as long as a build needs them.
+Nothing is installed. Headers go to the cache, named by what they came from; the libraries (over a gigabyte)
+are unpacked for as long as a build needs them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def prepare_headers(torch_wheel: Path, package_wheels: Mapping[str, Path], cache
         PrerequisiteMissing: a package's wheel has no headers.
         DiskFull: no room.
     """
-    # By what the headers are, not by the wheel: those for several Pythons have the same, and share their objects.
+    # By what the headers are, not by the wheel: those for several Pythons have the same, and share their
+    # objects.
     own = _headers_digest(torch_wheel)
     torch_root = cache / "headers" / f"torch-{own[:16]}"
     _once(torch_root, lambda into: extract(torch_wheel, into, lambda name: name.startswith(TORCH_INCLUDE)))

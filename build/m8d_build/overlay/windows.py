@@ -1,7 +1,8 @@
-"""Which part of a library's code and symbols comes from which translation unit, without debug information.
+"""Address ranges: which code and symbols of a library come from which translation unit, without debug info.
 
-The linker puts an object's .text in one piece, and names the source file before the local symbols it brought. So
-the piece reaches at least from the first to the last of the unit's functions, and nothing else lies between.
+The linker puts an object's .text in one piece, and names the source file before the local symbols it brought.
+So the piece reaches at least from the first to the last of the unit's functions, and nothing else lies
+between.
 """
 
 from __future__ import annotations

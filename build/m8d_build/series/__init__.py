@@ -1,4 +1,4 @@
-"""A version's patch series: read, verified, applied to a source tree, exported from it, ported to another version."""
+"""Patch series: read, verified, applied, exported, ported to another version."""
 
 from __future__ import annotations
 

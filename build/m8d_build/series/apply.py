@@ -1,4 +1,4 @@
-"""``apply`` and ``revert``: a series into a source tree and out of it, all or nothing, with a receipt.
+"""``apply`` and ``revert``: a series into a source tree and out of it, atomically, with a receipt.
 
 Works in a git checkout and in a plain folder. Everything is computed and checked in memory first; only then
 are files changed, by ``swap``.

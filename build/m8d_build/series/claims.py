@@ -1,4 +1,4 @@
-"""What a patched library will say of itself, read from the text of the patch that adds ``m8d_patch_info``."""
+"""Claims of a patched library, read from the patch that adds ``m8d_patch_info``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Git diffs read with unidiff, and then held to a stricter grammar: every line must belong to something known."""
+"""A strict reader of git diffs: unidiff parses, and every line must belong to a known construct."""
 
 from __future__ import annotations
 

@@ -144,7 +144,8 @@ def fit(file: FilePatch, content: bytes | None) -> tuple[bytes | None, tuple[Mis
         content: the file's bytes; None if it is not there.
 
     Returns:
-        The bytes after (None: the file is gone) and what did not fit; the bytes mean nothing if something did not.
+        The bytes after (None: the file is gone) and what did not fit; the bytes mean nothing if something did
+        not.
     """
     if file.created and content is not None:
         return content, (Misfit(None, f"{file.path} is there already; the patch makes it"),)

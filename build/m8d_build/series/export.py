@@ -1,7 +1,8 @@
 """``export``: a patched tree back to its series.
 
-A patch whose files are as it left them keeps its bytes: verify, apply, export gives the same series again. Where
-the tree was edited, the diffs are made anew by git with fixed options and as many lines of context as before.
+A patch whose files are as it left them keeps its bytes: verify, apply, export gives the same series again.
+Where the tree was edited, the diffs are made anew by git with fixed options and as many lines of context as
+before.
 
 An edit goes to the last patch that touches its file, or to the patch named with ``--topic``. If later patches
 touch the file too, the edit is merged below them; an edit that does not merge cleanly is refused.

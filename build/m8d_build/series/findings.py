@@ -1,4 +1,4 @@
-"""What a check of a patch series has to say: one rule broken, and where."""
+"""Findings of ``verify``: one broken rule, and where."""
 
 from __future__ import annotations
 

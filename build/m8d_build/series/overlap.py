@@ -1,4 +1,4 @@
-"""What the patches of a series say of one another's lines, worked out without any source.
+"""Overlaps: lines that several patches of a series touch, found without any source.
 
 A file is a row of spans: lines some patch has shown us, and stretches nothing is known of. Laying patch after
 patch over it shows where two change the same lines, and where one counts on lines an earlier one has changed.

@@ -1,4 +1,4 @@
-"""``port``: a series carried to another version's sources, with its targets entry, or every conflict shown.
+"""``port``: a series carried to another version, with its targets entry, or every conflict shown.
 
 Nothing is written unless every hunk has exactly one place and the result passes ``verify``.
 """
@@ -256,7 +256,8 @@ def _entry(
         "version": to,
         "tag": f"v{to}",
         "status": Status.APPLIES.value,
-        "note": f"ported from {source.version}: {note}{at}; not built, not tested; defects are those the patches end",
+        "note": f"ported from {source.version}: {note}{at}; not built, not tested; defects are those the "
+        "patches end",
         "defects": sorted({defect for patch in kept for defect in patch.header.ends}),
         "topics": [patch.topic for patch in kept],
         "units": [unit for unit in raw.get("units", []) if (tree / unit["path"]).is_file()],

@@ -1,4 +1,4 @@
-"""A version's patch series: the ``series`` file, and each patch's header and diffs, parsed into frozen values.
+"""The reader of a series: the ``series`` file, and each patch's header and diffs, as frozen values.
 
 Parsing never raises: what is wrong becomes a finding, so that one run of ``verify`` shows everything.
 """

@@ -1,7 +1,7 @@
-"""What ``apply`` leaves in a source tree, so that ``revert`` and ``export`` need nothing else.
+"""The receipt that ``apply`` leaves in a source tree; ``revert`` and ``export`` need nothing else.
 
-One file, ``.m8d/receipt.json``, put in place in one move: which patches (with their text), and for each touched
-file the blob ids before and after and the bytes before.
+One file, ``.m8d/receipt.json``, put in place in one move: which patches (with their text), and for each
+touched file the blob ids before and after and the bytes before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a patch's hunks go in another version of a file: the same place, another place, or nowhere. Never a guess.
+"""Relocation of hunks into another version of a file: same place, moved, or conflict. Never a guess.
 
 A hunk goes where its old lines stand exactly once. Where they stand more than once, nothing but more lines
 around them can tell which place is meant; those come from the version the patch was made for, if it is given.

@@ -1,4 +1,4 @@
-"""``verify``: every rule a patch series must keep. Decides only: findings are returned, nothing is printed or raised."""
+"""``verify``: the rules of a patch series. Pure: findings are returned, nothing is printed or raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many files changed as one: all of them or none, also when the run is stopped or the machine goes down.
+"""Transactional change of many files: all or none, also across a crash (write-ahead journal).
 
 A journal with every file's bytes before is put down first; then all new contents are written beside their
 places; then they are moved in. An error on the way puts everything back, and so does the next run if this one

@@ -1,4 +1,4 @@
-"""The places sources can come from, asked one after the other until one has a tree that holds the right files."""
+"""The places sources can come from, tried in order until one has the right files."""
 
 from __future__ import annotations
 

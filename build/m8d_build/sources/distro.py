@@ -106,8 +106,8 @@ class DistroSource:
     def _download(self, apt: _Apt, version: str, sha256: str) -> Path | str:
         """Return the original archive, or why there is none.
 
-        A version that a newer one has replaced is in no suite any more, but for a while still in the pool. Nothing
-        signs it there, so it is taken only by its hash.
+        A version that a newer one has replaced is in no suite any more, but for a while still in the pool.
+        Nothing signs it there, so it is taken only by its hash.
         """
         try:
             sites = apt.sites()

@@ -1,4 +1,4 @@
-"""Whether a tree holds the very files a target names, told by git blob ids."""
+"""Identity of a source tree: whether it holds the files a target names, by git blob id."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def mismatch(origin: str, found: Sequence[Difference], target: Target) -> BlobMi
     return BlobMismatch(
         f"{origin}: {len(found)} of {len(target.files)} files are not those of {target.tag}:{listed}",
         rule="Each file must have the git blob id patches/targets.toml names",
-        next_step=f"Use the untouched sources of {target.tag}, or --allow-unverified if you know why they differ",
+        next_step=f"Use the untouched sources of {target.tag}, or --allow-unverified if you know why they "
+        "differ",
     )
 
 

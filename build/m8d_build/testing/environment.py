@@ -1,8 +1,8 @@
-"""Where the battery runs: an environment with the torch that was asked for, and beside it what the tests need.
+"""Environments for tests: a torch from the cache, and beside it the packages that tests need.
 
-The environment is the one kept in the cache for the official wheel (the same as check-wheel's), or a Python the
-user names. What the tests need beyond torch lies in a folder of its own, put on PYTHONPATH: the environment holds
-the wheel and what it depends on, and nothing else.
+The environment is the one kept in the cache for the official wheel (the same as check-wheel's), or a Python
+the user names. What the tests need beyond torch lies in a folder of its own, put on PYTHONPATH: the
+environment holds the wheel and what it depends on, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import move_into_place, needs_room, remove_tree
 from m8d_build.files.lock import hold
 from m8d_build.targets import load_targets
+from m8d_build.testing.versions import ASK
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,10 +44,6 @@ _NEEDED = ("pytest", "pytest-timeout", "hypothesis")
 _ATTEMPTS = 3
 _INSTALL = 600.0  # seconds; about 40 MB
 _WAIT = 900.0  # seconds for another run to finish installing the same packages
-_ASK = (
-    "import json, platform, sys, torch; "
-    "print(json.dumps([torch.__version__, platform.python_version(), sys.implementation.cache_tag]))"
-)
 
 
 @contextmanager
@@ -96,7 +93,7 @@ def ask_torch(held: Environment, version: str) -> tuple[str, str, str]:
         WheelMismatch: it is another version.
     """
     said = proc.run(
-        [held.python, "-I", "-W", "ignore", "-c", _ASK], what=f"ask torch in {held.name}", timeout=120.0
+        [held.python, "-I", "-W", "ignore", "-c", ASK], what=f"ask torch in {held.name}", timeout=120.0
     )
     build, python, tag = json.loads(said.stdout.splitlines()[-1])
     if Version(build).public != Version(version).public:

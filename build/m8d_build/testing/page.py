@@ -1,4 +1,4 @@
-"""The page about what was run on which torch: its generated part, between two marks (pure)."""
+"""The compatibility page: its generated part, between two marks. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def render(outcomes: Sequence[Outcome], *, machine: str) -> str:
     files = _unique(case.file for outcome in outcomes for case in outcome.cases)
     tables = [_table(file, outcomes, reasons) for file in sorted(files)]
     parts = [
-        f"Run on {' and '.join(dates)} (UTC) on {machine}. In a cell: how many tests passed; [n] leads to the reason below.",
+        (
+            f"Run on {' and '.join(dates)} (UTC) on {machine}. In a cell: how many tests passed; [n] leads to "
+            "the reason below."
+        ),
         _totals(outcomes),
         *tables,
         *reasons.lists(),

@@ -1,4 +1,4 @@
-"""What the contract battery gave on one torch: read from pytest's junit file, kept as JSON."""
+"""Results of the contract tests on one torch: read from pytest's junit file, kept as JSON."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Outcome:
 def read_junit(text: str) -> tuple[Case, ...]:
     """Read the junit file pytest writes.
 
-    A test that is told of twice (it failed, and so did its teardown) counts once, with the worse verdict. A file
-    that could not be collected, or was skipped as a whole, is one case.
+    A test that is told of twice (it failed, and so did its teardown) counts once, with the worse verdict. A
+    file that could not be collected, or was skipped as a whole, is one case.
 
     Raises:
         ValueError: it is none.

@@ -1,8 +1,9 @@
-"""The test bed's tests, on builds of torch that are made for them: the patched wheel last built, and official ones."""
+"""The test bed's tests, on the patched wheel last built and on official builds."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -16,11 +17,10 @@ from packaging.version import Version
 from m8d_build import proc
 from m8d_build.check.subject import read_subject
 from m8d_build.environments.venvs import Environments
-from m8d_build.errors import BehaviourFailed, CommandFailed
+from m8d_build.errors import BehaviourFailed, CommandFailed, OutputUnwritable
 from m8d_build.settings import REPO_ROOT
 from m8d_build.testing.environment import ask_torch, environment, packages_for, remove_added, requirements
 from m8d_build.testing.results import FAILED, PASSED, SKIPPED, read_junit
-from m8d_build.testing.versions import new_log, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,8 @@ LIMIT = 3000.0  # seconds that the tests of a build may take; on two free cores 
 AT_ONCE = 2  # builds
 STEP_PATCHED = "the patched wheel's environment"
 STEP_TESTS = "tests"
+_POLL = 20.0  # seconds between two words on how far the tests are
+_PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def run_testbed(asked: Asked, settings: Settings, report: Reporter) -> Ran:
         BuildError: a build cannot be had; see ``get_wheel``, ``Environments.kept`` and ``read_subject``.
         OutputUnwritable: the output folder cannot be written.
     """
-    log = new_log(settings.out / "testbed" / "testbed.log")
+    log = _new_log(settings.out / "testbed" / "testbed.log")
     added: list[Path] = []
     try:
         with (
@@ -171,10 +173,10 @@ def command(asked: Asked, name: str, python: Path, packages: Path | None, junit:
 def _test(asked: Asked, beds: Mapping[str, Path], packages: Path | None, log: Path, report: Reporter) -> Ran:
     """Run the tests of each build in a process of its own, some side by side: most of a test is waiting."""
     began, cancel = time.monotonic(), threading.Event()
-    logs = {name: new_log(log.with_name(f"{name}.log")) for name in beds}
+    logs = {name: _new_log(log.with_name(f"{name}.log")) for name in beds}
     with ExitStack() as stack:
         for each in logs.values():
-            stack.enter_context(told(each, report))
+            stack.enter_context(_told(each, report))
         pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
         running = {
             name: pool.submit(_test_one, asked, name, python, packages, logs[name], cancel)
@@ -225,3 +227,43 @@ def _cases(junit: Path) -> tuple[Case, ...]:
     except (OSError, ValueError):
         return ()
     return tuple(cases)
+
+
+@contextmanager
+def _told(log: Path, report: Reporter) -> Iterator[None]:
+    """Say now and then how far the tests are."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        said = ""
+        while not ended.wait(_POLL):
+            found = _PERCENT.findall(proc.tail_of(log))
+            if found and found[-1] != said:
+                said = found[-1]
+                report.note(f"{said} % of the tests")
+
+    teller = threading.Thread(target=tell, name="m8d-tests-progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join(timeout=5.0)
+
+
+def _new_log(log: Path) -> Path:
+    """Return a log's path, the file made and empty.
+
+    Raises:
+        OutputUnwritable: it cannot be.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+    except OSError as exc:
+        raise OutputUnwritable(
+            f"{log} cannot be written: {exc.strerror}",
+            rule="what the tests say is logged there",
+            next_step="Name another folder with --out",
+        ) from exc
+    return log

@@ -1,4 +1,4 @@
-"""Wheels: opened and validated, their entries replaced, RECORD and METADATA rewritten, and what they say of themselves."""
+"""Wheels: validated, their entries replaced, RECORD and METADATA rewritten, inspected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put into a wheel: an entry replaced or added, or some bytes of one overwritten."""
+"""Changes to a wheel: an entry replaced or added, or some bytes of one overwritten."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Deflate on all cores: chunks compressed side by side, joined into one raw stream, and kept by content.
+"""Parallel deflate: chunks compressed side by side, joined into one raw stream, cached by content.
 
-Each chunk is primed with the 32 KiB before it and ends on a byte boundary (Z_SYNC_FLUSH), so the chunks' bytes
-put one after the other are one valid raw deflate stream; an empty last block closes it. A chunk's bytes depend
-on nothing but its content, the 32 KiB before it, the level and the zlib, so they can be kept under a hash of
-these: a changed library finds all the chunks the change did not touch.
+Each chunk is primed with the 32 KiB before it and ends on a byte boundary (Z_SYNC_FLUSH), so the chunks'
+bytes put one after the other are one valid raw deflate stream; an empty last block closes it. A chunk's bytes
+depend on nothing but its content, the 32 KiB before it, the level and the zlib, so they can be kept under a
+hash of these: a changed library finds all the chunks the change did not touch.
 """
 
 from __future__ import annotations

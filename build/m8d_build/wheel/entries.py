@@ -1,4 +1,4 @@
-"""What happens to each entry of a wheel that is repacked: decided here, done elsewhere."""
+"""The plan of a repack: for each entry of the wheel, keep, replace, edit or add. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an official torch wheel says of itself: versions, ABI, compiler flags, pinned packages, glibc floor.
+"""Facts of an official torch wheel: versions, ABI, compiler flags, pinned packages, glibc floor.
 
-Read from the wheel's files; torch is not imported and nothing of it is run. Whatever can be read in two places
-is read in both and compared.
+Read from the wheel's files; torch is not imported and nothing of it is run. Whatever can be read in two
+places is read in both and compared.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ LIBRARIES = "torch/lib/"
 CMAKE = "torch/share/cmake/Torch/TorchConfig.cmake"
 BLOCK = 4 << 20
 
-# c10::detail::torchCheckFail(const char*, const char*, unsigned, const std::string&), exported by libc10.so since
-# torch 1.8: its mangled name says which std::string it takes.
+# c10::detail::torchCheckFail(const char*, const char*, unsigned, const std::string&), exported by libc10.so
+# since torch 1.8: its mangled name says which std::string it takes.
 _CHECK_FAIL = b"_ZN3c106detail14torchCheckFailEPKcS2_j"
 _OLD_STRING = _CHECK_FAIL + b"RKSs\0"
 _NEW_STRING = _CHECK_FAIL + b"RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE\0"

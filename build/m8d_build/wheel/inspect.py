@@ -1,4 +1,4 @@
-"""What a wheel carries: its marker, its topics, which symbols bind where, and whether all of it agrees."""
+"""Inspection of a wheel: marker, topics, symbol bindings, and whether they agree."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def inspect_wheel(
     )
     plain = Inspection(path, str(wheel.version), tags, None)
     if not wheel.patched:
-        # Official wheels have had their file renamed for a wider platform, and PyPI's leave the local label out.
+        # Official wheels have had their file renamed for a wider platform, and PyPI's leave the local label
+        # out.
         stray = (f"there is {OVERLAY}, but no {MARKER_ENTRY}",) if OVERLAY in wheel.entries else ()
         return replace(plain, disagreements=stray, notes=(retagged,) if retagged else ())
     faults = [retagged] if retagged else []

@@ -1,7 +1,7 @@
-"""Zip entries moved from one archive into another without unpacking them, and the writer that takes them.
+"""Zip entries copied between archives without decompression, and the writer that takes them.
 
-zipfile reads archives well but has no public way to copy compressed bytes. The format is APPNOTE.TXT of PKWARE,
-4.3 (records) and 4.5.3 (Zip64); Zip64 is used where a number does not fit, and only there.
+zipfile reads archives well but has no public way to copy compressed bytes. The format is APPNOTE.TXT of
+PKWARE, 4.3 (records) and 4.5.3 (Zip64); Zip64 is used where a number does not fit, and only there.
 """
 
 from __future__ import annotations

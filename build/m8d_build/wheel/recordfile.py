@@ -1,4 +1,4 @@
-"""RECORD: a wheel's list of its files with their digests, read and written."""
+"""RECORD: a wheel's list of files with their digests, read and written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def parse_record(data: bytes, *, where: str) -> tuple[RecordRow, ...]:
     """Return RECORD's lines in their order.
 
     Raises:
-        WheelInvalid: it is no UTF-8, a line has not three fields, a size is no number, or a path stands twice.
+        WheelInvalid: it is no UTF-8, a line has not three fields, a size is no number, or a path stands
+            twice.
     """
     rows: dict[str, RecordRow] = {}
     try:

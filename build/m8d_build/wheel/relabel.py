@@ -1,4 +1,4 @@
-"""The places where a wheel says its version and its platform, rewritten; pure, every other byte stays."""
+"""Version and platform of a wheel, rewritten wherever they stand. Pure; every other byte stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A patched wheel from an official one: untouched entries move over compressed as they are, the rest is made anew.
+"""Repacking: untouched entries are copied compressed, changed ones compressed anew, RECORD rewritten.
 
 ``entries`` decides what happens to each entry; here it is written, and read back. The same inputs and the
 same zlib give the same bytes.
@@ -152,8 +152,8 @@ def _deflater(
 def _check(part: Path, made: Mapping[str, Deflated]) -> str:
     """Read back what was written: structure, RECORD's names and sizes, tags, what was made; return the SHA-256.
 
-    ``deflate`` has shown already that what it gave inflates to what it was given: here it is enough that these
-    bytes are in the file, under the right CRC and sizes.
+    ``deflate`` has shown already that what it gave inflates to what it was given: here it is enough that
+    these bytes are in the file, under the right CRC and sizes.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         digest = pool.submit(file_sha256, part)

@@ -1,4 +1,4 @@
-"""torch/version.py, read as a syntax tree: which build of torch this is."""
+"""torch/version.py, parsed as a syntax tree: version, CUDA, commit."""
 
 from __future__ import annotations
 

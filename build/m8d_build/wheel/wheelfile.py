@@ -1,4 +1,4 @@
-"""A wheel opened and validated: its names agree, its zip is whole, its RECORD holds, and it is the target's."""
+"""A wheel opened and validated: consistent names, whole zip, correct RECORD, the right target."""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ class WheelFile:
             raise WheelAlreadyPatched(
                 f"{self.path.name} carries {MARKER_ENTRY}",
                 rule="a wheel is patched once, from the official one",
-                next_step=f"Give the official wheel; `python -m m8d_build inspect {self.path}` shows what this one is",
+                next_step=f"Give the official wheel; `python -m m8d_build inspect {self.path}` shows what "
+                "this one is",
             )
 
     def check_against(
