@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from multiworld.errors import UnknownWorldError
 from multiworld.launch.errors import ConfigError
+from multiworld.registry import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +61,7 @@ def _exchanged(
     group: Any,
     world: World | None,
 ) -> Tensor:
-    import torch.distributed as dist  # noqa: PLC0415  (loaded by now)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     group = dist.group.WORLD if group is None else group
     size = dist.get_world_size(group)
@@ -100,9 +102,6 @@ def _sizes(
 def _world(world: World | str | None) -> World | None:
     if not isinstance(world, str):
         return world
-    from multiworld.errors import UnknownWorldError  # noqa: PLC0415  (with the others)
-    from multiworld.registry import registry  # noqa: PLC0415
-
     found = registry.worlds().get(world)
     if found is None:
         raise UnknownWorldError(

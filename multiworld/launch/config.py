@@ -1,9 +1,11 @@
-"""MultiprocessConfig: which process of which is this one, where do they meet, how is the work divided."""
+"""MultiprocessConfig: ranks and sizes, the store's address, backends and parallelism of a script's processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from multiworld.launch.sizes import data_parallelism
 
 __all__ = ["LAUNCH_METHODS", "MultiprocessConfig"]
 
@@ -13,7 +15,7 @@ LAUNCH_METHODS = ("spawn", "forkserver")
 
 @dataclass(frozen=True)
 class MultiprocessConfig:
-    """What a script says of its processes; what it leaves out is resolved (`resolve`).
+    """Configuration of a script's processes; fields that are left out are resolved (`resolve`).
 
     A field wins over the environment that torchrun and m8d-run set (RANK, LOCAL_RANK, WORLD_SIZE,
     LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), the environment over what the host has. With RANK and WORLD_SIZE
@@ -64,8 +66,6 @@ class MultiprocessConfig:
         Raises:
             ConfigError: ``world_size`` is not known yet, or not a multiple.
         """
-        from multiworld.launch.complete import data_parallelism  # noqa: PLC0415  (the rules know this class)
-
         return data_parallelism(self.world_size, self.model_parallelism, self.pipeline_parallelism)
 
     def resolve(self) -> MultiprocessConfig:

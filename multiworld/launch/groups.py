@@ -6,6 +6,8 @@ import datetime as dt
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld.errors import BrokenWorldException, WorldClosedError
+from multiworld.joining import join
 from multiworld.launch.backends import get_distributed_backend, known_backends
 from multiworld.launch.complete import check_backend
 from multiworld.launch.errors import ConfigError
@@ -86,12 +88,10 @@ def init_process_group_from_backend(
         JoinError: the world could not be joined.
         RuntimeError: torch's, when its group could not be made.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (not before it is needed)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     chosen = get_distributed_backend() if backend is None else check_backend(backend, known_backends())
     if world is not None:
-        from multiworld.joining import join  # noqa: PLC0415  (same)
-
         place = store if store is not None else init_method
         return join(world, rank, world_size, place, chosen, timeout, device=device)
     if dist.is_initialized():
@@ -131,7 +131,7 @@ def init_and_run(
     Returns:
         What `func` returned.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (not before it is needed)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     cfg = cfg.resolve()
     made = init_dist(cfg, world, timeout)
@@ -150,8 +150,6 @@ def init_and_run(
 def _run_in(
     world: World, func: Callable[..., T], cfg: MultiprocessConfig, args: Any, kwargs: dict[str, Any]
 ) -> T:
-    from multiworld.errors import BrokenWorldException, WorldClosedError  # noqa: PLC0415  (with the others)
-
     try:
         with world:
             result = func(cfg, *args, **kwargs)
@@ -168,7 +166,7 @@ def _gpu_of(cfg: MultiprocessConfig) -> str | None:
     """Select and return this process's GPU; None for a backend without."""
     if "nccl" not in (cfg.backend or ""):
         return None
-    import torch  # noqa: PLC0415  (not before it is needed)
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
 
     index = (cfg.local_rank or 0) % max(1, torch.cuda.device_count())
     torch.cuda.set_device(index)

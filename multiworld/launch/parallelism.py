@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.alltoall import _world
-from multiworld.launch.complete import data_parallelism
+from multiworld.launch.sizes import data_parallelism
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -89,9 +89,9 @@ def init_parallelism(cfg: MultiprocessConfig, world: World | str | None = None) 
         BrokenWorldException: the world broke meanwhile.
         RuntimeError: torch's, where there is no default group.
     """
-    import torch  # noqa: PLC0415  (not before it is needed)
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  (importing this package loads no torch)
 
     made = _world(world)
     with made if made is not None else contextlib.nullcontext():

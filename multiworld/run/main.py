@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
-        from multiworld.run.options import parse  # noqa: PLC0415
+        from multiworld.run.options import parse  # noqa: PLC0415  (loads torch)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":
             raise

@@ -1,4 +1,4 @@
-"""The command line of ``m8d-run``: torch's own parser for everything torchrun takes, and the launcher's options."""
+"""Command line of ``m8d-run``: torch's own parser for torchrun's options, and the launcher's options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_RESTARTS = (
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for.
+    """Options of the command line.
 
     Attributes:
         torch: torchrun's own options, as its parser returns them.
@@ -44,7 +44,7 @@ class Options:
         worlds: path of the worlds file; None: none.
         ui: whether to show the live view.
         log_format: "text" or "json".
-        verbose: whether the log of text has every event.
+        verbose: whether a text log has every event.
         restart_backoff, restart_backoff_max: seconds; see `multiworld.run.workers.restarts`.
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
@@ -69,7 +69,7 @@ class Options:
 
 
 _TOLD_APART = {"nproc_per_node", "rdzv_backend", "node_rank"}
-"""Options that mean something else when they are not given than when they are given with torch's default."""
+"""Options whose absence means something else than torch's default."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -234,14 +234,15 @@ def _seconds(name: str, value: float, least: float = 0.0) -> float:
 def configure(
     options: Options, plan: WorldsPlan | None = None
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """Return what torchrun would launch: its configuration, and the program (or function) with its arguments.
+    """Return torchrun's configuration, and the program (or function) with its arguments.
 
     Args:
-        options: what was asked for; ``options.torch`` is completed as torchrun does it.
-        plan: of the worlds file: says how many workers there are, where --nproc-per-node does not.
+        options: of the command line; ``options.torch`` is completed as torchrun does it.
+        plan: of the worlds file; has the number of workers where --nproc-per-node is not given.
 
     Raises:
-        ArgumentsError: torchrun would refuse it, or the only node has another number of workers than the plan.
+        ArgumentsError: torchrun would refuse the options, or the only node has another number of workers than the
+            worlds file.
     """
     args = options.torch
     try:
@@ -255,7 +256,7 @@ def configure(
     if not options.static_meant and args.rdzv_endpoint and most > 1:
         # torchrun's default is "static", where an endpoint without a node rank makes every node the first one.
         args.rdzv_backend = "c10d"
-    _meet(args, most)
+    _complete_rendezvous(args, most)
     try:
         config, entrypoint, arguments = config_from_args(args)
     except (ValueError, RuntimeError, AssertionError, TypeError, OSError) as exc:
@@ -275,8 +276,8 @@ def configure(
     return config, entrypoint, arguments
 
 
-def _meet(args: argparse.Namespace, most: int) -> None:
-    """Decide on the rendezvous as torchrun does, which differs between versions in --master-port's default."""
+def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:
+    """Complete the rendezvous options as torchrun does; its versions differ in the default of --master-port."""
     if args.rdzv_backend == "standalone":
         args.standalone = True
     alone = (
@@ -291,12 +292,12 @@ def _meet(args: argparse.Namespace, most: int) -> None:
 
 
 def _share(plan: WorldsPlan, nodes: int) -> int:
-    """Workers that a node can have so that `nodes` of them have room for all; the last may have fewer."""
+    """Return the workers per node with which `nodes` nodes have room for all; the last node may have fewer."""
     return -(-plan.world_size // max(1, nodes))
 
 
 def _fits(plan: WorldsPlan, share: int, most: int) -> None:
-    """Check what one launcher can know: of several nodes each has its own --nproc-per-node (`ManyNodes.settle`)."""
+    """Check the number of workers of a single node; `MultiNode.settle` checks that of several."""
     if most == 1 and share != plan.world_size:
         raise ArgumentsError(
             f"--nproc-per-node {share} on one node, for {plan.world_size} workers of {plan.path}",

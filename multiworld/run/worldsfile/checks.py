@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiworld._net.address import StoreAddress
 from multiworld._net.blocking import BlockingCall
+from multiworld._net.tcpclient import NotAStoreError, TcpClient
+from multiworld.errors import InvalidJoinError
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
-    from multiworld._net.address import StoreAddress
     from multiworld.run.worldsfile.worlds_plan import PlannedWorld, WorldsPlan
 
 __all__ = ["check_backends", "check_stores"]
@@ -107,9 +109,6 @@ class _Check:
         )
 
     def _look(self) -> PlanError | None:
-        from multiworld._net.address import StoreAddress  # noqa: PLC0415  (only where stores are checked)
-        from multiworld.errors import InvalidJoinError  # noqa: PLC0415  (only where stores are checked)
-
         try:
             address = StoreAddress.parse(self._world.store, world=self._world.name)
         except InvalidJoinError as exc:
@@ -129,8 +128,6 @@ class _Check:
         )
 
     def _look_at_host(self, address: StoreAddress) -> PlanError | None:
-        from multiworld._net.tcpclient import NotAStoreError, TcpClient  # noqa: PLC0415  (only where stores are checked)
-
         last: Exception | None = None
         for family, _, _, _, to in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
             try:
