@@ -1,4 +1,4 @@
-"""all_to_all, differentiable: pieces of a tensor change places between all ranks, and so do their gradients."""
+"""Differentiable all_to_all: exchanges pieces of a tensor between all ranks, and their gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def all_to_all(
     Pieces are rows (dimension 0), in the order of the ranks. It can be differentiated more than once.
 
     Args:
-        tensor: of shape (rows, ...), of any dtype the backend moves; all other dimensions are the same everywhere.
+        tensor: of shape (rows, ...), of any dtype the backend moves; all other dimensions are the same
+            everywhere.
         output_split_sizes: rows that come from each rank. None, with `input_split_sizes` too: equal pieces.
         input_split_sizes: rows that go to each rank.
         group: a ``ProcessGroup``; None: the default group, or that of the world.

@@ -19,7 +19,8 @@ def default_backend(device: torch.device | str | int | None = None) -> str:
     """Return the backend that torch takes for a device: "nccl" for a GPU, "gloo" for the CPU.
 
     Args:
-        device: a device of torch's; None: the accelerator that is there, else the CPU. The index does not matter.
+        device: a device of torch's; None: the accelerator that is there, else the CPU. The index does not
+            matter.
 
     Returns:
         Its name; "gloo" where this build of torch lacks the device's own.

@@ -1,4 +1,4 @@
-"""Entry point of a started process: applies its configuration, calls setup and function, writes the result."""
+"""Entry point of a started process: applies the configuration, calls the function, writes its result."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _told(exc: BaseException, at: float) -> dict[str, Any]:
 
 
 def _deaf_to_ctrl_c() -> None:
-    """Ignore Ctrl-C from here on: the process ends, and a second one would print a traceback of some clean-up."""
+    """Ignore Ctrl-C from here on: the process ends, and a second one would print a traceback."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -108,9 +108,10 @@ def _deaf_to_ctrl_c() -> None:
 def _end_with_the_parent() -> None:
     """Have the kernel end this process (SIGKILL) when its parent has ended, in whatever way.
 
-    torch sends SIGINT then, by PR_SET_PDEATHSIG: a process that is blocked in C++ does not handle it, one that a shell
-    started in the background ignores it, and one of a forkserver has the server for a parent. The pipe behind
-    `parent_process()` closes with the real parent, and the kernel can be asked for a signal at its end.
+    torch sends SIGINT then, by PR_SET_PDEATHSIG: a process that is blocked in C++ does not handle it, one
+    that a shell started in the background ignores it, and one of a forkserver has the server for a parent.
+    The pipe behind `parent_process()` closes with the real parent, and the kernel can be asked for a signal
+    at its end.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -48,7 +48,8 @@ class LaunchPlan:
     Attributes:
         configs: one for each process, by local rank.
         placed: whether a launcher started this process as one of the ranks: then it is the only one here.
-        binds: whether the store is to be served from here; at a port of its own choice where `master_port` is 0.
+        binds: whether the store is to be served from here; at a port of its own choice where `master_port` is
+            0.
     """
 
     configs: tuple[MultiprocessConfig, ...]
@@ -73,8 +74,8 @@ def complete(cfg: MultiprocessConfig, facts: Facts, rank_offset: int = 0) -> Lau
     Args:
         cfg: as the script gave it.
         facts: of the host.
-        rank_offset: rank of the first process that is started here; added to ``cfg.rank``. Unused if a launcher
-            started this process.
+        rank_offset: rank of the first process that is started here; added to ``cfg.rank``. Unused if a
+            launcher started this process.
 
     Raises:
         ConfigError: a value breaks a rule, or something is missing that cannot be guessed.
@@ -166,7 +167,8 @@ def _check_numbers(cfg: MultiprocessConfig, rank_offset: int) -> None:
         raise ConfigError(
             f"launch_method={cfg.launch_method!r}",
             rule="It is spawn or forkserver: torch's threads and CUDA do not live through a fork",
-            next_step="Take spawn, which needs nothing; forkserver starts quicker when it has torch preloaded",
+            next_step="Take spawn, which needs nothing; forkserver starts quicker when it has torch "
+            "preloaded",
         )
     if isinstance(cfg.grace, bool) or not isinstance(cfg.grace, (int, float)) or not 0 <= cfg.grace < 1e6:
         raise ConfigError(
@@ -226,7 +228,8 @@ def _sizes(cfg: MultiprocessConfig, facts: Facts, first: int, *, alone: bool) ->
             local = 1 if cfg.local_rank is None else (cfg.world_size or cfg.local_rank + 1)
         elif first and cfg.world_size is not None:
             raise ConfigError(
-                f"world_size={cfg.world_size}, the first rank here is {first}, and local_world_size is not given",
+                f"world_size={cfg.world_size}, the first rank here is {first}, and local_world_size is not "
+                "given",
                 rule="On one of several hosts, how many processes are started there must be said",
                 next_step="Give local_world_size",
             )

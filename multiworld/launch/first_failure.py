@@ -45,8 +45,8 @@ class Failure:
 def first_failure(failures: list[Failure]) -> tuple[Failure, list[Failure]]:
     """Return the first one and the others.
 
-    A process that was killed from outside comes first: its peers raise because of it, possibly before its end is
-    noticed. Otherwise time decides.
+    A process that was killed from outside comes first: its peers raise because of it, possibly before its end
+    is noticed. Otherwise time decides.
     """
     first, *others = sorted(
         failures, key=lambda each: (each.exit_code not in _FROM_OUTSIDE, each.at, each.rank)

@@ -25,12 +25,13 @@ T = TypeVar("T")
 
 
 def init_dist(cfg: MultiprocessConfig, world: str | None = None, timeout: float | None = None) -> Any:
-    """Make torch's default group, or join a named world, as the process that `cfg` says; selects the GPU for NCCL.
+    """Make torch's default group, or join a named world, with the ranks of `cfg`; selects the GPU for NCCL.
 
     Args:
         cfg: resolved here where it is not yet.
         world: name of a world to join at the configuration's store; None: torch's default group.
-        timeout: seconds, to come together and for each operation; None: torch's, or M8D_JOIN_TIMEOUT for a world.
+        timeout: seconds, to come together and for each operation; None: torch's, or M8D_JOIN_TIMEOUT for a
+            world.
 
     Returns:
         The `multiworld.World`, or the default ``ProcessGroup``.
@@ -53,7 +54,7 @@ def init_dist(cfg: MultiprocessConfig, world: str | None = None, timeout: float 
             device=device,
         )
     if cfg._server is not None:  # noqa: SLF001  (a configuration of this package)
-        weakref.finalize(made, _let_go, cfg._server)  # noqa: SLF001  (the group needs its store as long as it lives)
+        weakref.finalize(made, _let_go, cfg._server)  # noqa: SLF001  (the group needs its store)
     return made
 
 
@@ -117,8 +118,8 @@ def init_and_run(
     """`init_dist`, then ``func(cfg, *args, **kwargs)``, then leave in good order.
 
     With a `world`, the function runs inside ``with world:``, so that ``torch.distributed`` means it;
-    ``multiworld.worlds()[name]`` is its handle. With an exception the group is left at once, without waiting for
-    the others.
+    ``multiworld.worlds()[name]`` is its handle. With an exception the group is left at once, without waiting
+    for the others.
 
     Args:
         func: called with the complete configuration first.
@@ -140,7 +141,7 @@ def init_and_run(
     try:
         result = func(cfg, *args, **kwargs)
         if dist.is_initialized():
-            dist.barrier()  # who leaves earlier would take the store, or a connection, from those who are not done
+            dist.barrier()  # a rank that leaves early takes the store, or a connection, from the others
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -154,7 +155,7 @@ def _run_in(
         with world:
             result = func(cfg, *args, **kwargs)
         try:
-            world.barrier()  # who leaves earlier breaks the world for those who are not done
+            world.barrier()  # a member that leaves early breaks the world for the others
         except (BrokenWorldException, WorldClosedError):
             return result  # the others were quicker, or `func` closed it: it has done its work
         return result

@@ -45,9 +45,9 @@ def launch_subprocesses(
 ) -> list[Any]:
     """Run ``func(cfg, *args, **kwargs)`` in ``local_world_size`` processes; each gets its own complete `cfg`.
 
-    A single process is run in place, without a new one; so is one that torchrun or m8d-run started. All find RANK,
-    LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment. The store at that
-    address is served by this process until all have ended.
+    A single process is run in place, without a new one; so is one that torchrun or m8d-run started. All find
+    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment. The
+    store at that address is served by this process until all have ended.
 
     Ctrl-C ends all, quietly: it is raised here, once. When this process ends, however it does, the others are
     ended by the kernel.
@@ -61,7 +61,8 @@ def launch_subprocesses(
         **kwargs: for `func`.
 
     Returns:
-        What `func` returned, by local rank: copies, tensors included. In place: a list of one, the object itself.
+        What `func` returned, by local rank: copies, tensors included. In place: a list of one, the object
+            itself.
 
     Raises:
         ConfigError: a value of `cfg` breaks a rule.
@@ -149,8 +150,8 @@ class _Crew:
 
         cfg = worker.job.cfg
         try:
-            # A context of its own for each: this class finds the first failure, and gives the others the grace
-            # period, which torch's own waiting fixes at 30 s.
+            # A context of its own for each: this class finds the first failure, and gives the others the
+            # grace period, which torch's own waiting fixes at 30 s.
             context = engine.start_processes(
                 run, args=(worker.job,), nprocs=1, join=False, daemon=False, start_method=self._method
             )
@@ -179,7 +180,7 @@ class _Crew:
         return []
 
     def _end(self, unwinding: float) -> None:
-        """End those that run: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""
+        """End all: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""
         started = [worker for worker in self._workers if worker.process is not None]
         try:
             self._wait(unwinding)
@@ -227,10 +228,10 @@ def _error(failures: list[Failure]) -> LaunchError:
 
 @contextlib.contextmanager
 def _ctrl_c_kept_back(method: str) -> Iterator[None]:
-    """Start processes with SIGINT blocked, which they unblock when they are ready; here it is raised afterwards.
+    """Start processes with SIGINT blocked until they are ready; here Ctrl-C is raised afterwards.
 
-    Blocking it alone is not enough here: a thread of torch's would take it. A process that is half started would print
-    a traceback.
+    Blocking it alone is not enough here: a thread of torch's would take it. A process that is half started
+    would print a traceback.
     """
     came: list[int] = []
     here = threading.current_thread() is threading.main_thread()
@@ -238,8 +239,8 @@ def _ctrl_c_kept_back(method: str) -> Iterator[None]:
     if callable(handler):
         signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
-        # Both would be started with the first process: the tracker unblocks the signal, and the server would keep it
-        # blocked for all its processes.
+        # Both would be started with the first process: the tracker unblocks the signal, and the server would
+        # keep it blocked for all its processes.
         resource_tracker.ensure_running()
         if method == "forkserver":
             forkserver.ensure_running()

@@ -1,7 +1,7 @@
 """`ResultFile`, an unnamed file in memory with a process's result or failure, for its parent.
 
-Unlike a pipe it blocks neither side, and a process may die while it writes; unlike a named file it leaves nothing on
-the disk.
+Unlike a pipe it blocks neither side, and a process may die while it writes; unlike a named file it leaves
+nothing on the disk.
 """
 
 from __future__ import annotations

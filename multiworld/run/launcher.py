@@ -1,4 +1,4 @@
-"""`launch`, one run from its options to its exit code: makes the parts, runs torch's agent, closes the parts."""
+"""`launch`: one run from its options to its exit code, with torch's agent and all that it needs."""
 
 from __future__ import annotations
 
@@ -235,10 +235,11 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
             next_step=f"pip install {'python-etcd' if exc.name == 'etcd' else exc.name}",
         ) from exc
     except ValueError as exc:
-        named = {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
+        named = {"c10d", "static", "standalone", "etcd", "etcd-v2"}
+        named |= {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
         raise ArgumentsError(
             f"--rdzv-backend {parameters.backend} --rdzv-endpoint {parameters.endpoint!r}: {exc}",
-            rule=f"There are {', '.join(sorted({'c10d', 'static', 'standalone', 'etcd', 'etcd-v2'} | named))}",
+            rule=f"There are {', '.join(sorted(named))}",
             next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
         ) from exc
 

@@ -1,7 +1,7 @@
-"""Signals in the launcher: `Wake` waits for descriptors and signals in its loop; `Arrivals` records lost signals.
+"""Signals in the launcher: queued for its loop (`Wake`), or recorded beside torch's handlers (`Arrivals`).
 
-`Wake` (``--restart worker``) queues signals and never raises. `Arrivals` is for ``--restart group``, where torch's
-handlers raise, at any point of the main thread.
+`Wake` (``--restart worker``) queues signals and never raises. `Arrivals` is for ``--restart group``, where
+torch's handlers raise, at any point of the main thread.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Wake:
 
 
 class Arrivals:
-    """Records the signals that arrive, independently of their handlers and of the exceptions that these raise.
+    """Records signals, independently of their handlers and of the exceptions that these raise.
 
-    Python's own handler in C writes each signal's number to a descriptor (`signal.set_wakeup_fd`), before the handler
-    in Python runs. So a signal is not lost with an exception that an ``except Exception`` swallows (logging has them,
-    and destructors).
+    Python's own handler in C writes each signal's number to a descriptor (`signal.set_wakeup_fd`), before the
+    handler in Python runs. So a signal is not lost with an exception that an ``except Exception`` swallows
+    (logging has them, and destructors).
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Arrivals:
         self._before: int | None = None
 
     def open(self) -> None:
-        """Record signals from now on. Harmless when repeated, and outside of the main thread, which has none."""
+        """Record signals from now on. Harmless when repeated, and outside of the main thread."""
         if self._before is None and threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
             os.register_at_fork(after_in_child=self._forked)

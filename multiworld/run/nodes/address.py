@@ -37,8 +37,8 @@ def reachable_address(endpoint: str, local_addr: str | None) -> str:
         source = _towards(address)
         if source and (not _loopback(source) or _means_loopback(host)):
             return source
-    # The endpoint's name resolves to this host's loopback (as /etc/hosts often has it), which the others cannot reach.
-    # The interface of the default route is the best guess then.
+    # The endpoint's name resolves to this host's loopback (as /etc/hosts often has it), which the others
+    # cannot reach. The interface of the default route is the best guess then.
 
     return _towards(_ELSEWHERE) or "127.0.0.1"
 

@@ -17,8 +17,9 @@ __all__ = ["WorldStore"]
 class WorldStore:
     """A TCPStore on a port of the kernel's choice, until `close`.
 
-    A process that reaches it can do anything to the worlds that meet there: a numeric address is bound exactly. A name
-    may resolve to other addresses elsewhere, so for one the store listens on all interfaces, as torch's own does.
+    A process that reaches it can do anything to the worlds that meet there: a numeric address is bound
+    exactly. A name may resolve to other addresses elsewhere, so for one the store listens on all interfaces,
+    as torch's own does.
 
     Args:
         host: name or numeric address of this host by which the workers of all nodes reach it.
@@ -62,7 +63,7 @@ def _listen(host: str) -> StoreServer:
 
 
 def _serve_anywhere(family: int, address: str) -> StoreServer:
-    """Serve at a free port. Torch 2.6 needs its number: this holds the port, unlistened, until the server has it."""
+    """Serve at a free port, reserved by a socket until the server listens: torch 2.6 needs its number."""
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

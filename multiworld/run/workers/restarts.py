@@ -25,8 +25,8 @@ class Restart:
 class Restarts:
     """Restart counts and backoff of all workers.
 
-    A worker that had come up is started again at once. One that had not is started again at once the first time, then
-    after `backoff` seconds, twice as much, and so on up to `backoff_max`.
+    A worker that had come up is started again at once. One that had not is started again at once the first
+    time, then after `backoff` seconds, twice as much, and so on up to `backoff_max`.
 
     Args:
         max_restarts: for each worker, over the whole run; at least 0.

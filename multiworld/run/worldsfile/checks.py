@@ -27,7 +27,7 @@ _SLACK = 0.5
 
 
 def check_backends(plan: WorldsPlan) -> None:
-    """Check that torch can build the worlds' backends. A name that it does not know may be registered by the script.
+    """Check that torch can build the worlds' backends; a script may register unknown ones.
 
     Raises:
         PlanError: torch knows a backend and was built without it, or its name is misspelt.
@@ -55,8 +55,8 @@ def check_backends(plan: WorldsPlan) -> None:
 def check_stores(plan: WorldsPlan, *, timeout: float = 2.0) -> None:
     """Check that the stores of the worlds can be used from here: all at once, each within `timeout`.
 
-    A tcp store need not be served yet (the world's rank 0 will do it), but its host must answer, and a server at its
-    port must be a TCPStore. Files need a folder that can be written.
+    A tcp store need not be served yet (the world's rank 0 will do it), but its host must answer, and a server
+    at its port must be a TCPStore. Files need a folder that can be written.
 
     Args:
         plan: the worlds.
