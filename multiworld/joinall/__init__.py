@@ -1,4 +1,4 @@
-"""The worlds that the launcher's worlds file gives this worker: joined at once, and joined again when they break."""
+"""`join_all`: joins this worker's worlds of the worlds file, all at once, and again when they break."""
 
 from __future__ import annotations
 

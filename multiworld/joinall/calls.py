@@ -22,17 +22,18 @@ __all__ = ["join_all", "join_all_async"]
 def join_all(
     *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
 ) -> dict[str, World]:
-    """Join the worlds that the worlds file of ``m8d-run --worlds`` gives this worker; returns when all are active.
+    """Join this worker's worlds of the worlds file (``m8d-run --worlds``); returns when all are active.
 
-    They are joined at the same time, each after those that its ``after`` names. A worker that was started again joins
-    the same worlds under the same ranks. Worlds that this process is in already are returned as they are, and waited
-    for where they are broken; one that it closed is joined anew.
+    They are joined at the same time, each after those that its ``after`` names. A worker that was started
+    again joins the same worlds under the same ranks. Worlds that this process is in already are returned as
+    they are, and waited for where they are broken; one that it closed is joined anew.
 
     Args:
         names: of the worlds to join; none: all of this worker's.
-        rejoin: whether a world that breaks is joined again in the background, under the launcher's present store
-            address, until it is active or closed. The others go on meanwhile; operations of that one raise
-            BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined by this call.
+        rejoin: whether a world that breaks is joined again in the background, under the launcher's present
+            store address, until it is active or closed. The others go on meanwhile; operations of that one
+            raise BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined
+            by this call.
         timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
 
     Returns:
@@ -41,7 +42,8 @@ def join_all(
     Raises:
         MultiworldError: this process has no launcher, or it does not answer, or it has no worlds file.
         UnknownWorldError: this worker is in no world of that name.
-        JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed again.
+        JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
+            again.
     """
     worlds, _ = _here().join(names, JoinRequest(rejoin, timeout, _gpu_here(), threading.Event()))
     return worlds

@@ -114,7 +114,7 @@ class Joins:
     def _await(
         self, pending_joins: dict[str, PendingJoin], request: JoinRequest, news: threading.Event
     ) -> None:
-        """Wait until all joins have ended; each takes at most its own timeout and that of those it waits for."""
+        """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
         left = dict(pending_joins)
         while left:
             for name, pending in tuple(left.items()):
@@ -137,7 +137,7 @@ class Joins:
                     del self._pending[name]
         close([pending.world for pending in own.values() if pending.world is not None and pending.fresh])
 
-    # -- one world ----------------------------------------------------------------------------------------------
+    # -- one world
 
     def _join_one(
         self,
@@ -187,7 +187,7 @@ class Joins:
     def _try(
         self, plan: JoinPlan, request: JoinRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
     ) -> World:
-        """Join, and retry until the plan's timeout: an attempt may fail by another member's deadline, or its end."""
+        """Join, and retry until the plan's timeout: another member's deadline, or end, fails an attempt."""
         deadline = time.monotonic() + plan.timeout
         last: Exception | None = None
         while True:
@@ -199,7 +199,8 @@ class Joins:
                 if request.stop.is_set() or (out_of_time and last is None):
                     raise
                 if out_of_time:
-                    # `exc` only says that this attempt was given up; the error before it says why the join failed.
+                    # `exc` only says that this attempt was given up; the error before it says why the join
+                    # failed.
 
                     raise last or exc from exc
                 last = exc

@@ -73,7 +73,7 @@ class AssignedWorld:
         )
 
     def plan(self, timeout: float | dt.timedelta | None, gpu: int | None) -> JoinPlan:
-        """Return the join's plan, with the caller's timeout, if any, and the current GPU of the caller's thread."""
+        """Return the join's plan, with the caller's timeout, if any, and current GPU."""
         made = make_plan(
             self.name,
             self.rank,
@@ -101,7 +101,7 @@ class LauncherClient:
         self._closed: set[str] = set()
 
     def ask(self, patience: float) -> dict[str, AssignedWorld]:
-        """Return this worker's worlds by name, from the launcher's answer or, if it does not answer, its last one.
+        """Return this worker's worlds by name, from the launcher's answer; without one, from its last.
 
         Args:
             patience: seconds to wait for an answer.

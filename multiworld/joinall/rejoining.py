@@ -27,7 +27,8 @@ __all__ = ["Rejoiner"]
 ASKING = 2.0
 """Seconds that the launcher has to tell its store's address; else the last one is used."""
 AGAIN, AGAIN_AT_MOST = 0.05, 0.25
-"""Seconds between two tries: the first pause, and what pauses grow to. Most tries last until the join's timeout."""
+"""Seconds between two tries: the first pause, and what pauses grow to. Most tries last until the join's
+timeout."""
 _LONG = 1.0
 _LOOK_EVERY = 0.5
 
@@ -68,7 +69,7 @@ class Rejoiner:
                 self._busy.release()
 
     def _rejoin(self) -> bool:
-        """Join until the world is active; False if it was closed, or this process is behind its generation."""
+        """Join until the world is active; False if it was closed, or its generation is stale."""
         world, told, pause = self.world, set[str](), AGAIN
         while True:
             closes = world._closes  # noqa: SLF001  (a close() by the program after this wins)

@@ -1,4 +1,4 @@
-"""From what a script said, what the environment says and what the host has, to complete configurations. Pure."""
+"""Completion of a configuration from the script's values, the environment and the host. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from urllib.parse import urlsplit
 
 from multiworld.launch.config import LAUNCH_METHODS, MultiprocessConfig
 from multiworld.launch.errors import ConfigError
+from multiworld.launch.sizes import data_parallelism
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["VARIABLES", "Facts", "LaunchPlan", "address", "check_backend", "data_parallelism", "plan"]
+__all__ = ["VARIABLES", "Facts", "LaunchPlan", "address", "check_backend", "complete"]
 
 VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "TORCH_DISTRIBUTED_BACKEND",
 )  # fmt: skip
-"""What is read from the environment."""
+"""Environment variables that are read."""
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the host and the build of torch have.
+    """Environment, devices and backends of this host.
 
     Attributes:
         environ: those of `VARIABLES` that are set.
@@ -42,12 +43,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What is to run on this host.
+    """Configurations of the processes to run on this host.
 
     Attributes:
         configs: one for each process, by local rank.
-        placed: whether somebody else started this process as one of the ranks: it is the only one here then.
-        binds: whether the store is to be served from here; at a port of its own choice where `master_port` is 0.
+        placed: whether a launcher started this process as one of the ranks: then it is the only one here.
+        binds: whether the store is to be served from here; at a port of its own choice where `master_port` is
+            0.
     """
 
     configs: tuple[MultiprocessConfig, ...]
@@ -66,14 +68,14 @@ class LaunchPlan:
         return replace(self, configs=tuple(moved(cfg) for cfg in self.configs))
 
 
-def plan(cfg: MultiprocessConfig, facts: Facts, rank_offset: int = 0) -> LaunchPlan:
+def complete(cfg: MultiprocessConfig, facts: Facts, rank_offset: int = 0) -> LaunchPlan:
     """Complete `cfg` for each process that is to run on this host.
 
     Args:
         cfg: as the script gave it.
         facts: of the host.
-        rank_offset: rank of the first process that is started here; added to ``cfg.rank``. Nothing where this
-            process was placed by somebody else.
+        rank_offset: rank of the first process that is started here; added to ``cfg.rank``. Unused if a
+            launcher started this process.
 
     Raises:
         ConfigError: a value breaks a rule, or something is missing that cannot be guessed.
@@ -114,25 +116,6 @@ def plan(cfg: MultiprocessConfig, facts: Facts, rank_offset: int = 0) -> LaunchP
         tcp and not cfg.served and (port_is_free or (not placed and first == 0 and cfg.local_rank is None))
     )
     return LaunchPlan(configs, placed=placed, binds=binds)
-
-
-def data_parallelism(world_size: int | None, model: int, pipeline: int) -> int:
-    """Return what is left for data parallelism.
-
-    Raises:
-        ConfigError: `world_size` is unknown, or not a multiple of the two others.
-    """
-    if world_size is None:
-        raise ConfigError(
-            "world_size is not known yet", rule="Sizes are known after resolve()", next_step="Call it first"
-        )
-    if world_size % (model * pipeline):
-        raise ConfigError(
-            f"world_size={world_size}, model_parallelism={model}, pipeline_parallelism={pipeline}",
-            rule=f"world_size is a multiple of {model} * {pipeline} = {model * pipeline}",
-            next_step="Change one of the three",
-        )
-    return world_size // (model * pipeline)
 
 
 def check_backend(name: str, known: frozenset[str], what: str = "backend") -> str:
@@ -184,7 +167,8 @@ def _check_numbers(cfg: MultiprocessConfig, rank_offset: int) -> None:
         raise ConfigError(
             f"launch_method={cfg.launch_method!r}",
             rule="It is spawn or forkserver: torch's threads and CUDA do not live through a fork",
-            next_step="Take spawn, which needs nothing; forkserver starts quicker when it has torch preloaded",
+            next_step="Take spawn, which needs nothing; forkserver starts quicker when it has torch "
+            "preloaded",
         )
     if isinstance(cfg.grace, bool) or not isinstance(cfg.grace, (int, float)) or not 0 <= cfg.grace < 1e6:
         raise ConfigError(
@@ -244,7 +228,8 @@ def _sizes(cfg: MultiprocessConfig, facts: Facts, first: int, *, alone: bool) ->
             local = 1 if cfg.local_rank is None else (cfg.world_size or cfg.local_rank + 1)
         elif first and cfg.world_size is not None:
             raise ConfigError(
-                f"world_size={cfg.world_size}, the first rank here is {first}, and local_world_size is not given",
+                f"world_size={cfg.world_size}, the first rank here is {first}, and local_world_size is not "
+                "given",
                 rule="On one of several hosts, how many processes are started there must be said",
                 next_step="Give local_world_size",
             )
@@ -295,7 +280,7 @@ def _backends(cfg: MultiprocessConfig, facts: Facts, local_size: int) -> dict[st
 
 
 def _where(cfg: MultiprocessConfig, environ: Mapping[str, str], *, whole: bool) -> dict[str, Any]:
-    """Return where the processes meet; port 0: one has to be bound."""
+    """Return the address of the store; port 0: one has to be bound."""
     host, port = cfg.master_addr, cfg.master_port or None
     if cfg.init_method is not None and cfg.init_method != "env://":
         parts = _parsed(cfg.init_method)

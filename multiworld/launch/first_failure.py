@@ -1,4 +1,4 @@
-"""Who failed first, of those that are found failed at the same time. Pure."""
+"""The first failure, of processes that are found failed at the same time. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Failure:
     Attributes:
         rank, local_rank, pid: of the process.
         exit_code: negative: the signal.
-        at: monotonic seconds: when it raised; when its end was noticed where it left nothing.
+        at: monotonic seconds of its exception; without one, of the time when its end was noticed.
         raised: "type", "message", "traceback" of its exception; None without one.
         began: whether it reached its function.
     """
@@ -34,7 +34,7 @@ class Failure:
     began: bool
 
     def line(self) -> str:
-        """Say it in a line."""
+        """Return one line on the failure."""
         if self.raised is not None:
             return (
                 f"rank {self.rank}: {self.raised['type']}: {(self.raised['message'].splitlines() or [''])[0]}"
@@ -45,8 +45,8 @@ class Failure:
 def first_failure(failures: list[Failure]) -> tuple[Failure, list[Failure]]:
     """Return the first one and the others.
 
-    A process that was killed from outside comes first: its peers raise because of it, and may be quicker to say so
-    than its end is to be noticed. Otherwise time decides.
+    A process that was killed from outside comes first: its peers raise because of it, possibly before its end
+    is noticed. Otherwise time decides.
     """
     first, *others = sorted(
         failures, key=lambda each: (each.exit_code not in _FROM_OUTSIDE, each.at, each.rank)

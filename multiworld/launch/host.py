@@ -1,4 +1,4 @@
-"""The edges of a configuration: the environment, the devices, the store's port."""
+"""The host's side of a configuration: environment variables, devices, the store's port."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
+from multiworld.errors import StoreBindError
 from multiworld.launch.backends import default_backend, known_backends
-from multiworld.launch.complete import VARIABLES, Facts, LaunchPlan, address, plan
+from multiworld.launch.complete import VARIABLES, Facts, LaunchPlan, address, complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,14 +26,14 @@ _PATIENCE = 30.0
 
 @dataclass
 class _Held:
-    """A server for as long as somebody keeps this."""
+    """Keeps a server alive as long as it is referred to."""
 
     store: Any
 
 
 def gather() -> Facts:
     """Look at the environment, the devices and the build of torch."""
-    import torch  # noqa: PLC0415  (not before it is needed)
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
 
     found = {name: settings.environment(name) for name in VARIABLES}
     return Facts(
@@ -45,7 +46,7 @@ def gather() -> Facts:
 
 def resolve(cfg: MultiprocessConfig) -> MultiprocessConfig:
     """See `MultiprocessConfig.resolve`."""
-    made = plan(cfg, gather())
+    made = complete(cfg, gather())
     if not made.binds or made.configs[0].master_port:
         return made.configs[0]  # rank 0's process group, or world, serves the address
     host = made.configs[0].master_addr or ""
@@ -58,7 +59,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
     """Serve the plan's store where it is to be served from here; yields the plan with its port.
 
     Raises:
-        StoreBindError: the address is not one of this host's, or somebody else has the port.
+        StoreBindError: the address is not one of this host's, or its port is in use.
     """
     first = made.configs[0]
     if not made.binds:
@@ -80,13 +81,12 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
 
 
 def _serve_anywhere(host: str) -> Any:
-    """Serve a store at a free port of `host`; from the choice of the port on, nobody else can have it."""
+    """Serve a store at a free port of `host`; from its choice on, no other process can bind the port."""
     from multiworld._net.stores.server import StoreServer  # noqa: PLC0415  (loads torch)
-    from multiworld.errors import StoreBindError  # noqa: PLC0415
 
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        # Held by this socket, the port is given to nobody; the server binds it too, and alone listens on it.
+        # This socket reserves the port; the server binds it too, and alone listens on it.
         with socket.socket(family, socket.SOCK_STREAM) as holder:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((target[0], 0))
@@ -101,7 +101,7 @@ def _serve_anywhere(host: str) -> Any:
 
 
 def environment_of(cfg: MultiprocessConfig) -> dict[str, str | None]:
-    """Return what torchrun's workers find in their environment, for the process with this complete `cfg`."""
+    """Return the environment variables of torchrun's workers, for the process with this complete `cfg`."""
     tcp = bool(cfg.master_port)
     return {
         "RANK": str(cfg.rank),
@@ -110,7 +110,7 @@ def environment_of(cfg: MultiprocessConfig) -> dict[str, str | None]:
         "LOCAL_WORLD_SIZE": str(cfg.local_world_size),
         "TORCH_DISTRIBUTED_BACKEND": cfg.backend,
         **({"MASTER_ADDR": cfg.master_addr, "MASTER_PORT": str(cfg.master_port)} if tcp else {}),
-        # torch's word for: somebody serves the store there already, so rank 0 need not.
+        # To torch this means that the store is served already, so that rank 0 must not serve it.
         **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if tcp and cfg.served else {}),
     }
 

@@ -1,6 +1,7 @@
-"""What a process leaves for the one that started it: its result, or what went wrong. A file without a name.
+"""`ResultFile`, an unnamed file in memory with a process's result or failure, for its parent.
 
-A file, and not a pipe: nobody waits for the other, a process may die while it writes, and nothing stays on the disk.
+Unlike a pipe it blocks neither side, and a process may die while it writes; unlike a named file it leaves
+nothing on the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BEGAN, _RESULT, _FAILURE = b"B", b"R", b"F"
 
 
 class ResultFile:
-    """Written by one process, read by its parent afterwards. The first byte says what it holds."""
+    """Written by one process, read by its parent afterwards. The first byte is the kind of the content."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("m8d-launch")
@@ -29,23 +30,23 @@ class ResultFile:
         self._fd = handle.detach()
 
     def began(self) -> None:
-        """Note that the process reached its function."""
+        """Record that the process reached its function."""
         self._write(_BEGAN, b"")
 
     def put_result(self, result: Any) -> None:
-        """Leave a result, by value: tensors in it are the parent's alone.
+        """Write a result, by value: tensors in it are not shared.
 
         Raises:
-            Exception: whatever pickling it raises.
+            Exception: it cannot be pickled.
         """
-        import torch  # noqa: PLC0415  (a process of this package has it loaded)
+        import torch  # noqa: PLC0415  (importing this package loads no torch)
 
         buffer = io.BytesIO()
         torch.save(result, buffer)
         self._write(_RESULT, buffer.getbuffer())
 
     def put_failure(self, failure: dict[str, Any]) -> None:
-        """Leave what went wrong: anything JSON can hold."""
+        """Write a failure, as plain data for JSON."""
         self._write(_FAILURE, json.dumps(failure).encode())
 
     def has_begun(self) -> bool:
@@ -57,13 +58,13 @@ class ResultFile:
         kind, data = self._read()
         if kind != _RESULT:
             return None
-        import torch  # noqa: PLC0415  (same)
+        import torch  # noqa: PLC0415  (importing this package loads no torch)
 
-        # Everything may be read: it comes from the function that the reader gave, through a file of the two.
+        # Safe to unpickle: only the process that this parent started can write the file.
         return torch.load(io.BytesIO(data), weights_only=False)
 
     def failure(self) -> dict[str, Any] | None:
-        """Return what went wrong; None where nothing was left."""
+        """Return the failure; None if none was written."""
         kind, data = self._read()
         return dict(json.loads(data)) if kind == _FAILURE else None
 
@@ -79,7 +80,7 @@ class ResultFile:
             done = os.pwrite(self._fd, rest, at)
             rest, at = rest[done:], at + done
         os.ftruncate(self._fd, at)
-        os.pwrite(self._fd, kind, 0)  # last: who dies before it has left nothing
+        os.pwrite(self._fd, kind, 0)  # last: a process that dies before it has written nothing valid
 
     def _read(self) -> tuple[bytes, bytes]:
         with open(os.dup(self._fd), "rb") as file:  # noqa: PTH123  (it has no path)

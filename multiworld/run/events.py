@@ -1,4 +1,4 @@
-"""Events of a run, as frozen records, and their bus, to which the log, the live view and ``status`` subscribe.
+"""Events of a run, as frozen records, and the bus to the log, the live view and ``status``.
 
 Times are ``time.time()`` seconds: they are shown to people and compared between hosts.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiworld.events import Bus
 
 __all__ = [
-    "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted", "SlotTaken", "WorkerEnded",
-    "WorkerFailed", "WorkerRestarting", "WorkerStarted", "WorkerStopped", "WorldChanged",
+    "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted", "SlotTaken",
+    "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerStarted", "WorkerStopped", "WorldChanged",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One run from its beginning to its exit code: puts the parts together and takes them down again."""
+"""`launch`: one run from its options to its exit code, with torch's agent and all that it needs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _End:
     Attributes:
         code: exit code.
         reason: in a line.
-        report: more, for people, on standard error.
+        report: details for standard error.
     """
 
     code: int
@@ -85,7 +85,7 @@ class _End:
 
 @dataclass
 class _Run:
-    """What is being run."""
+    """Options, configuration and bus of one run."""
 
     options: Options
     config: LaunchConfig
@@ -97,14 +97,14 @@ class _Run:
 
     @property
     def logs_specs(self) -> LogsSpecs:
-        """Where workers write."""
+        """Log files of the workers."""
         if self.config.logs_specs is None:
             raise AssertionError("torch's configuration always has them")
         return self.config.logs_specs
 
     @property
     def name(self) -> str:
-        """What the workers run, for people."""
+        """Name of the workers' program, for messages."""
         if not isinstance(self.entrypoint, str):
             return next(iter(self.arguments), self.entrypoint.__name__)
         if self.entrypoint == sys.executable:
@@ -116,8 +116,8 @@ def launch(options: Options, stream: TextIO) -> int:
     """Run the workers until they have ended; return the launcher's exit code.
 
     Args:
-        options: what was asked for; completed on the way.
-        stream: where the log goes.
+        options: of the command line; completed on the way.
+        stream: of the log.
 
     Raises:
         RunError: the worlds file or an argument is wrong; nothing was started.
@@ -131,13 +131,13 @@ def launch(options: Options, stream: TextIO) -> int:
     with ExitStack() as faces:
         screen = open_screen(state) if options.ui else None
         if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
-            options.torch.tee = "3"  # what workers write goes above the view
+            options.torch.tee = "3"  # workers' output is shown above the view
         config, entrypoint, arguments = configure(options, plan)
         if plan is not None:
             _planned(options, config)
             check_stores(plan)
         if screen is None:
-            # A program that reads JSON wants everything, people what they have to know.
+            # JSON is for programs, and complete; text is for people, and short.
             as_json = options.log_format == "json"
             event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
             bus.subscribe(event_log)
@@ -183,10 +183,10 @@ def _planned(options: Options, config: LaunchConfig) -> None:
 
 
 def _run_to_end(run: _Run, state: RunState) -> _End:
-    """Run it; whatever is expected to end a run becomes an exit code."""
+    """Run the agent; every expected end of a run becomes an exit code."""
     try:
         with ExitStack() as parts:
-            return record(_run_agent)(run, state, parts) or _End(1, "it was not said why")
+            return record(_run_agent)(run, state, parts) or _End(1, "no reason was given")
     except ChildFailedError as failed:
         return _child_failed(run, failed, worlds=bool(state.snapshot()["worlds"]))
     except SignalException as caught:
@@ -235,10 +235,11 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
             next_step=f"pip install {'python-etcd' if exc.name == 'etcd' else exc.name}",
         ) from exc
     except ValueError as exc:
-        named = {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
+        named = {"c10d", "static", "standalone", "etcd", "etcd-v2"}
+        named |= {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
         raise ArgumentsError(
             f"--rdzv-backend {parameters.backend} --rdzv-endpoint {parameters.endpoint!r}: {exc}",
-            rule=f"There are {', '.join(sorted({'c10d', 'static', 'standalone', 'etcd', 'etcd-v2'} | named))}",
+            rule=f"There are {', '.join(sorted(named))}",
             next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
         ) from exc
 
@@ -325,7 +326,7 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
     try:
         result = agent.run()
     except SignalException:
-        # As torch does: a rendezvous that is shut down is closed for everybody, for ever.
+        # As torch does: a rendezvous that is shut down is closed for all nodes, for good.
         leave.pop_all()
         events.record(agent.get_event_failed(), handler_name)
         raise
@@ -333,7 +334,7 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
         events.record(agent.get_event_failed(), handler_name)
         raise
     events.record(agent.get_event_succeeded(), handler_name)
-    if result is None:  # the rendezvous had no use for this node
+    if result is None:  # the rendezvous was complete without this node
         return _End(0, "this node was not needed")
     if not result.is_failed():
         return _End(0, "all workers ended with 0")
@@ -388,7 +389,7 @@ def _group_agent(
 
 
 def _torch_options(run: _Run) -> dict[str, Any]:
-    """What this version of torch's agent takes."""
+    """Return the options that this version of torch's agent takes."""
     asked = {
         "start_method": run.config.start_method,
         "log_line_prefix_template": run.config.log_line_prefix_template,
@@ -399,7 +400,7 @@ def _torch_options(run: _Run) -> dict[str, Any]:
 
 
 def _static_master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
-    """Where the workers' rank 0 listens, if the user says so."""
+    """Return the address of the workers' rank 0, for a static rendezvous."""
     if parameters.backend != "static":
         return None, None
     endpoint = parameters.endpoint.strip()

@@ -1,7 +1,8 @@
 """``m8d-run``: the command. Errors become exit codes here and nowhere else.
 
-Exit codes: 0 when all workers ended with 0; that of the first failed worker (128 + the signal's number, if one ended
-it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments or a wrong worlds file; else 1.
+Exit codes: 0 when all workers ended with 0; that of the first failed worker (128 + the signal's number, if
+one ended it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments or a wrong
+worlds file; else 1.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
-        from multiworld.run.options import parse  # noqa: PLC0415
+        from multiworld.run.options import parse  # noqa: PLC0415  (loads torch)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":
             raise
         complain(
-            f"m8d-run: {error}: this Python ({sys.executable}) has no torch with torch.distributed, which m8d-run is"
-            " built on. Install torch 2.4 or newer, and see docs/install.md."
+            f"m8d-run: {error}: this Python ({sys.executable}) has no torch with torch.distributed, which "
+            "m8d-run is built on. Install torch 2.4 or newer, and see docs/install.md."
         )
         return NO_TORCH
     try:

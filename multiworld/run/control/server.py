@@ -1,4 +1,4 @@
-"""Control-socket server: workers fetch their worlds and report their states; ``m8d-run status`` gets a snapshot."""
+"""Control-socket server: workers' worlds, reports of their states, snapshots for ``m8d-run status``."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ class ControlServer:
         path: of the socket; its folder is made, and removed in the end, unless it is there already.
         plan: of the worlds file; None without one.
         bus: gets the workers' reports, as `WorldChanged`.
-        snapshot: returns a dictionary for JSON, the answer to ``status``. Quick; called in the server's thread.
-        store: returns the present address of the store that planned worlds meet at; "" if there is none yet. Quick.
+        snapshot: returns a dictionary for JSON, the answer to ``status``. Quick; called in the server's
+            thread.
+        store: returns the present address of the store that planned worlds meet at; "" if there is none yet.
+            Quick.
 
     Attributes:
         path: as given.
@@ -143,7 +145,7 @@ class ControlServer:
             with contextlib.suppress(OSError):  # it has a file that is not this server's
                 path.parent.rmdir()
 
-    # -- the thread ---------------------------------------------------------------------------------------------
+    # -- the thread
 
     def _run(self) -> None:
         try:
@@ -260,7 +262,7 @@ class ControlServer:
         if why and not self._closing:
             _log.warning("control socket: %s was cut off: %s", client, why)
 
-    # -- messages -----------------------------------------------------------------------------------------------
+    # -- messages
 
     def _hear(self, client: _Client, message: dict[str, Any]) -> None:
         if message.get("hello") == "worker":

@@ -1,4 +1,4 @@
-"""Paths of the control sockets of this user's launchers: a folder for each launcher, in a folder of the user."""
+"""Paths of the control sockets of this user's launchers, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def roots() -> list[Path]:
 
 
 def choose(run_id: str) -> str:
-    """Choose the path of this launcher's socket, whose folder is still to be made; remove those of dead launchers.
+    """Choose the path of this launcher's socket, not made yet; remove those of dead launchers.
 
     Args:
         run_id: the rendezvous id; it is cut, and characters that do not suit a file name are replaced.

@@ -1,4 +1,4 @@
-"""Which address of this host the other nodes can reach."""
+"""The address of this host that the other nodes can reach."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def reachable_address(endpoint: str, local_addr: str | None) -> str:
     """Return a numeric address of an interface of this host.
 
     Args:
-        endpoint: "host:port" of the rendezvous; the interface that leads there is the one.
-        local_addr: address or name of this host that the user gave, which is taken instead.
+        endpoint: "host:port" of the rendezvous; the interface of the route to it is taken.
+        local_addr: address or name of this host from --local-addr, which is taken instead.
 
     Raises:
         RunError: `local_addr` is no address of this host.
@@ -37,8 +37,9 @@ def reachable_address(endpoint: str, local_addr: str | None) -> str:
         source = _towards(address)
         if source and (not _loopback(source) or _means_loopback(host)):
             return source
-    # The endpoint's name leads back to this host's loopback (as /etc/hosts often has it): the others do not come
-    # that way. Then the interface that leads outward is as good a guess as there is.
+    # The endpoint's name resolves to this host's loopback (as /etc/hosts often has it), which the others
+    # cannot reach. The interface of the default route is the best guess then.
+
     return _towards(_ELSEWHERE) or "127.0.0.1"
 
 

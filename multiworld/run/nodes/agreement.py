@@ -1,4 +1,4 @@
-"""Agreement on a membership after a rendezvous: all publish a record, the first node decides, all read the result."""
+"""Agreement on a membership after a rendezvous: all publish a record, the first node decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["Agreement", "newest_membership"]
 _log = logging.getLogger(__name__)
 
 GATHERING = 15.0
-"""Seconds for which the first node waits for the others' records: one that died since the rendezvous has none."""
+"""Seconds for which the first node waits for the others' records: one that died since the rendezvous has
+none."""
 
 _PAUSE = 0.03  # seconds between two polls
 _PAUSE_SILENT = 0.5  # seconds after a poll that failed
@@ -88,7 +89,8 @@ class Agreement:
         raise RunError(
             f"the nodes did not agree on rank assignment: {last}",
             rule="All nodes of a rendezvous agree within a minute",
-            next_step="See whether the other nodes run m8d-run with the same --rdzv-id and --worlds, and look at their logs",
+            next_step="See whether the other nodes run m8d-run with the same --rdzv-id and --worlds, and "
+            "look at their logs",
         )
 
     def _decide(self, deadline: float, cancelled: Callable[[], bool]) -> None:

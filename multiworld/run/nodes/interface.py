@@ -1,22 +1,25 @@
-"""`Nodes`, the interface between an agent and the other nodes of its run: assignments, losses, the end of the run.
+"""`Nodes`, an agent's interface to the other nodes: assignments, losses, the end of the run.
 
 The agent's thread makes all calls, and only `Nodes.settle` and `Nodes.close` take time. Threads of the
 implementation watch the other nodes meanwhile; their events wait in `Nodes.poll`:
 
-    assignment = nodes.settle(handler.next_rendezvous())   # start the workers of assignment.slot, if it has one
+    assignment = nodes.settle(handler.next_rendezvous())   # start the workers of its slot, if it has one
     while True:
         select([..., nodes.fileno()], timeout=monitor_interval)
         nodes.watch()
         for event in nodes.poll():
-            Reassigned: slot None -> end all workers at once (SIGKILL, no grace: another node may get the ranks next);
-                        another slot than before -> start its workers; the same slot -> new addresses, for later starts
+            Reassigned: slot None -> end all workers at once (SIGKILL, no grace: another node may get the
+            ranks next);
+                        another slot than before -> start its workers; the same slot -> new addresses, for
+                        later starts
             Lost:   nothing to do; the log has it already
             Stop:   end the workers and the run with an error
             Over:   end the agent; its workers have ended long since
         if all own workers have ended with 0 (once): nodes.done()
-    nodes.close()                      # or close(failed="rank 3 failed ...") when this node ends the whole run
+    nodes.close()                   # or close(failed="rank 3 failed ...") when this node ends the whole run
 
-`multiworld.run.nodes.multi` implements it for runs of several nodes, `multiworld.run.nodes.single` for one node.
+`multiworld.run.nodes.multi` implements it for runs of several nodes, `multiworld.run.nodes.single` for one
+node.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class Reassigned(NodeEvent):
 
 @dataclass(frozen=True)
 class Stop(NodeEvent):
-    """The run has to end with an error: another node ended it, or a node was lost under --on-node-loss stop."""
+    """The run has to end: another node ended it, or a node was lost under --on-node-loss stop."""
 
     reason: str
 
@@ -81,7 +84,8 @@ class Over(NodeEvent):
     """The workers of every remaining node have ended with 0: the run is over.
 
     Attributes:
-        lost: ranks whose node was lost and whose slot stayed free; the run's exit code is 0 only if this is empty.
+        lost: ranks whose node was lost and whose slot stayed free; the run's exit code is 0 only if this is
+            empty.
     """
 
     lost: tuple[int, ...] = ()
@@ -127,15 +131,15 @@ class Nodes(Protocol):
         Later rendezvous are called here, in the background, while the workers run.
 
         Raises:
-            RunError: the nodes did not agree within ``NodesSpec.timeout``, or together have no room for the workers
-                of the worlds file.
+            RunError: the nodes did not agree within ``NodesSpec.timeout``, or together have no room for the
+                workers of the worlds file.
         """
 
     def poll(self) -> list[NodeEvent]:
         """Return the events since the last call. Never blocks."""
 
     def watch(self) -> None:
-        """Check, in the background, for nodes that wait for admission. At every monitor interval. Never blocks."""
+        """Check for nodes that wait for admission, at every monitor interval. Never blocks."""
 
     def done(self) -> None:
         """Tell the others that all workers of this node have ended with 0. Never blocks; once is enough."""
@@ -144,6 +148,6 @@ class Nodes(Protocol):
         """Leave the others, within 3 s. Harmless when repeated.
 
         Args:
-            failed: why this node ends the run for all; empty: it only leaves (after `Over`, or on a signal), and the
-                others treat it as lost where it was not done.
+            failed: why this node ends the run for all; empty: it only leaves (after `Over`, or on a signal),
+                and the others treat it as lost where it was not done.
         """

@@ -1,13 +1,13 @@
 """Multi-node implementation of `multiworld.run.nodes.interface.Nodes`.
 
-Threads: only ``m8d-nodes`` changes the membership and the state around it; ``m8d-nodes-rendezvous`` makes the calls
-of torch's rendezvous handler, which may take minutes; the watchdog's thread delivers signals of peers. The agent's
-thread only fetches finished events.
+Threads: only ``m8d-nodes`` changes the membership and the state around it; ``m8d-nodes-rendezvous`` makes the
+calls of torch's rendezvous handler, which may take minutes; the watchdog's thread delivers signals of peers.
+The agent's thread only fetches finished events.
 
-The leader (`slots.leader`) gives a slot away, through the rendezvous store: the first membership under a number
-counts. If the store was lost with its node, connected nodes decide on their own, each the same from the same
-membership. A node that reaches neither the store nor a majority of the others ends its workers (`slots.cut_off`),
-and the others wait `_GRACE` longer than that takes before they give its slot away.
+The leader (`slots.leader`) gives a slot away, through the rendezvous store: the first membership under a
+number counts. If the store was lost with its node, connected nodes decide on their own, each the same from
+the same membership. A node that reaches neither the store nor a majority of the others ends its workers
+(`slots.cut_off`), and the others wait `_GRACE` longer than that takes before they give its slot away.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class MultiNode(Nodes):
 
     Args:
         spec: of this node.
-        handler: its rendezvous; ``next_rendezvous`` and ``num_nodes_waiting`` are called in threads of this object,
-            after the agent's first ``next_rendezvous``. The agent shuts it down.
+        handler: its rendezvous; ``next_rendezvous`` and ``num_nodes_waiting`` are called in threads of this
+            object, after the agent's first ``next_rendezvous``. The agent shuts it down.
         bus: gets NodeJoined, NodeLost, SlotTaken and notes.
         plan: of the worlds file.
     """
@@ -123,7 +123,7 @@ class MultiNode(Nodes):
         """See `Nodes.settle`."""
         self._introduce()
         self._take(self._agree(info))
-        assert self._assignment is not None  # noqa: S101  (a membership with this node in it assigns it a place)
+        assert self._assignment is not None  # noqa: S101  (`_take` sets it)
         self._check_room()
         self._thread = threading.Thread(target=self._run, name="m8d-nodes", daemon=True)
         self._thread.start()
@@ -138,7 +138,8 @@ class MultiNode(Nodes):
         if not ranks:
             return
         brought = ", ".join(f"{node.host}: {node.capacity}" for node in membership.nodes)
-        value = f"{plan.world_size} workers of {plan.path}, and the nodes have room for {plan.world_size - len(ranks)} ({brought})"
+        room = plan.world_size - len(ranks)
+        value = f"{plan.world_size} workers of {plan.path}, and the nodes have room for {room} ({brought})"
         if len(membership.nodes) >= self._spec.max_nodes:
             raise RunError(
                 value,
@@ -350,7 +351,7 @@ class MultiNode(Nodes):
             self._next_poll = time.monotonic() + 2.0
 
     def _admit(self, store: RendezvousStore) -> None:
-        """Admit nodes that were too late for the agreement, or came back to a store that has only one round."""
+        """Admit nodes that missed the agreement, or came back to a store that has only one round."""
         membership = self._membership
         if membership is None or slots.leader(membership, self._lost) != self._links.me or self._pending():
             return
@@ -435,7 +436,8 @@ class MultiNode(Nodes):
             return
         self._membership, self._epoch = membership, membership.epoch
         known = {node.id: node.since for node in old.nodes} if old is not None else {}
-        # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake still is.
+        # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake
+        # still is.
         epochs = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
         self._lost = {key[0]: loss for key, loss in self._gone.items() if key in epochs}
         self._links.update(membership)

@@ -2,8 +2,8 @@
 
 Each pair of agents has four of them, over one connection. The end of each has its own meaning:
 
-- ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it mean
-  nothing;
+- ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it
+  mean nothing;
 - ``going`` is left in good order when the node ends the run for all;
 - ``working``, one for each of the two, is left in good order when all workers of that node have ended with 0.
 """

@@ -1,4 +1,4 @@
-"""Calls of torch's rendezvous handler while workers run: on one thread of their own, since each may take minutes."""
+"""Rendezvous while workers run: torch's handler, whose calls may take minutes, on a thread of its own."""
 
 from __future__ import annotations
 

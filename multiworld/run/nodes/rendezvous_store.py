@@ -1,8 +1,8 @@
 """The rendezvous store as the agents use it: JSON notes, with a deadline for every call.
 
-Only ``set``, ``get``, ``add`` and ``check`` are used: torch's stores for etcd have nothing else. A store whose host
-is gone may not answer at all, and torch's clients then wait for ever: so each call has a thread of its own, and
-while one hangs no other is made.
+Only ``set``, ``get``, ``add`` and ``check`` are used: torch's stores for etcd have nothing else. A store
+whose host is gone may not answer at all, and torch's clients then wait for ever: so each call has a thread of
+its own, and while one hangs no other is made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class RendezvousStore:
     Args:
         store: of the round.
         patience: seconds that one call may take.
-        returns: whether the store may work again after an error; torch's TCPStore clients do not connect twice.
+        returns: whether the store may work again after an error; torch's TCPStore clients do not connect
+            twice.
     """
 
     def __init__(self, store: Store, *, patience: float = 5.0, returns: bool = False) -> None:
@@ -69,8 +70,8 @@ class RendezvousStore:
     def tell_master(self, address: str, port: int) -> None:
         """Write the address of torch's store for workers, which torch's handlers leave out in some rounds.
 
-        From its second round on, a node that was the first before does not write it, and nodes that are new in the
-        round would wait for it in ``next_rendezvous`` until the store's timeout (torch 2.13).
+        From its second round on, a node that was the first before does not write it, and nodes that are new
+        in the round would wait for it in ``next_rendezvous`` until the store's timeout (torch 2.13).
         """
         self._call(lambda: self._store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, address))
         self._call(lambda: self._store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(port)))

@@ -1,8 +1,8 @@
 """Slots of a run's nodes: rank assignment, takeover by a spare when a node is lost, the end of a run. Pure.
 
-A *slot* is a place for one node's workers, with ranks of its own; the log, ``status`` and the pages call it a seat.
-Its holder keeps it as long as that node's agent lives; a node without a slot is a spare. One `Membership`, on which
-the nodes agree, has all slots and nodes.
+A *slot* is a place for one node's workers, with ranks of its own; the log, ``status`` and the pages call it a
+seat. Its holder keeps it as long as that node's agent lives; a node without a slot is a spare. One
+`Membership`, on which the nodes agree, has all slots and nodes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = [
-    "Assignment", "Membership", "Node", "NodeRecord", "Slot", "admit", "assignment", "cut_off", "form", "leader",
-    "leave", "membership_from", "over", "record_from", "to_json", "vacant",
+    "Assignment", "Membership", "Node", "NodeRecord", "Slot", "admit", "assignment", "cut_off", "form",
+    "leader", "leave", "membership_from", "over", "record_from", "to_json", "vacant",
 ]  # fmt: skip
 
 _SILENT = {"hung", "unreachable", "failed"}
@@ -34,7 +34,8 @@ class Assignment:
         store: address "tcp://host:port" of the store in which planned worlds meet, served by a launcher.
         base_role_rank: rank of the first worker among those of the same --role; without a worlds file.
         role_world_size: workers of that role; without a worlds file.
-        master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest rendezvous.
+        master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest
+            rendezvous.
         size: workers of this slot; None: as many as the node can have.
     """
 
@@ -130,7 +131,8 @@ class NodeRecord:
 
     Attributes:
         node: itself.
-        membership: the latest that it knows and is part of; None for a new node, or one that gave up its slot.
+        membership: the latest that it knows and is part of; None for a new node, or one that gave up its
+            slot.
         alive: ids of the nodes that it is connected with.
         done: ids of the nodes whose workers, as far as it knows, have ended with 0.
     """
@@ -220,10 +222,10 @@ def cut_off(
 ) -> bool:
     """Whether this node is partitioned from the others, and has to end its workers.
 
-    Only if one of the lost nodes may be alive: then those others may give this node's slot away. They do so as a
-    majority, or as half of the nodes that reaches the rendezvous store; so this node has to stop in a minority, or
-    in a half that cannot reach the store. A store on none of the nodes arbitrates as long as it answers: the first
-    membership in it counts.
+    Only if one of the lost nodes may be alive: then those others may give this node's slot away. They do so
+    as a majority, or as half of the nodes that reaches the rendezvous store; so this node has to stop in a
+    minority, or in a half that cannot reach the store. A store on none of the nodes arbitrates as long as it
+    answers: the first membership in it counts.
 
     Args:
         membership: of the run.
@@ -282,7 +284,7 @@ def _epoch(membership: Membership) -> int:
 
 
 def _first_slots(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Slot]:
-    """Slots of a new run: for the nodes in order until all workers have one, then free slots for later nodes."""
+    """Slots of a new run: for the nodes in order, then free ones until all workers have a place."""
     if counts is None:
         return [Slot(node.capacity, node.role, node.id, node.id) for node in nodes if node.capacity > 0]
     slots: list[Slot] = []
@@ -305,7 +307,8 @@ def _first_slots(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Sl
 def _even(nodes: Sequence[Node], total: int) -> dict[str, int]:
     """Even shares for nodes of one capacity, if the workers would not fill all needed nodes.
 
-    Full nodes and spares are preferred where the division comes out even: a spare is worth more than idle capacity.
+    Full nodes and spares are preferred where the division comes out even: a spare is worth more than idle
+    capacity.
     """
     capacities = {node.capacity for node in nodes}
     if len(capacities) != 1:

@@ -1,4 +1,4 @@
-"""The store that the launcher serves, in which planned worlds meet."""
+"""`WorldStore`, served by the launcher: members of planned worlds meet there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ __all__ = ["WorldStore"]
 
 
 class WorldStore:
-    """A TCPStore on a port of the kernel's choice; nothing waits for it, and it ends with `close`.
+    """A TCPStore on a port of the kernel's choice, until `close`.
 
-    Whoever reaches it can do anything to the worlds that meet there: a numeric address is bound exactly. A name may
-    mean other addresses elsewhere than here, so for one the store listens on all interfaces, as torch's own does.
+    A process that reaches it can do anything to the worlds that meet there: a numeric address is bound
+    exactly. A name may resolve to other addresses elsewhere, so for one the store listens on all interfaces,
+    as torch's own does.
 
     Args:
         host: name or numeric address of this host by which the workers of all nodes reach it.
@@ -43,7 +44,7 @@ class WorldStore:
         self.address = str(StoreAddress("tcp", host=host, port=self._server.port))
 
     def close(self) -> None:
-        """End it. Worlds that are active go on; who joins looks for the store again. Harmless when repeated."""
+        """End it. Active worlds go on; a join looks for the store again. Harmless when repeated."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -55,14 +56,14 @@ def _listen(host: str) -> StoreServer:
         try:
             return _serve_anywhere(family, address)
         except OSError as exc:  # noqa: PERF203  (two addresses)
-            # The public address of a machine behind a translating router is none of its own.
+            # Behind NAT the public address is not an address of this host.
             if exc.errno != errno.EADDRNOTAVAIL or number == len(targets):
                 raise
     raise OSError(errno.EADDRNOTAVAIL, "it has no address")
 
 
 def _serve_anywhere(family: int, address: str) -> StoreServer:
-    """Serve at a free port. Torch 2.6 must be told which: this holds it, without listening, until the server has it."""
+    """Serve at a free port, reserved by a socket until the server listens: torch 2.6 needs its number."""
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -72,9 +73,9 @@ def _serve_anywhere(family: int, address: str) -> StoreServer:
 
 
 def _targets(host: str) -> list[tuple[int, str]]:
-    """Where to listen: the addresses to try, with their families."""
+    """Return the addresses to try to listen at, with their families."""
     everywhere = {int(socket.AF_INET): "0.0.0.0", int(socket.AF_INET6): "::"}  # noqa: S104  (see WorldStore)
-    with contextlib.suppress(ValueError):  # a name, then
+    with contextlib.suppress(ValueError):  # raised for a name, which is resolved below
         family = int(socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET)
         return [(family, host), (family, everywhere[family])]
     try:

@@ -1,6 +1,7 @@
 """Layout of a snapshot as lines of text, within a given width and height. Pure.
 
-The live view draws it with colours, ``m8d-run status`` without. The snapshot's keys are those of `RunState.snapshot`.
+The live view draws it with colours, ``m8d-run status`` without. The snapshot's keys are those of
+`RunState.snapshot`.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def layout(snapshot: dict[str, Any], width: int, height: int | None = None) -> t
     Args:
         snapshot: of `RunState`.
         width: columns of the terminal; no line is wider.
-        height: most lines (kept to from 8 on); None: no limit. Where not all workers fit, those in trouble are shown
-            and the others counted.
+        height: most lines (kept to from 8 on); None: no limit. Where not all workers fit, those in trouble
+            are shown and the others counted.
     """
     head = _head(snapshot)
     workers: list[dict[str, Any]] = snapshot["workers"]

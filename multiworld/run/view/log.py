@@ -74,9 +74,9 @@ _IDLE = 60.0
 class EventLog:
     """A subscriber that writes a line for each event, and never blocks its caller.
 
-    A thread of its own writes: a paused terminal (Ctrl-S) or a full pipe does not hold up the launcher. Lines that
-    find no room meanwhile are counted, and the count is written later. After a broken pipe or a closed file the rest
-    is left out.
+    A thread of its own writes: a paused terminal (Ctrl-S) or a full pipe does not hold up the launcher. Lines
+    that find no room meanwhile are counted, and the count is written later. After a broken pipe or a closed
+    file the rest is left out.
 
     Args:
         stream: to write to; each line is flushed.
@@ -202,7 +202,7 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def as_text(fields: dict[str, Any]) -> str:
-    """Return a line's fields as text: the time and the program bare, then ``key=value`` in the fields' order."""
+    """Return a line's fields as text: time, program, then ``key=value`` in the fields' order."""
     rest = (f"{key}={_value(value)}" for key, value in fields.items() if key not in {"time", "program"})
     return " ".join((fields["time"], fields["program"], *rest))
 

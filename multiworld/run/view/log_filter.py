@@ -24,10 +24,10 @@ _BAD = {"broken", "failed"}
 
 
 class LogFilter:
-    """Picks the events that have a line: starts, failures, restarts, worlds that broke or healed; counts the others.
+    """Picks the events that have a line: starts, failures, restarts, worlds that broke or healed.
 
-    A world has one line when the first member reports that a generation broke (or could not be joined), and one when
-    it is active again. A worker that ended or was stopped is in the summary only.
+    A world has one line when the first member reports that a generation broke (or could not be joined), and
+    one when it is active again. A worker that ended or was stopped is in the summary only.
     """
 
     def __init__(self) -> None:

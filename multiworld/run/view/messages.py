@@ -1,4 +1,4 @@
-"""One-line messages for a run's events, for the log, the live view and ``status``; formatting of text. Pure."""
+"""One-line messages of a run's events, for the log, the live view and ``status``. Pure."""
 
 from __future__ import annotations
 

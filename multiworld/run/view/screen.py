@@ -1,8 +1,8 @@
 """``m8d-run --ui``: the live view, redrawn in place on a terminal, below the workers' output.
 
-A thread checks four times a second for changes, and draws only then. The workers' output comes through torch's own
-tailing of their log files, which writes to ``sys.stdout`` and ``sys.stderr``: while the view is up, those that are
-terminals lead to it.
+A thread checks four times a second for changes, and draws only then. The workers' output comes through
+torch's own tailing of their log files, which writes to ``sys.stdout`` and ``sys.stderr``: while the view is
+up, those that are terminals lead to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _MOST_OUTPUT = 1_000_000
 
 _STOP_TIMEOUT = 2.0
 _NOT_COLOUR = re.compile(
-    r"\x1b\[[0-9;:<=>?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[^\[\]]|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+    r"\x1b\[[0-9;:<=>?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[^\[\]]"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
 )
 
 
@@ -67,7 +68,7 @@ def coloured(lines: Iterable[Line], width: int) -> str:
 
 
 def open_screen(state: RunState) -> Screen | None:
-    """Return the live view on standard error if that is a terminal, else on standard output; None without either.
+    """Return the live view on standard error, else on standard output; None if neither is a terminal.
 
     Raises:
         RunError: rich is not installed.
@@ -105,7 +106,7 @@ class Screen:
         self._age = 0.0
 
     def start(self) -> None:
-        """Draw, and go on in a thread. Call it before workers are started: their output is redirected here."""
+        """Draw, and go on in a thread. It redirects workers' output: call it before they are started."""
         self._redirect()
         self._thread = threading.Thread(target=self._run, name="m8d-run-screen", daemon=True)
         self._thread.start()
@@ -257,7 +258,7 @@ class _Stream(io.TextIOBase):
 
 
 class _Raw:
-    """Text that rich writes unchanged: workers' lines, with their colours and without other control sequences."""
+    """Workers' lines, which rich writes with their colours and without other control sequences."""
 
     def __init__(self, text: str) -> None:
         self._text = _NOT_COLOUR.sub("", text)

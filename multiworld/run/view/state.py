@@ -1,6 +1,7 @@
 """State of a run, reduced from its events; its snapshot is shown by the live view and ``m8d-run status``.
 
-Nothing here blocks; the clock is a parameter. `world_state` decides a world's state where its members' differ.
+Nothing here blocks; the clock is a parameter. `world_state` decides a world's state where its members'
+differ.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _Peer:
 
 
 def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
-    """Return the state and generation of a world from its members' (state, generation); "gone" is a dead member.
+    """Return a world's state and generation from its members' (state, generation); "gone": a dead member.
 
     The first rule that holds:
 
@@ -86,7 +87,8 @@ def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
     - a member reports "broken", and no other one is active in a later generation: "broken";
     - a member's join failed: "failed";
     - a member is gone and none is joining: "broken", though the others have yet to report it;
-    - a member joins, is gone, or members are active in different generations (a report is under way): "joining";
+    - a member joins, is gone, or members are active in different generations (a report is under way):
+      "joining";
     - else "active".
     """
     told = list(reports)
@@ -138,7 +140,7 @@ class RunState:
         return self._changes
 
     def apply(self, event: RunEvent) -> None:
-        """Apply one event. One that does not fit (a report of a process that is gone, say) changes no worker."""
+        """Apply one event. A report of a process that is gone, for example, changes no worker."""
         with self._lock:
             self._changes += 1
             text = one_line(describe(event))[:_LONGEST_TEXT]

@@ -1,7 +1,7 @@
 """``m8d-run status``: prints the state of each run that this user's launchers have on this host.
 
-Each launcher serves a socket in a folder of its own; all are asked at once, each with a deadline. Neither torch nor
-any other slow module is imported.
+Each launcher serves a socket in a folder of its own; all are asked at once, each with a deadline. Neither
+torch nor any other slow module is imported.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="m8d-run status",
         description="Tell how the runs of this user on this host stand.",
-        epilog=f"Exit code: 0; {NONE}: nothing runs; {SILENT}: a launcher did not answer within {_TIMEOUT:g} s.",
+        epilog=f"Exit code: 0; {NONE}: nothing runs; {SILENT}: a launcher did not answer within "
+        f"{_TIMEOUT:g} s.",
     )
     parser.add_argument("--run-id", metavar="ID", help="only this run (default: all)")
     parser.add_argument(
@@ -209,7 +210,8 @@ def _show(snapshots: Sequence[dict[str, Any]]) -> None:
 
 def _plain(snapshot: dict[str, Any], height: int | None = None) -> str:
     if snapshot.get("version") != _VERSION:
-        return f"run {snapshot.get('run_id')}: its snapshot is of version {snapshot.get('version')}; see it with --json"
+        version = snapshot.get("version")
+        return f"run {snapshot.get('run_id')}: its snapshot is of version {version}; see it with --json"
     return plain(layout(snapshot, _width(), height))
 
 

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["GROUP_HINT", "AgentContext", "WorkerAgent"]
 
 GROUP_HINT = (
-    "If the workers share torch's default group (init_process_group), use --restart group: that group cannot take"
-    " a worker back that was started again alone."
+    "If the workers share torch's default group (init_process_group), use --restart group: that group cannot"
+    " take a worker back that was started again alone."
 )
 """Hint after the first failure of a run in which no worker has reported a world."""
 
@@ -336,7 +336,8 @@ class WorkerAgent(LocalElasticAgent):
             if stuck is not None and stuck >= limit:
                 # It holds a device that its replacement would need: torch's agent ends the run here too.
                 self.reason = self._failed = (
-                    f"rank {process.rank} (pid {process.pid}) has been in uninterruptible sleep for {stuck:.0f} s"
+                    f"rank {process.rank} (pid {process.pid}) has been in uninterruptible sleep for "
+                    f"{stuck:.0f} s"
                 )
                 return RunResult(state=WorkerState.FAILED)
         return None

@@ -1,8 +1,8 @@
 """torch's process contexts, one for each process, so that one can be restarted while the others run.
 
-Differences to a context of all workers: torch's signal handlers are not installed (they raise at any point of the
-main thread; see `multiworld.run.signals`), and the binding to a GPU's CPUs and the prefix of log lines get the
-process's true local rank.
+Differences to a context of all workers: torch's signal handlers are not installed (they raise at any point of
+the main thread; see `multiworld.run.signals`), and the binding to a GPU's CPUs and the prefix of log lines
+get the process's true local rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def filtered_tails(
     filters: tuple[list[str], list[str]],
     streams: tuple[TextIO | None, TextIO | None],
 ) -> Iterator[TailLog]:
-    """Yield readers that copy the lines with one of the words in `filters` to the files that all workers share."""
+    """Yield readers that copy lines with one of the words in `filters` to the files of all workers."""
     for files, words, stream in zip((dest.tee_stdouts, dest.tee_stderrs), filters, streams, strict=True):
         if words and stream is not None and files:
             yield TailLog(name, files, stream, prefixes, log_line_filter=_has_one_of(words))
@@ -161,7 +161,8 @@ class FunctionContext(MultiprocessContext):
 
     def look(self) -> Any:
         """Return torch's ``RunProcsResult`` once the function is over, else None. Never waits for it."""
-        # torch logs each failure with its traceback. The launcher's log has one line, and the last report is shown.
+        # torch logs each failure with its traceback. The launcher's log has one line, and the last report is
+        # shown.
         _TORCH_LOG.addFilter(self._said)
         try:
             return self.wait(0)

@@ -88,8 +88,8 @@ class GroupAgent(LocalElasticAgent):
     def _heed(self) -> None:
         """Raise for a signal whose exception was lost on its way here.
 
-        Torch's handler raises in the main thread at any point: an ``except Exception`` of logging, of torch or of a
-        destructor swallows it there, and the run would go on for ever.
+        Torch's handler raises in the main thread at any point: an ``except Exception`` of logging, of torch
+        or of a destructor swallows it there, and the run would go on for ever.
         """
         came = self._arrivals.take(self._signals)
         if came is not None:

@@ -1,8 +1,8 @@
 """Log files of each attempt of each worker, from torch's ``LogsSpecs``.
 
-torch asks its ``LogsSpecs`` once for all workers of a node, again after a restart of the group, and each time empties
-the folder of that attempt. Workers that restart alone share the run's folder: it is asked for once, and a later
-attempt of one worker gets the same files in ``attempt_<k>/`` beside those of the first.
+torch asks its ``LogsSpecs`` once for all workers of a node, again after a restart of the group, and each time
+empties the folder of that attempt. Workers that restart alone share the run's folder: it is asked for once,
+and a later attempt of one worker gets the same files in ``attempt_<k>/`` beside those of the first.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RunLogs:
         )
 
     def next_start(self, local_rank: int) -> LogsDest:
-        """Return the files of the next process of this local rank: in ``attempt_0``, then ``attempt_1``, ..."""
+        """Return the files of this local rank's next process: in ``attempt_0``, then ``attempt_1``, ..."""
         dest = self._dest
         if dest is None:
             raise AssertionError("prepare() comes first")

@@ -4,12 +4,12 @@ The launcher starts it (`multiworld.run.workers.reaper_client`) and writes to it
 
     grace 30.0            seconds between SIGTERM and SIGKILL
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
-    started TOKEN PID START GROUP   it runs; START is field 22 of /proc/PID/stat; GROUP 1: it leads its process group
+    started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
     gone PID              it has ended, and was waited for
     bye                   the run is over: this program ends
 
-When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace period.
-It imports nothing but the standard library and runs without site-packages: about 10 MB, up in 20 ms.
+When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace
+period. It imports nothing but the standard library and runs without site-packages: about 10 MB, up in 20 ms.
 """
 
 from __future__ import annotations
@@ -113,11 +113,12 @@ class OrphanReaper:
             if leads:
                 os.killpg(pid, number)
             elif pid in self._handles:
-                # Without pidfds the kernel sends SIGINT to such a worker when its parent dies, which torch asks for.
+                # Without pidfds the kernel sends SIGINT to such a worker when its parent dies, which torch
+                # asks for.
                 signal.pidfd_send_signal(self._handles[pid], number)
 
     def _find_starting(self) -> None:
-        """Find processes that were started in the launcher's last moment, by the token in their environment."""
+        """Find processes started in the launcher's last moment, by the token in their environment."""
         for pid in _pids():
             if pid not in self.workers:
                 token = _token(pid)
@@ -144,7 +145,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def start_time(pid: int) -> int:
-    """Return the start time of a process in clock ticks, which tells it from a later one of its pid; -1: it is gone."""
+    """Return the start time of a process in clock ticks, which differs for a reused pid; -1: it is gone."""
     fields = _stat(pid)
     return int(fields[19]) if fields else -1
 
@@ -167,8 +168,8 @@ def main() -> None:
     """Listen on standard input until the launcher says goodbye or dies."""
     for number in signal.valid_signals():
         if number not in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-            # A closing terminal or a service manager signals the launcher as well; only after its death is there
-            # anything to do here.
+            # A closing terminal or a service manager signals the launcher as well; only after its death is
+            # there anything to do here.
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
     os.chdir("/")

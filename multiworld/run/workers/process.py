@@ -106,8 +106,8 @@ class WorkerProcess:
     def collect(self, *, stopped: bool = False) -> ProcessExit:
         """Reap the ended process.
 
-        The rest of its process group is killed, unless it ended with 0 by itself: the worker that replaces a failed
-        one needs its ports and its memory.
+        The rest of its process group is killed, unless it ended with 0 by itself: the worker that replaces a
+        failed one needs its ports and its memory.
 
         Args:
             stopped: whether the launcher ended it.

@@ -59,7 +59,7 @@ def worker_ranks(
 
 
 def environment(place: WorkerRank, attempt: int) -> dict[str, str]:
-    """Return the environment variables that differ from torch's agent, which has one role and one restart count."""
+    """Return the variables that differ from those of torch's agent, which has one role and restart count."""
     return {
         "ROLE_NAME": place.role,
         "ROLE_RANK": str(place.role_rank),

@@ -1,4 +1,4 @@
-"""Client of the orphan reaper in the launcher: starts the program, reports each worker, restarts it if it dies."""
+"""Client of the orphan reaper, in the launcher: starts the program and reports each worker to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["START", "ReaperClient"]
 
 START = "M8D_START"
-"""Environment variable by which the orphan reaper finds a worker that the launcher started in its last moment."""
+"""Environment variable by which the orphan reaper finds a worker that the launcher started in its last
+moment."""
 
 _PROGRAM = Path(__file__).with_name("orphan_reaper.py")
 _AGAIN = 1.0  # seconds between two starts
@@ -49,7 +50,7 @@ class ReaperClient:
         return None if self._process is None else self._process.pid
 
     def fileno(self) -> int | None:
-        """Return a descriptor that is readable when the orphan reaper has died; None while it does not run."""
+        """Return a descriptor that is readable when the reaper has died; None while it does not run."""
         return (
             None if self._process is None or self._process.stdout is None else self._process.stdout.fileno()
         )
@@ -57,7 +58,8 @@ class ReaperClient:
     def _start(self) -> None:
         self._started_at = self._clock()
         self._process = subprocess.Popen(
-            # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed launcher.
+            # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed
+            # launcher.
             [sys.executable, "-I", "-S", _PROGRAM.name],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0, env={},

@@ -1,4 +1,4 @@
-"""When a failed worker is started again, and when that is given up. Pure."""
+"""Restart policy: whether and when a failed worker is started again. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Restart:
 
 
 class Restarts:
-    """Counts each worker's restarts.
+    """Restart counts and backoff of all workers.
 
-    A worker that had come up is started again at once. One that had not (it fails at once, each time) is started
-    again at once the first time, then after `backoff` seconds, twice as much, and so on up to `backoff_max`.
+    A worker that had come up is started again at once. One that had not is started again at once the first
+    time, then after `backoff` seconds, twice as much, and so on up to `backoff_max`.
 
     Args:
         max_restarts: for each worker, over the whole run; at least 0.
@@ -54,7 +54,8 @@ class Restarts:
 
         Args:
             rank: the worker's.
-            came_up: whether this attempt did what it is there for, before it failed.
+            came_up: whether this attempt worked before it failed.
+
         """
         attempt = self.attempt(rank) + 1
         if attempt > self.max_restarts:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld._net.blocking import BlockingCall
+from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
+from multiworld.errors import InvalidJoinError
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
-    from multiworld._net.stores.address import StoreAddress
     from multiworld.run.worldsfile.worlds_plan import PlannedWorld, WorldsPlan
 
 __all__ = ["check_backends", "check_stores"]
@@ -25,7 +27,7 @@ _SLACK = 0.5
 
 
 def check_backends(plan: WorldsPlan) -> None:
-    """Check that torch can build the worlds' backends. A name that it does not know may be registered by the script.
+    """Check that torch can build the worlds' backends; a script may register unknown ones.
 
     Raises:
         PlanError: torch knows a backend and was built without it, or its name is misspelt.
@@ -53,8 +55,8 @@ def check_backends(plan: WorldsPlan) -> None:
 def check_stores(plan: WorldsPlan, *, timeout: float = 2.0) -> None:
     """Check that the stores of the worlds can be used from here: all at once, each within `timeout`.
 
-    A tcp store need not be served yet (the world's rank 0 will do it), but its host must answer, and a server at its
-    port must be a TCPStore. Files need a folder that can be written.
+    A tcp store need not be served yet (the world's rank 0 will do it), but its host must answer, and a server
+    at its port must be a TCPStore. Files need a folder that can be written.
 
     Args:
         plan: the worlds.
@@ -107,9 +109,6 @@ class _Check:
         )
 
     def _look(self) -> PlanError | None:
-        from multiworld._net.stores.address import StoreAddress  # noqa: PLC0415  (only where stores are checked)
-        from multiworld.errors import InvalidJoinError  # noqa: PLC0415  (only where stores are checked)
-
         try:
             address = StoreAddress.parse(self._world.store, world=self._world.name)
         except InvalidJoinError as exc:
@@ -129,8 +128,6 @@ class _Check:
         )
 
     def _look_at_host(self, address: StoreAddress) -> PlanError | None:
-        from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient  # noqa: PLC0415  (only where stores are checked)
-
         last: Exception | None = None
         for family, _, _, _, to in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
             try:

@@ -90,7 +90,7 @@ class _Reader:
         self._check_order(worlds)
         return WorldsPlan(self._roles, tuple(worlds.values()), self._path)
 
-    # -- roles --------------------------------------------------------------------------------------------------
+    # -- roles
 
     def _role(self, name: str, value: Any) -> Role:
         at: tuple[str, ...] = ("roles", name)
@@ -126,7 +126,7 @@ class _Reader:
             )
         return self._roles[names.index(name)]
 
-    # -- worlds -------------------------------------------------------------------------------------------------
+    # -- worlds
 
     def _worlds(self, key: str, value: Any) -> list[PlannedWorld]:
         """Return the world of one table; of a pattern, one for each index."""
@@ -221,7 +221,8 @@ class _Reader:
             for before in world.after:
                 if before not in worlds:
                     raise self._fault(
-                        f"world {world.name!r}: after {before!r}: there is no such world{_nearest(before, worlds)}",
+                        f"world {world.name!r}: after {before!r}: there is no such world"
+                        f"{_nearest(before, worlds)}",
                         "A world waits for worlds of this file",
                         "Name one of them, or leave it out",
                         "worlds",
@@ -240,7 +241,7 @@ class _Reader:
                 "after",
             )
 
-    # -- values -------------------------------------------------------------------------------------------------
+    # -- values
 
     def _known(self, said: Mapping[str, Any], keys: tuple[str, ...], owner: str, *at: str) -> None:
         for key in said:
@@ -295,7 +296,8 @@ class _Reader:
         if not number or not least <= value <= _MOST_SECONDS or value == 0:
             raise self._fault(
                 f"{key} = {_shown(value)}",
-                f"It is a number of seconds, {f'at least {least}' if least else 'above 0'}, at most {_MOST_SECONDS}",
+                f"It is a number of seconds, {f'at least {least}' if least else 'above 0'}, "
+                f"at most {_MOST_SECONDS}",
                 f"Write it like {key} = {30 if key == 'timeout' else 5}",
                 *at,
                 key,
@@ -345,7 +347,7 @@ def _filled(value: Any, index: str) -> Any:
 
 
 def _circle(after: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the names of worlds that wait for each other in a circle, closed by the first; empty if there is none."""
+    """Return names of worlds that wait for each other in a circle, closed by the first; [] without one."""
     done: set[str] = set()
     for start in after:
         if start in done:

@@ -1,4 +1,4 @@
-"""Line numbers of keys in a TOML text, which tomllib does not give: found by parsing it statement by statement."""
+"""Line numbers of a TOML text's keys, found by parsing it statement by statement with tomllib."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Positions:
         return 0
 
     def line_of(self, text: str, *path: str) -> int:
-        """Return the line of a string within the value of a key; the key's own line if it is not found there."""
+        """Return the line of a string within a key's value; the key's line if it is not found there."""
         first, last = self._spans.get(path, (0, -1))
         for number in range(first, last + 1):
             if f'"{text}"' in self._lines[number] or f"'{text}'" in self._lines[number]:

@@ -131,6 +131,6 @@ class WorldsPlan:
         return tuple(world for world in self.worlds if member in world.members)
 
     def worlds_without(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """Return the names of the worlds with a member among these global ranks, which are not whole without them."""
+        """Return the names of the worlds with a member among these global ranks."""
         gone = {self.member_at(rank) for rank in ranks if 0 <= rank < self.world_size}
         return tuple(world.name for world in self.worlds if not gone.isdisjoint(world.members))
