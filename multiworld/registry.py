@@ -171,11 +171,14 @@ class Registry:
         with self._lock:
             self._ending = self._ending or ending
             open_worlds = list(self._worlds.values())
-        if ending and (why := failure()) is not None:
-            for world in open_worlds:
-                world._gen.failure = why  # noqa: SLF001  (the registry owns the process's worlds)
+        why = failure() if ending else None
         closers = [
-            threading.Thread(target=world.close, args=(timeout,), daemon=True, name=f"m8d-close-{world.name}")
+            threading.Thread(
+                target=world._close,  # noqa: SLF001  (the registry owns the process's worlds)
+                args=(timeout, why or ""),
+                daemon=True,
+                name=f"m8d-close-{world.name}",
+            )
             for world in open_worlds
         ]
         for closer in closers:

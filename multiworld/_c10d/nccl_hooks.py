@@ -399,6 +399,8 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
         BrokenWorldException: the world broke in the block, and nothing in it has said so.
     """
     traffic = state.traffic
+    if traffic is None:
+        return
     nccl.keep_for_unfinished(lambda: _groups_of(state))
     together.close_left(traffic, traffic.blocks() - 1)
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
