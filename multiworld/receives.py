@@ -13,13 +13,15 @@ import itertools
 import threading
 import time
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.raising import raise_instead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+
+    from torch import Tensor
 
 __all__ = ["Parked", "ParkedReceives", "TakenOver", "next_order"]
 
@@ -30,6 +32,16 @@ next_order: Callable[[], int] = itertools.count().__next__
 """Numbers receives, as they are posted."""
 
 
+class Posted(Protocol):
+    """The work of a receive."""
+
+    def wait(self) -> object:
+        """Block until its message is there."""
+
+    def _source_rank(self) -> int:
+        """The sender's rank."""
+
+
 class Parked:
     """An operation that is waited for on one thread, for all who want to know; most of all a receive.
 
@@ -37,7 +49,7 @@ class Parked:
     over, and copies the message out of `tensor`.
 
     Args:
-        tensor: where the message goes.
+        tensor: where the message goes; None for what is no receive, and is not parked.
         wait: blocks until it is there, or raises; returns the sender's rank. None where `settle` will be told.
         limit: seconds after which waiting for another thread's wait is given up; the operation itself ends sooner.
         order: among its like, where it was taken (`next_order`) before; else it is the last so far.
@@ -53,8 +65,8 @@ class Parked:
 
     def __init__(
         self,
-        tensor: Any,
-        wait: Callable[[], Any] | None,
+        tensor: Tensor | None,
+        wait: Callable[[], int] | None,
         limit: float,
         *,
         order: int | None = None,
@@ -144,29 +156,35 @@ class Parked:
             finally:
                 del error  # else this frame and the exception hold each other
 
-    def check_fits(self, tensor: Any) -> None:
+    def check_fits(self, tensor: Tensor) -> None:
         """Raise if the message, as it was posted, does not fit into `tensor`.
 
         Raises:
             ValueError: the two have different sizes in bytes, or `tensor` is not contiguous.
         """
-        if tensor.nbytes != self.tensor.nbytes or not tensor.is_contiguous():
+        own = self._own()
+        if tensor.nbytes != own.nbytes or not tensor.is_contiguous():
             raise ValueError(
                 f"A tensor of {tensor.nbytes} bytes{'' if tensor.is_contiguous() else ', not contiguous'}. A cancelled "
-                f"receive of {self.tensor.nbytes} bytes is still posted for this source and tag, and the next receive "
+                f"receive of {own.nbytes} bytes is still posted for this source and tag, and the next receive "
                 "gets its message. Receive into a contiguous tensor of that size first."
             )
 
-    def copy_to(self, tensor: Any) -> None:
+    def copy_to(self, tensor: Tensor) -> None:
         """Put the message where the receive that took it over wants it: its bytes, as a receive does."""
-        if tensor is self.tensor:
+        own = self._own()
+        if tensor is own:
             return
-        if tensor.dtype == self.tensor.dtype:
-            tensor.copy_(self.tensor.view_as(tensor))
+        if tensor.dtype == own.dtype:
+            tensor.copy_(own.view_as(tensor))
             return
         import torch  # noqa: PLC0415  (a tensor is there, so torch is loaded)
 
-        tensor.view(-1).view(torch.uint8).copy_(self.tensor.view(-1).view(torch.uint8))
+        tensor.view(-1).view(torch.uint8).copy_(own.view(-1).view(torch.uint8))
+
+    def _own(self) -> Tensor:
+        assert self.tensor is not None  # noqa: S101  (a receive has one)
+        return self.tensor
 
 
 class ParkedReceives:
@@ -195,7 +213,9 @@ class ParkedReceives:
         with self._lock:
             self.waiting.clear()
 
-    def claim(self, src: int | None, tag: int, tensor: Any, post: Callable[[Any], Any]) -> TakenOver | None:
+    def claim(
+        self, src: int | None, tag: int, tensor: Tensor, post: Callable[[Tensor], Posted]
+    ) -> TakenOver | None:
         """Return the work of a receive that comes after parked ones whose message may be its own; None if none is.
 
         Args:
@@ -296,8 +316,8 @@ class TakenOver:
         candidates: list[Parked],
         src: int | None,
         tag: int,
-        tensor: Any,
-        post: Callable[[Any], Any],
+        tensor: Tensor,
+        post: Callable[[Tensor], Posted],
     ) -> None:
         self.order = candidates[0].order
         self._receives = receives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld._core.raising import raise_instead
 from multiworld.events import State
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
     from multiworld.generation import Generation
 
-__all__ = ["WorldWork", "seen"]
+__all__ = ["Waitable", "WorldWork", "seen"]
+
+
+class Waitable(Protocol):
+    """What is waited for: a ``torch.distributed.Work``, or a receive that takes over another (`receives.TakenOver`)."""
+
+    def wait(self, timeout: timedelta = ..., /) -> bool:
+        """Block until it is done."""
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
 
 
 class WorldWork:
@@ -31,7 +41,7 @@ class WorldWork:
 
     __slots__ = ("_done", "_generation", "_once", "_work")
 
-    def __init__(self, work: Any, generation: Generation, *, once: bool = False) -> None:
+    def __init__(self, work: Waitable, generation: Generation, *, once: bool = False) -> None:
         self._work = work
         self._generation = generation
         self._once = once

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -22,7 +22,7 @@ from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
     from multiworld._c10d.state import WorldState
 
@@ -138,7 +138,7 @@ class _While:
 
 def _default_group(
     spec: GroupSpec, state: WorldState, world: gloo.GlooWorld, alive: Callable[[], None]
-) -> Any:
+) -> ProcessGroup:
     blocking = nccl.is_nccl(spec.backend)
     if blocking:
         store = spec.store if spec.fresh_store is None else spec.fresh_store()
@@ -147,7 +147,7 @@ def _default_group(
     world.kept += [spec.store] if blocking else [store, spec.store]  # sub-groups meet there too
     traffic = _traffic(spec, state) if blocking else None
 
-    def make() -> Any:
+    def make() -> ProcessGroup:
         if traffic is not None:
             nccl.wake()
         made = c10d._new_process_group_helper(
@@ -160,7 +160,7 @@ def _default_group(
             timeout=dt.timedelta(seconds=spec.timeout),
             device_id=None if traffic is None else traffic.device,
         )
-        group = made[0] if isinstance(made, tuple) else made
+        group: ProcessGroup = made[0] if isinstance(made, tuple) else made
         if traffic is not None:
             nccl.connect(group, traffic)
         return group
@@ -168,7 +168,7 @@ def _default_group(
     if traffic is None:
         return make()
     try:
-        group = nccl.cancellable(make, alive)
+        group: ProcessGroup = nccl.cancellable(make, alive)
     except BaseException:
         traffic.abort([])  # what is left behind in a thread comes to its end
         raise
@@ -266,8 +266,8 @@ class Group:
         state: what the router selects for this world.
     """
 
-    def __init__(self, pg: Any, state: WorldState, world: gloo.GlooWorld) -> None:
-        self.pg = pg
+    def __init__(self, pg: ProcessGroup, state: WorldState, world: gloo.GlooWorld) -> None:
+        self.pg: ProcessGroup | None = pg
         self.state = state
         self._world = world
         self._traffic = state.traffic or inflight.Traffic(timeout=0.0, device=torch.device("cpu"))
@@ -319,13 +319,13 @@ class Group:
             return False
         return self._settled(deadline)
 
-    def _process_groups(self) -> list[Any]:
+    def _process_groups(self) -> list[ProcessGroup]:
         # A copy under nobody's lock: a dict that another thread changes meanwhile raises, once in a blue moon.
         for _ in range(3):
             with contextlib.suppress(RuntimeError):
                 found = list(self.state.pg_map)
                 return found if self.pg is None or self.pg in found else [self.pg, *found]
-        return [self.pg]
+        return [] if self.pg is None else [self.pg]
 
     def _destroy(self) -> None:
         """Free it, in the order that no destructor waits for the GIL: process groups first, gloo's backends last."""
