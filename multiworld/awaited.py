@@ -1,7 +1,7 @@
 """The operations of one generation that tasks await: those that its end leaves waiting are failed.
 
-gloo can lose a send whose connection breaks in the very moment of writing: its work then ends at the operation's timeout
-only.
+gloo can lose a send whose connection breaks in the very moment of writing: its work then ends at the
+operation's timeout only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CUT_GRACE = 0.5
 
 
 class AwaitedOperations:
-    """What is awaited at the moment.
+    """The awaited operations of one generation.
 
     Args:
         machine: of the generation.

@@ -1,6 +1,6 @@
-"""Make the resources of one generation: store, agreement, connections, process group, commit; all of it or nothing.
+"""The steps of a join: store, agreement, connections, process group, commit. They make a generation's resources.
 
-The torch side of `multiworld.joining`, which loads it with the first join of the process.
+All of them or none. `multiworld.joining` loads this, and torch with it, at the first join of the process.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
 
     Args:
         terms: of the join.
-        undo: gets, step by step, what releases each thing again. If this raises, the other members know, and the
-            caller closes it.
+        undo: gets, step by step, what releases each thing again. If this raises, the other members know, and
+            the caller closes it.
 
     Raises:
         JoinError: the kind that every member raises.
@@ -142,8 +142,8 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
             undo.callback(lambda: rendezvous.over(made.keys))
             group.joined()
         except BaseException as exc:
-            # The others hear of it at once, of an interrupted program too: wherever it was, also between two steps.
-            # What agreeing raises of itself they know.
+            # The others hear of it at once, of an interrupted program too: wherever it was, also between two
+            # steps. What agreeing raises of itself they know.
             agreed = machine.generation != 0
             reason = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
             if begun and (agreed or reason is not exc):
@@ -168,8 +168,8 @@ def _agree(
 ) -> tuple[StoreHandle, Rendezvous, Roster]:
     """Open the store and meet the others there, until the deadline; `begun` is told before a claim is made.
 
-    A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of its last
-    generation, or have died, and its successor serves the same address again.
+    A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of
+    its last generation, or have died, and its successor serves the same address again.
     """
     plan, deadline, cancelled = terms.plan, terms.deadline, terms.cancelled
     while True:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Refusal", "is_posting", "over_error", "posting", "raise_if_lost", "raised_by_torch"]
 
 _NOT_DISTRIBUTED = ("torch.utils.", "torch.hub", "torch.multiprocessing")
-"""Parts of torch whose timeouts and broken pipes are not a world's (data loaders, downloads, child processes)."""
+"""Parts of torch whose timeouts and broken pipes are not a world's: data loaders, downloads, processes."""
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -38,7 +38,7 @@ class Refusal:
 
 @contextlib.contextmanager
 def posting() -> Iterator[None]:
-    """For code on an event loop's thread: a transport error comes out as it is, and no verdict is waited for."""
+    """For an event loop's thread: a transport error comes out as it is, and no verdict is waited for."""
     before = is_posting()
     _here.posting = True
     try:

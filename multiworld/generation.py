@@ -1,8 +1,8 @@
-"""One generation of a world in this process: from the join that made it to the breakage or the close that ends it.
+"""One generation of a world in this process: from its join to the breakage or the close that ends it.
 
-A `World` is the user's handle and may live through several of these; a generation ends once and stays ended. Its stage
-changes in `multiworld.statemachine`, as `multiworld._core.lifecycle` decides; what follows from that is carried out here,
-outside of all locks. It is made whole, of the resources that a join made.
+A `World` is the user's handle and may live through several of these; a generation ends once and stays ended.
+Its stage changes in `multiworld.statemachine`, as `multiworld._core.lifecycle` decides; the actions that
+follow are carried out here, outside of all locks. It is made whole, of the resources that a join made.
 """
 
 from __future__ import annotations
@@ -36,20 +36,22 @@ __all__ = ["LEFT_GRACE", "Generation", "Owner"]
 LEFT_GRACE = 0.25
 """Seconds an operation in flight has to end by itself after a member left in good order.
 
-What the leaver sent before it left is in the kernel's buffers by then; cutting the sockets at once would lose it.
+What the leaver sent before it left is in the kernel's buffers by then; cutting the sockets at once would
+lose it.
 """
 
 RELEASE_DELAY = 1.0
-"""Seconds after a breakage until what the generation holds is released: its pending operations have raised by then.
+"""Seconds after a breakage until its resources are released: its pending operations have raised by then.
 
-Longer than `LEFT_GRACE` and `awaited.CUT_GRACE` one after the other. A join that comes before releases it at once.
+Longer than `LEFT_GRACE` and `awaited.CUT_GRACE` one after the other. A join that comes before releases them
+at once.
 """
 
 RELEASE_BUDGET = 2.0
-"""Seconds that releasing it may take; a destructor that hangs goes on in a thread of its own after that."""
+"""Seconds that releasing them may take; a destructor that hangs goes on in a thread of its own after that."""
 
 REPORT_GRACE = 2.0
-"""Seconds an operation that failed waits at most for the watchdog to say why; its own grace is far shorter."""
+"""Seconds a failed operation waits at most for the watchdog to say why; its own grace is far shorter."""
 
 _inherited: list[object] = []
 """What a forked child has of its parent's worlds: destroying it would wait for threads that are not there."""
@@ -77,12 +79,12 @@ class Generation:
     Attributes:
         machine: as given; says where the generation stands.
         world, rank, size, number, roster: of the members.
-        pg: the process group; from the generation's end on, what is asked of it raises.
+        pg: the process group; from the generation's end on, all its operations raise.
         direct: its backend's operations, where that is plain gloo; else None. From the end on as `pg`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         parked: receives whose callers stopped waiting.
-        watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for they are on the path of each message.
+        watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for each message needs them.
     """
 
     def __init__(self, machine: StateMachine, resources: Resources, owner: Owner, timeout: float) -> None:
@@ -126,7 +128,7 @@ class Generation:
         """Ranks of the members that run, but do not answer."""
         return self._busy.ranks
 
-    # -- its end ------------------------------------------------------------------------------------------------
+    # -- its end ---------------------------------------------------------------------------------------------
 
     def verdict(self, breakage: Breakage) -> None:
         """This generation is over. Quick; any thread; the first one counts."""
@@ -135,7 +137,7 @@ class Generation:
     def retire(self, deadline: float) -> bool:
         """Release what it holds, for the next generation: as `close`, but it stays broken.
 
-        Operations that are still on their way out of a broken world raise what broke it, not that it was closed.
+        Operations that are still on their way out of a broken world raise the breakage, not a close.
         """
         self.machine.apply(RetireAsked(deadline))
         return self._holdings.freed
@@ -227,7 +229,7 @@ class Generation:
         Action.TELL_CLOSED: _tell_closed,
     }
 
-    # -- errors -------------------------------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------------------
 
     def error(self) -> Exception:
         """Return what an operation of this generation raises now that it is over."""
@@ -242,7 +244,7 @@ class Generation:
             self.c10d.traffic.told()
 
     def explain(self, exc: BaseException) -> BaseException:
-        """Return what to raise instead of `exc`, which an operation of this generation raised; `exc` if it stands.
+        """Return the exception to raise instead of `exc`, an operation's; `exc` itself if it stands.
 
         A transport error waits a moment for the watchdog's verdict, so that all members name the same cause.
         """
@@ -251,7 +253,7 @@ class Generation:
         if self.machine.state is not State.ACTIVE:
             return self.error()
         fault = faults.classify(exc)
-        # The caller's fault, not the world's; or one that is explained where waiting does not hold up an event loop.
+        # The caller's fault, not the world's; or one that is explained off the event loop's thread.
         if fault is None or is_posting():
             return exc
         ranks = () if fault.rank is None else (fault.rank,)
@@ -261,20 +263,21 @@ class Generation:
         return self.error()
 
     def translate(self, _state: WorldState, exc: BaseException) -> BaseException | None:
-        """For the router: what a bare ``torch.distributed`` call in this world raises instead; None if it stands.
+        """`explain`, for a bare ``torch.distributed`` call in this world; None if `exc` stands.
 
-        Inside ``with world:`` errors of all kinds pass: only torch's own can say anything about the world. A file that
-        is missing or somebody else's connection that timed out must neither break it nor be hidden.
+        Inside ``with world:`` errors of all kinds pass: only torch's own can say anything about the world. A
+        missing file, or the timeout of a connection that is not the world's, must neither break it nor be
+        hidden.
         """
         if not isinstance(exc, RuntimeError) or not raised_by_torch(exc, faults.classify):
             return None
         better = self.explain(exc)
         return None if better is exc else better
 
-    # -- a forked child -----------------------------------------------------------------------------------------
+    # -- a forked child --------------------------------------------------------------------------------------
 
     def forked(self) -> None:
-        """In a forked child: this is the parent's. Nothing of it may be touched, or the parent's world would end."""
+        """In a forked child: this is the parent's, whose world would end if anything of it were touched."""
         _inherited.append(
             (self.pg, self.direct, self._attachment, self._awaited.disown(), self._holdings.disown())
         )

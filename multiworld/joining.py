@@ -1,4 +1,4 @@
-"""Joining a world: the resources of a generation (`multiworld.building`), then the generation, then the handle.
+"""Joining a world: a generation's resources (`multiworld.building`), then the generation, then the handle.
 
 All of it or nothing: each step is undone when a later one fails, on every member.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
 CANCEL_BUDGET = 0.2
-"""Seconds that a cancelled join's awaiter waits for the undoing, which takes milliseconds where the store answers."""
+"""Seconds that a cancelled join's awaiter waits for the undoing: milliseconds, where the store answers."""
 
 _CALLED = {
     "init_method": "members meet at store='tcp://host:port', or 'file:///path'; 'env://' is what no store means",
@@ -68,8 +68,8 @@ def join(
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.
         timeout: seconds (or a timedelta), for this join and for each operation of the world; None takes
             M8D_JOIN_TIMEOUT (30).
-        hang_timeout: seconds (or a timedelta) without a sign of life after which a member counts as hung, at least 0.3; None takes
-            M8D_HANG_TIMEOUT (5).
+        hang_timeout: seconds (or a timedelta) without a sign of life after which a member counts as hung, at
+            least 0.3; None takes M8D_HANG_TIMEOUT (5).
         device: where this member's tensors live ("cuda:0"); None: the CPU for gloo, the current GPU for nccl.
         **unknown: there are no others; init_process_group's names are told what they are called here.
 
@@ -96,7 +96,7 @@ async def join_async(
     device: torch.device | str | int | None = None,
     **unknown: NoReturn,
 ) -> World:
-    """`join`, awaitable. Cancelling it undoes what was made here, and the other members get JoinAbandonedError."""
+    """`join`, awaitable. A cancelled one is undone, and the other members get JoinAbandonedError."""
     _refuse_unknown("join_async", unknown)
     plan = make_plan(name, rank, world_size, store, backend, timeout, hang_timeout, device)
     return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
@@ -177,7 +177,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                 kept.callback(building.keep_devices())
             for ended in (old, world):
                 if ended is not None:
-                    # Others may wait at the store that this process serves: it stays up until the new hold is there.
+                    # Others may wait at the store that this process serves: it stays up until the new hold
+                    # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
             terms = building.Terms(
@@ -230,7 +231,7 @@ def _destroyed(gen: Generation) -> None:
 
 
 async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) -> World:
-    """Run a join on a thread of its own; a cancellation reaches it, and is over when it has undone its work."""
+    """Run a join on a thread of its own; a cancellation is over when the thread has undone its work."""
     loop = asyncio.get_running_loop()
     stop = threading.Event()
     result: asyncio.Future[World] = loop.create_future()
@@ -254,7 +255,7 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
             error = exc
         try:
             loop.call_soon_threadsafe(settle, world, error)
-        except RuntimeError:  # the loop was closed meanwhile: nobody waits
+        except RuntimeError:  # the loop was closed meanwhile: no task waits
             stop.set()
         if world is not None and stop.is_set() and taken.acquire(blocking=False):
             world.close(UNDO_BUDGET)
@@ -264,8 +265,8 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         return await asyncio.shield(result)
     except asyncio.CancelledError:
         stop.set()
-        # The thread undoes its work, or closes the world that came after all: even if this is cancelled once more,
-        # or takes longer than that.
+        # The thread undoes its work, or closes the world that came after all: even if this is cancelled once
+        # more, or takes longer than that.
         result.add_done_callback(lambda late: _close_late(late, taken))
         await asyncio.wait({result}, timeout=CANCEL_BUDGET)
         raise

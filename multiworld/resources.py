@@ -1,4 +1,4 @@
-"""What a join made for one generation, and how it is released: each thing once, in order, by one thread."""
+"""The resources of one generation, and their release: each once, in order, by one thread."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ UNDO_BUDGET = 2.0
 """Seconds that releasing what a failed join made may take."""
 
 STORE_LOOK = 1.0
-"""Seconds between two looks at whether others use the store that this process served for a broken generation."""
+"""Seconds between two looks at whether others use a store that a broken generation served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a join made. A value: nothing in it is replaced later.
+    """Everything that a join made. A value: nothing in it is replaced later.
 
     Attributes:
         roster: the members, this process's rank, the generation's number.
@@ -65,7 +65,7 @@ def keys_of(rendezvous: Rendezvous, group_store: PollingStore | None) -> list[st
 
 
 class Holdings:
-    """What a generation still holds of its resources.
+    """The resources that a generation still holds.
 
     Args:
         resources: all of them.
@@ -93,7 +93,7 @@ class Holdings:
         timer.start()
 
     def release(self, deadline: float) -> None:
-        """Release all until `deadline` (``time.monotonic()`` seconds), but for a store that this process serves."""
+        """Release all but a store that this process serves. `deadline`: ``time.monotonic()`` seconds."""
         with self._lock:
             resources, self._resources = self._resources, None
         if resources is None:
@@ -125,7 +125,7 @@ class Holdings:
         """Whether all is released, and the group's destructors are through."""
         return self._released.is_set() and self._unfreed is None
 
-    # -- the store ----------------------------------------------------------------------------------------------
+    # -- the store -------------------------------------------------------------------------------------------
 
     def keep_store(self) -> Callable[[], None]:
         """Let the store outlive the generation, if this process serves it; returns what releases it."""
@@ -144,7 +144,7 @@ class Holdings:
             store.close()
 
     def release_spare_store(self) -> float | None:
-        """Release the store unless others use it: then return the seconds until it is to be looked at again."""
+        """Release the store unless others use it: then return the seconds until the next look."""
         store = self._store
         if store is None:
             return None
@@ -153,7 +153,7 @@ class Holdings:
         self.release_store()
         return None
 
-    # -- a forked child -----------------------------------------------------------------------------------------
+    # -- a forked child --------------------------------------------------------------------------------------
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: return the parent's resources, for the caller to keep, and hold none of them."""

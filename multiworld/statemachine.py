@@ -1,7 +1,7 @@
 """The stage of one generation in this process: one setter, which logs every change.
 
-To see them: ``logging.getLogger("multiworld.state").setLevel("DEBUG")``. What `State` shows changes at INFO, the stages
-in between at DEBUG.
+To see them: ``logging.getLogger("multiworld.state").setLevel("DEBUG")``. Changes of `State` are at INFO, the
+stages in between at DEBUG.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _log = logging.getLogger("multiworld.state")
 class StateMachine:
     """Where one generation stands, from the first step of its join to its end.
 
-    The join makes it; the generation that the join makes is bound to it, and carries its actions out. Before that
-    no row of the table has any.
+    The join makes it; the generation that the join makes is bound to it, and carries its actions out. Before
+    that no row of the table has any.
 
     Args:
         world: name.
@@ -60,7 +60,7 @@ class StateMachine:
         self._executor = executor
 
     def apply(self, event: StageEvent) -> Stage:
-        """Take `event`: change the stage, log that, and have the actions carried out. Returns the stage after it.
+        """Change the stage, log that, and have the actions carried out; return the stage after `event`.
 
         Raises:
             IllegalStepError: the event cannot happen in this stage.

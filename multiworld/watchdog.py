@@ -131,7 +131,7 @@ class Watchdog:
             return self._running().listen(host)
 
     def release_endpoint(self, endpoint: Endpoint) -> None:
-        """Take one hold of `endpoint` back; with the last one the listener closes."""
+        """Release one hold of `endpoint`; with the last one the listener closes."""
         with self._lock:
             if self._sockets is not None:
                 self._sockets.unlisten(endpoint)
@@ -232,7 +232,7 @@ class Watchdog:
             if sockets is not None:
                 sockets.unlisten_all()
 
-        self._post(leave_all)  # to nobody where the thread is ending by itself
+        self._post(leave_all)  # has no effect where the thread is ending by itself
         if self._in_thread():
             return False
         thread.join(max(0.0, deadline - self._clock()))

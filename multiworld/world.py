@@ -34,7 +34,7 @@ __all__ = ["World", "worlds"]
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks of who waits for a world, though nobody said that it changed."""
+"""Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
 
 
 class World(Selecting, ObjectCollectives):
@@ -144,7 +144,7 @@ class World(Selecting, ObjectCollectives):
         ``fn`` may block, rejoin or close the world. An exception in it is logged.
 
         Returns:
-            A function that takes the request back.
+            A function that unregisters `fn`.
         """
         require_callable("on_break", fn)
         watcher = _Watcher(fn)
@@ -186,7 +186,7 @@ class World(Selecting, ObjectCollectives):
         self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None
     ) -> World:
         """`rejoin`, awaitable and cancellable."""
-        from multiworld.joining import rejoin_async  # noqa: PLC0415  (same)
+        from multiworld.joining import rejoin_async  # noqa: PLC0415  (join builds worlds)
 
         return await rejoin_async(self, timeout, store)
 

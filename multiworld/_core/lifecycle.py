@@ -1,12 +1,13 @@
 """The state machine of one generation of a world: stages, events, and what each event makes of each stage.
 
-``step(stage, event)`` is the whole rule: it returns the next stage and the actions that follow, in the order in which
-they are carried out. It knows no torch, no sockets and no clock. `multiworld.statemachine` holds the stage of a
-generation and logs each change; `multiworld.generation` carries the actions out. `TABLE` is what docs/concepts.md shows.
+``step(stage, event)`` is the whole rule: it returns the next stage and the actions that follow, in the order
+in which they are carried out. It knows no torch, no sockets and no clock. `multiworld.statemachine` holds the
+stage of a generation and logs each change; `multiworld.generation` carries the actions out. docs/concepts.md
+shows `TABLE`.
 
-A stage is finer than the `State` that programs see (`STATES`): a member may be lost before the join is over, or before
-subscribers have heard that the world is active. A generation never goes back: joining again makes the next one, with a
-stage of its own.
+A stage is finer than the `State` that programs see (`STATES`): a member may be lost before the join is over,
+or before subscribers have heard that the world is active. A generation never goes back: joining again makes
+the next one, with a stage of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import NamedTuple
 from multiworld.events import Breakage, State
 
 __all__ = [
-    "LATE", "STATES", "TABLE", "Action", "Announced", "Broke", "CloseAsked", "Forked", "IllegalStepError", "JoinFailed",
-    "Joined", "RetireAsked", "Row", "Stage", "StageEvent", "step", "why",
+    "LATE", "STATES", "TABLE", "Action", "Announced", "Broke", "CloseAsked", "Forked", "IllegalStepError",
+    "JoinFailed", "Joined", "RetireAsked", "Row", "Stage", "StageEvent", "step", "why",
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class Stage(enum.Enum):
     ABANDONED = "abandoned"
     """The join came to nothing, and undoes itself what it had made."""
     OPENING = "opening"
-    """Every member has committed: operations work. Breakages wait until subscribers know that the world is active."""
+    """Every member has committed: operations work. Breakages wait until subscribers know of the world."""
     DOOMED = "doomed"
     """As OPENING, and a member was lost."""
     ACTIVE = "active"
@@ -67,7 +68,7 @@ class Action(enum.Enum):
     """What a generation does about an event."""
 
     REFUSE_OPERATIONS = "refuse-operations"
-    """Every operation that begins from now on raises: the world's own methods and bare calls of torch.distributed."""
+    """The world's methods, and bare calls of torch.distributed in it, raise from now on."""
     ABORT_GROUP = "abort-group"
     """Pending operations of the process group raise; where a member left in good order, a moment later."""
     SAY_GOODBYE = "say-goodbye"
@@ -75,7 +76,7 @@ class Action(enum.Enum):
     DETACH = "detach"
     """The watchdog stops watching; the other members know of the breakage."""
     RELEASE = "release"
-    """The group, its names, its entry in the store, and the store are released; not a store that this process serves."""
+    """The group, its entry in the store, and the store are released; not a store that this process serves."""
     RELEASE_LATER = "release-later"
     """A thread in the background retires the generation when its pending operations have raised."""
     RELEASE_STORE = "release-store"
@@ -119,14 +120,14 @@ class Broke:
 
 @dataclass(frozen=True)
 class RetireAsked:
-    """A broken generation is to release its resources until `deadline`: they are not needed, or the next one comes."""
+    """A broken generation is to release its resources, until `deadline`."""
 
     deadline: float = 0.0
 
 
 @dataclass(frozen=True)
 class CloseAsked:
-    """This process closes the world. Releasing may take until `deadline`; `failure` is what ends its program, if anything."""
+    """This process closes the world, until `deadline`; `failure` says what ends its program, if anything."""
 
     deadline: float = 0.0
     failure: str = ""
@@ -155,7 +156,7 @@ class IllegalStepError(RuntimeError):
 
 
 class Row(NamedTuple):
-    """The next stage, and what is done."""
+    """The next stage, and the actions on the way."""
 
     to: Stage
     actions: tuple[Action, ...] = ()
@@ -171,8 +172,12 @@ _LEAVE = (
 )
 _CLOSE = (*_LEAVE, Action.TELL_CLOSED)
 _BREAK = (
-    Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER, Action.TELL_BROKEN, Action.RELEASE_LATER,
-)  # fmt: skip
+    Action.REFUSE_OPERATIONS,
+    Action.ABORT_GROUP,
+    Action.FAIL_AWAITED_LATER,
+    Action.TELL_BROKEN,
+    Action.RELEASE_LATER,
+)
 
 TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     (Stage.CONNECTING, Joined): Row(Stage.OPENING),
@@ -216,11 +221,11 @@ LATE: dict[Stage, tuple[type[StageEvent], ...]] = {
     Stage.CLOSED: (Announced, Broke),
     Stage.INHERITED: (Joined, JoinFailed, Announced, Broke, RetireAsked, CloseAsked),
 }
-"""Events that come too late to matter: the first verdict holds, and what is over is over."""
+"""Events that come too late to matter: the first verdict holds, and a generation that is over stays so."""
 
 
 def step(stage: Stage, event: StageEvent) -> Row:
-    """Return the stage after `event`, and what is to be done about it, in order.
+    """Return the stage after `event`, and the actions that it leads to, in order.
 
     Raises:
         IllegalStepError: `event` cannot happen in `stage`.
