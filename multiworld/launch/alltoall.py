@@ -101,14 +101,14 @@ def _world(world: World | str | None) -> World | None:
     if not isinstance(world, str):
         return world
     from multiworld.errors import UnknownWorldError  # noqa: PLC0415  (with the others)
-    from multiworld.registry import registry  # noqa: PLC0415
+    from multiworld.world import worlds  # noqa: PLC0415
 
-    found = registry.worlds().get(world)
+    found = worlds().get(world)
     if found is None:
         raise UnknownWorldError(
             world,
             f"No world {world!r} in this process",
-            rule=f"It has {sorted(registry.worlds()) or 'none'}",
+            rule=f"It has {sorted(worlds()) or 'none'}",
             next_step="Join it first",
         )
     return found
