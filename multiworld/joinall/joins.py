@@ -13,7 +13,7 @@ from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreach
 from multiworld.events import State
 from multiworld.joinall.launcher import LauncherClient
 from multiworld.joinall.rejoining import Rejoiner
-from multiworld.registry import registry
+from multiworld.world import worlds
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -169,7 +169,7 @@ class Joins:
 
     def _bring(self, plan: JoinPlan, request: JoinRequest) -> tuple[World, bool]:
         """Return the world, active, and whether this call joined it."""
-        world, kept = registry.worlds().get(plan.name), self._kept.get(plan.name)
+        world, kept = worlds().get(plan.name), self._kept.get(plan.name)
         if world is not None and (
             world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
         ):

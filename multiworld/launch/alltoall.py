@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import UnknownWorldError
 from multiworld.launch.errors import ConfigError
-from multiworld.registry import registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,12 +102,14 @@ def _sizes(
 def _world(world: World | str | None) -> World | None:
     if not isinstance(world, str):
         return world
-    found = registry.worlds().get(world)
+    from multiworld.world import worlds  # noqa: PLC0415
+
+    found = worlds().get(world)
     if found is None:
         raise UnknownWorldError(
             world,
             f"No world {world!r} in this process",
-            rule=f"It has {sorted(registry.worlds()) or 'none'}",
+            rule=f"It has {sorted(worlds()) or 'none'}",
             next_step="Join it first",
         )
     return found

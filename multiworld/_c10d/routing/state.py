@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -26,6 +26,10 @@ import torch.distributed.distributed_c10d as c10d
 from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts
 from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
+
+if TYPE_CHECKING:
+    from multiworld._c10d.nccl.inflight import Traffic
+    from multiworld._c10d.routing.state_types import GlooGroups, ParkedReceives
 
 __all__ = [
     "GROUP_MAPS",
@@ -215,9 +219,9 @@ class WorldState(c10d._World):
         self.token = -1 - int.from_bytes(hashlib.sha256(self.prefix.encode()).digest()[:7], "big")
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
-        self.gloo: Any = None
-        self.parked: Any = None
-        self.traffic: Any = None
+        self.gloo: GlooGroups | None = None
+        self.parked: ParkedReceives | None = None
+        self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None
         self._departed: Departed | None = None
