@@ -62,7 +62,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> int:
-        """Fill `object_list` (its length says how many) from rank `src` (None: whoever sends first); return the rank."""
+        """Fill `object_list` from rank `src` (None: any), as many as it is long; returns the sender's rank."""
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         _require_list("object_list", object_list)
@@ -103,7 +103,7 @@ class ObjectCollectives(Collectives):
             object_list[:] = _split(data, sizes.tolist(), src, weights_only)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
-        """Fill `object_list` (``world_size`` long) with everyone's `obj`, by rank."""
+        """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
         datas, sizes = self._gather_bytes(_encode(obj))
         for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
@@ -117,7 +117,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> None:
-        """Fill `dst`'s `object_gather_list` (``world_size`` long; None elsewhere) with everyone's `obj`."""
+        """Fill `dst`'s `object_gather_list` with everyone's `obj`; it is ``world_size`` long, and None elsewhere."""
         if not 0 <= dst < self.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {self.world_size - 1}. Name a member.")
         if self.rank == dst and object_gather_list is None:
@@ -141,7 +141,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> None:
-        """Put rank r's object of `src`'s `scatter_object_input_list` into ``scatter_object_output_list[0]`` of rank r."""
+        """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
         objects = list(scatter_object_input_list or []) if self.rank == src else []
         if self.rank == src and len(objects) != self.world_size:

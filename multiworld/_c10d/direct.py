@@ -36,7 +36,7 @@ class Direct:
 
     Attributes:
         sends: ``(tensor) -> bool``: whether a message of it goes this way.
-        takes: ``(tensor) -> bool``: whether a collective on it goes this way.
+        takes: ``(*tensors) -> bool``: whether a collective on them goes this way.
         calm: ``() -> bool``: whether a barrier does.
         wait: ``(work) -> bool``: torch's own ``Work.wait``.
         send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
@@ -44,19 +44,17 @@ class Direct:
         allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
         gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input, options.
         barrier: the backend's.
-        of_reduce: ``(op) -> AllreduceOptions``; with None, SUM.
-        of_broadcast: ``(root) -> BroadcastOptions``.
-        of_root: ``(root, op) -> ReduceOptions``.
-        of_scatter: ``(op) -> ReduceScatterOptions``.
-        of_gather: AllgatherOptions.
-        of_barrier: BarrierOptions.
+        broadcast_options, reduce_options: make options.
+        summing, gathering, summing_parts, waiting: options of allreduce, of both gathers, of scatter_from, of barrier.
+        reducing, reducing_parts: ``(op) -> options`` of allreduce and of scatter_from.
     """
 
     __slots__ = (
-        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "of_barrier", "of_broadcast",
-        "of_gather", "of_reduce", "of_root", "of_scatter", "posted", "recv", "reduce", "scatter_from", "send", "sends", "takes",
-        "wait",
+        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted", "recv", "reduce",
+        "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait", "waiting",
     )  # fmt: skip
+
+    broadcast_options, reduce_options = c10d.BroadcastOptions, c10d.ReduceOptions
 
     def __init__(self, backend: Any, state: WorldState, *, alone: bool) -> None:
         # A plain dictionary of the state's: empty but inside `_coalescing_manager`.
@@ -71,14 +69,26 @@ class Direct:
         self.gather_into = getattr(backend, "all_gather_single", None) or backend._allgather_base
         self.scatter_from = getattr(backend, "reduce_scatter_single", None) or backend._reduce_scatter_base
         self.barrier = backend.barrier
-        self.of_reduce = _reducing(c10d.AllreduceOptions)
-        self.of_scatter = _reducing(c10d.ReduceScatterOptions)
-        self.of_broadcast = _of_broadcast
-        self.of_root = _of_root
-        self.of_gather = torch._C._distributed_c10d.AllgatherOptions()
-        self.of_barrier = c10d.BarrierOptions()
-        if hasattr(self.of_barrier, "device"):
-            self.of_barrier.device = _CPU
+        # Shared by all calls: gloo takes what it needs, and the hook that would write to one is NCCL's.
+        self.summing, self.summing_parts = c10d.AllreduceOptions(), c10d.ReduceScatterOptions()
+        self.gathering = torch._C._distributed_c10d.AllgatherOptions()
+        self.waiting = c10d.BarrierOptions()
+        if hasattr(self.waiting, "device"):
+            self.waiting.device = _CPU
+
+    @staticmethod
+    def reducing(op: Any) -> Any:
+        """Make allreduce's options."""
+        options = c10d.AllreduceOptions()
+        options.reduceOp = op
+        return options
+
+    @staticmethod
+    def reducing_parts(op: Any) -> Any:
+        """Make scatter_from's options."""
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp = op
+        return options
 
     def post_send(self, tensor: Any, dst: int, tag: int) -> tuple[Any, bool]:
         """Post a send.
@@ -157,42 +167,18 @@ def _never() -> bool:
     return False
 
 
-def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
-    def takes(tensor: Any) -> bool:
-        return (
-            type(tensor) is _Tensor
-            and tensor.is_cpu
-            and not tensor.requires_grad
-            and not (tensor.is_complex() or tensor.is_neg() or _wrapped(tensor))
-            and not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
-        )
+def _takes(coalescing: dict[Any, Any]) -> Callable[..., bool]:
+    def takes(*tensors: Any) -> bool:
+        for tensor in tensors:
+            if (
+                type(tensor) is not _Tensor
+                or not tensor.is_cpu
+                or tensor.requires_grad
+                or tensor.dtype.is_complex
+                or tensor.is_neg()
+                or _wrapped(tensor)
+            ):
+                return False
+        return not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
 
     return takes
-
-
-def _reducing(make: Callable[[], Any]) -> Callable[[Any], Any]:
-    # Nobody writes to it: gloo takes what it needs, and the hook that would is NCCL's.
-    plain = make()
-
-    def options(op: Any) -> Any:
-        if op is None:
-            return plain
-        made = make()
-        made.reduceOp = op
-        return made
-
-    return options
-
-
-def _of_broadcast(root: int) -> Any:
-    made = c10d.BroadcastOptions()
-    made.rootRank = root
-    return made
-
-
-def _of_root(root: int, op: Any) -> Any:
-    made = c10d.ReduceOptions()
-    made.rootRank = root
-    if op is not None:
-        made.reduceOp = op
-    return made

@@ -28,6 +28,7 @@ LAYERS = (
         "watchdog",
         "generation",
         "collectives",
+        "operations",
         "objects",
         "receives",
         "selecting",
