@@ -18,9 +18,9 @@ from multiworld._core.raising import raise_instead
 from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.generation import Generation, posting
-from multiworld.operations import TABLE, better, call, flat, peer
+from multiworld.operations import TABLE, better, call, peer
 from multiworld.receives import Parked, TakenOver, next_order
-from multiworld.work import WorldWork, seen
+from multiworld.work import seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._c10d.endings import Ending, Habit
+    from multiworld.work import WorldWork
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -36,11 +37,11 @@ __all__ = ["Aio", "AioWork"]
 class AioWork:
     """A started operation; ``await work`` (or ``await work.wait()``) until it is done, as often as one likes."""
 
-    def __init__(self, aio: Aio, gen: Generation, work: Any) -> None:
+    def __init__(self, aio: Aio, gen: Generation, work: WorldWork) -> None:
         self._aio = aio
         self._gen = gen
         # It lets go of torch's work when the world breaks; who keeps this one need not keep gloo's device.
-        self.work = _of_world(work, gen)
+        self.work = work
         self._once = Parked(None, self.work.wait, gen.timeout + 5.0)
         self._begun = False
 
@@ -74,9 +75,7 @@ class Aio:
         gen = self._world._gen  # noqa: SLF001  (its own)
         if gen.direct is None or not gen.direct.sends(tensor):
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
-            await self._finish(
-                gen, await self._post(gen, lambda: gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag))
-            )
+            await self._finish(gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
             return
         try:
             work, written = gen.direct.post_send(tensor, peer(gen, dst), tag)
@@ -146,8 +145,7 @@ class Aio:
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        work = await self._post(gen, lambda: gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag))
-        return AioWork(self, gen, work)
+        return AioWork(self, gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
@@ -342,24 +340,21 @@ class Aio:
             instead = None
             del error  # else this frame and the exception hold each other
 
-    async def _finish(self, gen: Generation, work: Any) -> None:
+    async def _finish(self, gen: Generation, work: WorldWork | None) -> None:
         if work is None:
             return
-        ready = self._ready(gen, work)
+        ready = self._ready(work)
         del work
         try:
             await self._until(gen, ready)
         finally:
             del ready  # as in recv
 
-    def _ready(self, gen: Generation, work: Any) -> asyncio.Future[Any]:
+    def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
         from multiworld._c10d import completion  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        inner = work._work if isinstance(work, WorldWork) else work  # noqa: SLF001  (its own)
-        ready = completion.future_of(inner, asyncio.get_running_loop())
-        if ready is None:
-            ready = self._on_waiter(_of_world(work, gen).wait)
-        return ready
+        ready = completion.future_of(work._work, asyncio.get_running_loop())  # noqa: SLF001  (its own)
+        return self._on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
         gen.watch(ready)
@@ -399,10 +394,6 @@ class Aio:
         # A future whose awaiter was cancelled may still fail: that is nobody's unhandled error.
         future.add_done_callback(seen)
         return future
-
-
-def _of_world(work: Any, gen: Generation) -> WorldWork:
-    return work if isinstance(work, WorldWork) else WorldWork(work, gen)
 
 
 def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
