@@ -14,20 +14,22 @@ import contextvars
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.raising import not_a_tensor, raise_instead
-from multiworld.collectives import _flat, _op_of, _peer
+from multiworld._core.raising import raise_instead
 from multiworld.errors import MultiworldError
+from multiworld.events import State
 from multiworld.explaining import posting
+from multiworld.operations import TABLE, better, call, peer
 from multiworld.receives import Parked, TakenOver, next_order
-from multiworld.work import WorldWork, seen
+from multiworld.work import seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
     from multiworld.generation import Generation
+    from multiworld.work import WorldWork
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -36,11 +38,11 @@ __all__ = ["Aio", "AioWork"]
 class AioWork:
     """A started operation; ``await work`` (or ``await work.wait()``) until it is done, as often as one likes."""
 
-    def __init__(self, aio: Aio, gen: Generation, work: Any) -> None:
+    def __init__(self, aio: Aio, gen: Generation, work: WorldWork) -> None:
         self._aio = aio
         self._gen = gen
         # It lets go of torch's work when the world breaks; who keeps this one need not keep gloo's device.
-        self.work = _of_world(work, gen)
+        self.work = work
         self._once = Parked(None, self.work.wait, gen.timeout + 5.0)
         self._begun = False
 
@@ -59,7 +61,7 @@ class Aio:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._before: asyncio.Future[Any] | None = None  # of those in `_in_lane`
+        self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
         self._queue: Any = None  # of the loop that was last used, `waiting.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
@@ -72,14 +74,12 @@ class Aio:
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        if gen.direct is None or not gen.direct.sends(tensor):
+        if not gen.direct.sends(tensor):
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
-            await self._finish(
-                gen, await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
-            )
+            await self._finish(gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
             return
         try:
-            work, written = gen.direct.post_send(tensor, _peer(gen, dst), tag)
+            work, written = gen.direct.post_send(tensor, peer(gen, dst), tag)
             ending = self._ending(work)
             del work  # as in `recv`
             if written:
@@ -94,10 +94,10 @@ class Aio:
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
         """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        if src is None or gen.parked.waiting or gen.direct is None or not gen.direct.sends(tensor):
+        if src is None or gen.parked.waiting or not gen.direct.sends(tensor):
             return await self._recv(gen, tensor, src, tag)
         try:
-            work = gen.direct.posted(gen.direct.recv([tensor], _peer(gen, src), tag))
+            work = gen.direct.posted(gen.direct.recv([tensor], peer(gen, src), tag))
             ending = self._ending(work, next_order())
             del work  # an error that is kept would keep it, and with it gloo's device
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
@@ -146,8 +146,7 @@ class Aio:
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        work = await self._post(gen, lambda: gen.pg.send([_flat(gen, tensor)], _peer(gen, dst), tag))
-        return AioWork(self, gen, work)
+        return AioWork(self, gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
@@ -155,7 +154,7 @@ class Aio:
         return AioWork(self, gen, await self._post(gen, lambda: self._world.irecv(tensor, src, tag)))
 
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
-        """Start the operations of `p2p_op_list`; await each of the returned works."""
+        """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
         gen = self._world._gen  # noqa: SLF001  (its own)
         works = await self._post(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
         return [AioWork(self, gen, work) for work in works]
@@ -164,43 +163,35 @@ class Aio:
 
     async def broadcast(self, tensor: Tensor, src: int) -> None:
         """Give every member `src`'s `tensor`."""
-        gen = self._world._gen  # noqa: SLF001  (its own)
-        if gen.direct is None or not gen.direct.takes(tensor):
-            await self._op("broadcast", tensor, src)
-            return
-        await self._collective(gen, lambda: gen.direct.broadcast([tensor], gen.direct.of_broadcast(src)))
+        await self._do("broadcast", tensor, src)
 
     async def all_reduce(self, tensor: Tensor, op: Any = None) -> None:
         """Reduce everyone's `tensor` in place, in everyone."""
-        gen = self._world._gen  # noqa: SLF001  (its own)
-        if gen.direct is None or not gen.direct.takes(tensor):
-            await self._op("all_reduce", tensor, **_op_of(op))
-            return
-        await self._collective(gen, lambda: gen.direct.allreduce([tensor], gen.direct.of_reduce(op)))
+        await self._do("all_reduce", tensor, op)
 
     async def reduce(self, tensor: Tensor, dst: int, op: Any = None) -> None:
         """Reduce everyone's `tensor` into `dst`'s."""
-        await self._op("reduce", tensor, dst, **_op_of(op))
+        await self._do("reduce", tensor, dst, op)
 
     async def all_gather(self, tensor_list: list[Tensor], tensor: Tensor) -> None:
         """Collect everyone's `tensor` in everyone's `tensor_list`."""
-        await self._op("all_gather", tensor_list, tensor)
+        await self._do("all_gather", tensor_list, tensor)
 
     async def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor) -> None:
-        """The same into one tensor."""
-        await self._op("all_gather_into_tensor", output_tensor, input_tensor)
+        """Collect everyone's `input_tensor` in one tensor."""
+        await self._do("all_gather_into_tensor", output_tensor, input_tensor)
 
     async def gather(self, tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0) -> None:
         """Collect everyone's `tensor` in `dst`'s `gather_list`."""
-        await self._op("gather", tensor, gather_list, dst)
+        await self._do("gather", tensor, gather_list, dst)
 
     async def scatter(self, tensor: Tensor, scatter_list: list[Tensor] | None = None, src: int = 0) -> None:
         """Give each rank its tensor of `src`'s `scatter_list`."""
-        await self._op("scatter", tensor, scatter_list, src)
+        await self._do("scatter", tensor, scatter_list, src)
 
     async def reduce_scatter(self, output: Tensor, input_list: list[Tensor], op: Any = None) -> None:
         """Reduce everyone's `input_list` and give each rank its part."""
-        await self._op("reduce_scatter", output, input_list, **_op_of(op))
+        await self._do("reduce_scatter", output, input_list, op)
 
     async def reduce_scatter_tensor(
         self,
@@ -208,12 +199,12 @@ class Aio:
         input: Tensor,  # noqa: A002  (torch's name)
         op: Any = None,
     ) -> None:
-        """The same from one tensor."""
-        await self._op("reduce_scatter_tensor", output, input, **_op_of(op))
+        """Reduce everyone's `input` and give each rank its part."""
+        await self._do("reduce_scatter_tensor", output, input, op)
 
     async def all_to_all(self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor]) -> None:
         """Give rank r this rank's ``input_tensor_list[r]``, and get one from each."""
-        await self._op("all_to_all", output_tensor_list, input_tensor_list)
+        await self._do("all_to_all", output_tensor_list, input_tensor_list)
 
     async def all_to_all_single(
         self,
@@ -222,25 +213,25 @@ class Aio:
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
     ) -> None:
-        """The same with one tensor each."""
-        await self._op("all_to_all_single", output, input, output_split_sizes, input_split_sizes)
+        """Give rank r this rank's part r of `input`."""
+        await self._do("all_to_all_single", output, input, output_split_sizes, input_split_sizes)
 
-    async def barrier(self, device_ids: list[int] | None = None) -> None:
+    async def barrier(self, device_ids: Sequence[int] | None = None) -> None:
         """Return when every member has called it."""
-        await self._op("barrier", **({} if device_ids is None else {"device_ids": device_ids}))
+        await self._do("barrier", None if device_ids is None else list(device_ids))
 
     # -- objects ------------------------------------------------------------------------------------------------
 
     async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
-        await self._in_lane(lambda: self._world.send_object_list(object_list, dst, device))
+        await self._in_turn("send_object_list", object_list, dst, device)
 
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
     ) -> int:
         """Fill `object_list` from rank `src`; returns the sender's rank."""
-        sender: int = await self._in_lane(
-            lambda: self._world.recv_object_list(object_list, src, device, weights_only=weights_only)
+        sender: int = await self._in_turn(
+            "recv_object_list", object_list, src, device, weights_only=weights_only
         )
         return sender
 
@@ -248,15 +239,11 @@ class Aio:
         self, object_list: list[Any], src: int = 0, device: Any = None, *, weights_only: bool = True
     ) -> None:
         """Give every member the objects of `src`'s `object_list`."""
-        await self._in_lane(
-            lambda: self._world.broadcast_object_list(object_list, src, device, weights_only=weights_only)
-        )
+        await self._in_turn("broadcast_object_list", object_list, src, device, weights_only=weights_only)
 
     async def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`."""
-        await self._in_lane(
-            lambda: self._world.all_gather_object(object_list, obj, weights_only=weights_only)
-        )
+        await self._in_turn("all_gather_object", object_list, obj, weights_only=weights_only)
 
     async def gather_object(
         self,
@@ -267,9 +254,7 @@ class Aio:
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with everyone's `obj`."""
-        await self._in_lane(
-            lambda: self._world.gather_object(obj, object_gather_list, dst, weights_only=weights_only)
-        )
+        await self._in_turn("gather_object", obj, object_gather_list, dst, weights_only=weights_only)
 
     async def scatter_object_list(
         self,
@@ -280,10 +265,12 @@ class Aio:
         weights_only: bool = True,
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
-        await self._in_lane(
-            lambda: self._world.scatter_object_list(
-                scatter_object_output_list, scatter_object_input_list, src, weights_only=weights_only
-            )
+        await self._in_turn(
+            "scatter_object_list",
+            scatter_object_output_list,
+            scatter_object_input_list,
+            src,
+            weights_only=weights_only,
         )
 
     # -- how ----------------------------------------------------------------------------------------------------
@@ -301,12 +288,22 @@ class Aio:
         ending: AwaitedWork = self._make(work, queue, loop, order)
         return ending
 
-    async def _collective(self, gen: Generation, start: Callable[[], Any]) -> None:
-        """Run a collective of gloo's to its end."""
-        try:
-            ending = self._ending(start())
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
+    async def _do(self, name: str, *args: Any) -> None:
+        """Run the collective `name` to its end."""
+        row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
+        work = ending = None
+        if row.post is not None:
+            try:
+                work = row.post(gen, *args)
+                if work is not None:
+                    ending = self._ending(work)
+            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+                await self._raise(gen, exc)
+            finally:
+                work = None  # an error that is kept would keep it, and with it gloo's device
+        if ending is None:
+            await self._finish(gen, await self._post(gen, lambda: call(gen, row, args, async_op=True)))
+            return
         try:
             await self._ended(gen, ending, self._others)
         finally:
@@ -336,42 +333,29 @@ class Aio:
         try:
             if isinstance(error, MultiworldError):
                 raise error
-            wrong = not_a_tensor(error)
-            if wrong is not None:
-                raise_instead(error, wrong)
-            better = await self._on_waiter(functools.partial(gen.explain, error))
-            gen.told()  # in the waiter's thread it was told already
-            raise_instead(error, better)
+            instead = await self._on_waiter(functools.partial(better, gen, error))
+            if gen.state is not State.ACTIVE:
+                gen.told()  # in the waiter's thread it was told already
+            raise_instead(error, instead)
         finally:
-            better = None
+            instead = None
             del error  # else this frame and the exception hold each other
 
-    async def _op(self, name: str, *args: Any, **kwargs: Any) -> None:
-        gen = self._world._gen  # noqa: SLF001  (its own)
-        # As in `send`.
-        await self._finish(
-            gen,
-            await self._post(gen, lambda: self._world._op(name, True, *args, **kwargs)),  # noqa: SLF001  (its own)
-        )
-
-    async def _finish(self, gen: Generation, work: Any) -> None:
+    async def _finish(self, gen: Generation, work: WorldWork | None) -> None:
         if work is None:
             return
-        ready = self._ready(gen, work)
+        ready = self._ready(work)
         del work
         try:
             await self._until(gen, ready)
         finally:
             del ready  # as in recv
 
-    def _ready(self, gen: Generation, work: Any) -> asyncio.Future[Any]:
+    def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
         from multiworld._c10d import completion  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        inner = work._work if isinstance(work, WorldWork) else work  # noqa: SLF001  (its own)
-        ready = completion.future_of(inner, asyncio.get_running_loop())
-        if ready is None:
-            ready = self._on_waiter(_of_world(work, gen).wait)
-        return ready
+        ready = completion.future_of(work._work, asyncio.get_running_loop())  # noqa: SLF001  (its own)
+        return self._on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
         gen.watch(ready)
@@ -382,8 +366,9 @@ class Aio:
         finally:
             del ready  # as in recv
 
-    async def _in_lane(self, fn: Callable[[], Any]) -> Any:
-        """Run `fn` on a waiter after those that were given before: object collectives take several steps."""
+    async def _in_turn(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run the blocking method `name` on a waiter after those that were given before: it takes several steps."""
+        fn = functools.partial(getattr(self._world, name), *args, **kwargs)
         before, context = self._before, contextvars.copy_context()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -410,10 +395,6 @@ class Aio:
         # A future whose awaiter was cancelled may still fail: that is nobody's unhandled error.
         future.add_done_callback(seen)
         return future
-
-
-def _of_world(work: Any, gen: Generation) -> WorldWork:
-    return work if isinstance(work, WorldWork) else WorldWork(work, gen)
 
 
 def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:

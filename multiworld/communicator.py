@@ -68,11 +68,11 @@ class WorldCommunicator:
         await self._do(world_name, "recv", tensor, src)
 
     async def broadcast(self, tensor: Tensor, src: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
-        """Give every member of the world `src`'s `tensor`."""
+        """Give every member `src`'s `tensor`."""
         await self._do(world_name, "broadcast", tensor, src)
 
     async def all_reduce(self, tensor: Tensor, op: Any = None, world_name: str = DEFAULT_WORLD_NAME) -> None:
-        """Reduce `tensor` in place in all members; `op` is a ``dist.ReduceOp``, SUM by default."""
+        """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
         await self._do(world_name, "all_reduce", tensor, op)
 
     async def reduce(

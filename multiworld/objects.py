@@ -62,14 +62,12 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> int:
-        """Fill `object_list` (its length says how many) from rank `src` (None: whoever sends first); return the rank."""
-        import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
-
+        """Fill `object_list` from rank `src` (None: any), as many as it is long; returns the sender's rank."""
         _require_list("object_list", object_list)
         device = device or self.device
-        sizes = torch.zeros(len(object_list), dtype=torch.int64, device=device)
+        sizes = _numbers(len(object_list), device)
         sender = self.recv(sizes, src)
-        data = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
+        data = _room(int(sizes.sum()), device)
         self.recv(data, sender)
         object_list[:] = _split(data, sizes.tolist(), sender, weights_only)
         return sender
@@ -83,31 +81,22 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> None:
         """Give every member the objects of `src`'s `object_list` (same length everywhere), in place."""
-        import torch  # noqa: PLC0415  (same)
-
         _require_list("object_list", object_list)
         device = device or self.device
         mine = self.rank == src
         parts = [_encode(each) for each in object_list] if mine else []
-        sizes = (
-            _sizes(parts, device) if mine else torch.zeros(len(object_list), dtype=torch.int64, device=device)
-        )
+        sizes = _sizes(parts, device) if mine else _numbers(len(object_list), device)
         self.broadcast(sizes, src)
-        data = (
-            _joined(parts, device)
-            if mine
-            else torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
-        )
+        data = _joined(parts, device) if mine else _room(int(sizes.sum()), device)
         self.broadcast(data, src)
         if not mine:
             object_list[:] = _split(data, sizes.tolist(), src, weights_only)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
-        """Fill `object_list` (``world_size`` long) with everyone's `obj`, by rank."""
+        """Fill `object_list` with everyone's `obj`, by rank; it is ``world_size`` long."""
         _require_list("object_list", object_list)
-        datas, sizes = self._gather_bytes(_encode(obj))
-        for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
-            object_list[rank] = obj if rank == self.rank else _decode(data[:size], rank, weights_only)
+        for rank, data in enumerate(self._gather_bytes(_encode(obj))):
+            object_list[rank] = obj if rank == self.rank else _decode(data, rank, weights_only)
 
     def gather_object(
         self,
@@ -117,7 +106,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> None:
-        """Fill `dst`'s `object_gather_list` (``world_size`` long; None elsewhere) with everyone's `obj`."""
+        """Fill `dst`'s `object_gather_list` with everyone's `obj`; it is ``world_size`` long, and None elsewhere."""
         if not 0 <= dst < self.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {self.world_size - 1}. Name a member.")
         if self.rank == dst and object_gather_list is None:
@@ -126,12 +115,10 @@ class ObjectCollectives(Collectives):
             )
         if self.rank == dst:
             _require_list("object_gather_list", object_gather_list)
-        datas, sizes = self._gather_bytes(_encode(obj))
+        datas = self._gather_bytes(_encode(obj))
         if self.rank == dst and object_gather_list is not None:
-            for rank, (data, size) in enumerate(zip(datas, sizes, strict=True)):
-                object_gather_list[rank] = (
-                    obj if rank == self.rank else _decode(data[:size], rank, weights_only)
-                )
+            for rank, data in enumerate(datas):
+                object_gather_list[rank] = obj if rank == self.rank else _decode(data, rank, weights_only)
 
     def scatter_object_list(
         self,
@@ -141,21 +128,15 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> None:
-        """Put rank r's object of `src`'s `scatter_object_input_list` into ``scatter_object_output_list[0]`` of rank r."""
+        """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
         _require_list("scatter_object_output_list", scatter_object_output_list)
         objects = list(scatter_object_input_list or []) if self.rank == src else []
         if self.rank == src and len(objects) != self.world_size:
             raise ValueError(
                 f"scatter_object_input_list has {len(objects)} objects. It has one per rank: {self.world_size}."
             )
-        import torch  # noqa: PLC0415  (same)
-
         parts = [_encode(each) for each in objects]
-        sizes = (
-            _sizes(parts, self.device)
-            if parts
-            else torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
-        )
+        sizes = _sizes(parts, self.device) if parts else _numbers(self.world_size, self.device)
         self.broadcast(sizes, src)
         if self.rank == src:
             for rank, part in enumerate(parts):
@@ -163,22 +144,20 @@ class ObjectCollectives(Collectives):
                     self.send(_joined([part], self.device), rank)
             scatter_object_output_list[0] = objects[src]
             return
-        data = torch.empty(int(sizes[self.rank]), dtype=torch.uint8, device=self.device)
+        data = _room(int(sizes[self.rank]), self.device)
         self.recv(data, src)
         scatter_object_output_list[0] = _decode(data, src, weights_only)
 
-    def _gather_bytes(self, part: bytes) -> tuple[list[Tensor], list[int]]:
-        """Everyone's bytes, padded to the longest, and their lengths."""
-        import torch  # noqa: PLC0415  (same)
-
+    def _gather_bytes(self, part: bytes) -> list[Tensor]:
+        """Everyone's bytes, by rank."""
         device = self.device
-        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world_size)]
+        sizes = [_numbers(1, device) for _ in range(self.world_size)]
         self.all_gather(sizes, _sizes([part], device))
         lengths = [int(size) for size in sizes]
         longest = max(lengths)
-        datas = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in range(self.world_size)]
+        datas = [_room(longest, device) for _ in range(self.world_size)]
         self.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
-        return datas, lengths
+        return [data[:length] for data, length in zip(datas, lengths, strict=True)]
 
 
 def _require_list(name: str, given: object) -> None:
@@ -189,7 +168,7 @@ def _require_list(name: str, given: object) -> None:
 
 
 def _encode(obj: Any) -> bytes:
-    import torch  # noqa: PLC0415  (same)
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     buffer = io.BytesIO()
     torch.save(obj, buffer)
@@ -197,7 +176,7 @@ def _encode(obj: Any) -> bytes:
 
 
 def _decode(data: Tensor, sender: int, weights_only: bool) -> Any:
-    import torch  # noqa: PLC0415  (same)
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     from multiworld._c10d import archives  # noqa: PLC0415  (torch is loaded by now)
 
@@ -230,18 +209,30 @@ def _split(data: Tensor, sizes: list[int], sender: int, weights_only: bool) -> l
     return [_decode(part, sender, weights_only) for part in parts]
 
 
+def _numbers(count: int, device: torch.device) -> Tensor:
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+    return torch.zeros(count, dtype=torch.int64, device=device)
+
+
+def _room(nbytes: int, device: torch.device) -> Tensor:
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
 def _sizes(parts: list[bytes], device: torch.device) -> Tensor:
-    import torch  # noqa: PLC0415  (same)
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     return torch.tensor([len(part) for part in parts], dtype=torch.int64, device=device)
 
 
 def _joined(parts: list[bytes], device: torch.device) -> Tensor:
-    import torch  # noqa: PLC0415  (same)
+    import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     data = bytearray(b"".join(parts))
     if not data:  # of no objects
-        return torch.empty(0, dtype=torch.uint8, device=device)
+        return _room(0, device)
     return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
 

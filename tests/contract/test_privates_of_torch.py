@@ -30,12 +30,14 @@ def test_what_the_router_replaces_is_listed(monkeypatch):
     plain = Patches.set
     monkeypatch.setattr(Patches, "set", noting)
     before = router.installed()
+    router.uninstall()
     router.install()
     try:
         router.install_nccl()
     finally:
-        if not before:
-            router.uninstall()
+        router.uninstall()
+        if before:
+            router.install()
     private = {name for _, name in seen if is_private(name)}
     assert {"_world", "_get_msg_dict", "_execution_engine"} <= private
     assert private <= LISTED["replaced"], private - LISTED["replaced"]

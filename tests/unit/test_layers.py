@@ -36,6 +36,7 @@ LAYERS = (
         "resources",
         "statemachine",
         "collectives",
+        "operations",
         "objects",
         "receives",
         "selecting",

@@ -10,7 +10,7 @@ there.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -73,7 +73,7 @@ class Direct:
 
     Attributes:
         sends: ``(tensor) -> bool``: whether a message of it goes this way.
-        takes: ``(tensor) -> bool``: whether a collective on it goes this way.
+        takes: ``(*tensors) -> bool``: whether a collective on them goes this way.
         calm: ``() -> bool``: whether a barrier does.
         wait: ``(work) -> bool``: torch's own ``Work.wait``.
         send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
@@ -81,24 +81,22 @@ class Direct:
         allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
         gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input, options.
         barrier: the backend's.
-        of_reduce: ``(op) -> AllreduceOptions``; with None, SUM.
-        of_broadcast: ``(root) -> BroadcastOptions``.
-        of_root: ``(root, op) -> ReduceOptions``.
-        of_scatter: ``(op) -> ReduceScatterOptions``.
-        of_gather: AllgatherOptions.
-        of_barrier: BarrierOptions.
+        broadcast_options, reduce_options: make options.
+        summing, gathering, summing_parts, waiting: options of allreduce, of both gathers, of scatter_from, of barrier.
+        reducing, reducing_parts: ``(op) -> options`` of allreduce and of scatter_from.
     """
 
     __slots__ = (
-        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "of_barrier", "of_broadcast",
-        "of_gather", "of_reduce", "of_root", "of_scatter", "posted", "recv", "reduce", "scatter_from", "send", "sends", "takes",
-        "wait",
+        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted", "recv", "reduce",
+        "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait", "waiting",
     )  # fmt: skip
+
+    broadcast_options, reduce_options = c10d.BroadcastOptions, c10d.ReduceOptions
 
     def __init__(self, backend: Backend, state: WorldState, *, alone: bool) -> None:
         # A plain dictionary of the state's: empty but inside `_coalescing_manager`.
         self.calm: Callable[[], bool] = _calm(state.pg_coalesce_state) if alone else _never
-        self.takes: Callable[[object], bool] = _takes(state.pg_coalesce_state)
+        self.takes: Callable[..., bool] = _takes(state.pg_coalesce_state)
         self.sends: Callable[[object], bool] = _sends
         self.wait: Callable[[Work], bool] = inflight.plain_wait
         self.send: Message = _plain(backend, "send")
@@ -115,14 +113,26 @@ class Direct:
             backend, "reduce_scatter_single", "_reduce_scatter_base"
         )
         self.barrier = backend.barrier
-        self.of_reduce = _Reducing(c10d.AllreduceOptions).options
-        self.of_scatter = _Reducing(c10d.ReduceScatterOptions).options
-        self.of_broadcast = _of_broadcast
-        self.of_root = _of_root
-        self.of_gather = _AllgatherOptions()
-        self.of_barrier = c10d.BarrierOptions()
-        if hasattr(self.of_barrier, "device"):
-            self.of_barrier.device = _CPU
+        # Shared by all calls: gloo takes what it needs, and the hook that would write to one is NCCL's.
+        self.summing, self.summing_parts = c10d.AllreduceOptions(), c10d.ReduceScatterOptions()
+        self.gathering = torch._C._distributed_c10d.AllgatherOptions()
+        self.waiting = c10d.BarrierOptions()
+        if hasattr(self.waiting, "device"):
+            self.waiting.device = _CPU
+
+    @staticmethod
+    def reducing(op: ReduceOp) -> AllreduceOptions:
+        """Make allreduce's options."""
+        options = c10d.AllreduceOptions()
+        options.reduceOp = op
+        return options
+
+    @staticmethod
+    def reducing_parts(op: ReduceOp) -> ReduceScatterOptions:
+        """Make scatter_from's options."""
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp = op
+        return options
 
     def post_send(self, tensor: Tensor, dst: int, tag: int) -> tuple[Work, bool]:
         """Post a send.
@@ -158,6 +168,10 @@ def _plain(backend: Backend, name: str) -> Message:
 
 def _named(backend: Backend, name: str, before: str) -> Any:
     return getattr(backend, name, None) or getattr(backend, before)
+
+
+def _refuses(*_: object) -> bool:
+    return False
 
 
 class _NotDirect(Direct):
@@ -218,56 +232,18 @@ def _never() -> bool:
     return False
 
 
-def _refuses(_: object) -> bool:
-    return False
-
-
-def _takes(coalescing: dict[Any, Any]) -> Callable[[object], bool]:
-    def takes(tensor: object) -> bool:
-        return (
-            type(tensor) is _Tensor
-            and tensor.is_cpu
-            and not tensor.requires_grad
-            and not (tensor.is_complex() or tensor.is_neg() or _wrapped(tensor))
-            and not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
-        )
+def _takes(coalescing: dict[Any, Any]) -> Callable[..., bool]:
+    def takes(*tensors: object) -> bool:
+        for tensor in tensors:
+            if (
+                type(tensor) is not _Tensor
+                or not tensor.is_cpu
+                or tensor.requires_grad
+                or tensor.dtype.is_complex
+                or tensor.is_neg()
+                or _wrapped(tensor)
+            ):
+                return False
+        return not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
 
     return takes
-
-
-class _Reduces(Protocol):
-    reduceOp: ReduceOp  # noqa: N815  (torch's name)
-
-
-_Options = TypeVar("_Options", bound=_Reduces)
-
-
-class _Reducing(Generic[_Options]):
-    """Makes the options of operations that reduce."""
-
-    def __init__(self, make: Callable[[], _Options]) -> None:
-        self._make = make
-        # It stays as it is: gloo takes what it needs, and the hook that would write to it is NCCL's.
-        self._plain = make()
-
-    def options(self, op: ReduceOp | None) -> _Options:
-        """Of `op`; None is SUM."""
-        if op is None:
-            return self._plain
-        made = self._make()
-        made.reduceOp = op
-        return made
-
-
-def _of_broadcast(root: int) -> BroadcastOptions:
-    made = c10d.BroadcastOptions()
-    made.rootRank = root
-    return made
-
-
-def _of_root(root: int, op: ReduceOp | None) -> ReduceOptions:
-    made = c10d.ReduceOptions()
-    made.rootRank = root
-    if op is not None:
-        made.reduceOp = op
-    return made
