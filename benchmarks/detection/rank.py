@@ -106,7 +106,7 @@ class Observer(Meeting):
         return len(self._steady)
 
     def exchange(self) -> int:
-        """A message through each steady world, from the observer to its partner; how many came as they were sent."""
+        """Send a message through each steady world, observer to partner; return how many arrived intact."""
         right = 0
         for number, world in enumerate(self._steady):
             tensor = torch.full((1,), float(number if self._rank == 0 else -1))
@@ -125,8 +125,8 @@ class Observer(Meeting):
             rank: of this process in each.
             size: of each.
             hang_timeout: of each.
-            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": nobody does
-                anything, and `on_break` tells.
+            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": no
+                operation is under way, and `on_break` tells.
             src: from whom to receive.
         """
         worlds = _join_all(self._store, names, rank, size, hang_timeout)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 3.0
-"""How long ranks have to end after their input was closed; then they are killed. Those that are busy get none."""
+"""Seconds for ranks to end after their input was closed; then they are killed. Busy ones get none."""
 
 
 class RankError(Exception):
@@ -161,7 +161,7 @@ class Rank:
         try:
             self._process.stdin.close()
         except BrokenPipeError:
-            return  # what was buffered has nobody to go to
+            return  # the reader of what was buffered is gone
 
     def _end(self, deadline: float) -> None:
         """Wait for its end unless it is busy, kill what is left of its process group, and reap it."""
@@ -211,7 +211,8 @@ class Ranks:
         start_timeout: float = 120.0,
     ) -> None:
         self._command = [
-            str(python), "-m", "benchmarks.measuring.rank", make, json.dumps({"count": count, "args": dict(args or {})})
+            str(python), "-m", "benchmarks.measuring.rank", make,
+            json.dumps({"count": count, "args": dict(args or {})})
         ]  # fmt: skip
         path = [*filter(None, [(env or {}).get("PYTHONPATH")]), str(ROOT)]
         self._env = {

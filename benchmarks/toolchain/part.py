@@ -103,7 +103,7 @@ def _verify(targets: Targets, version: str, tree: Path | None) -> float:
 
 
 def _overlay(run: Run, settings: Settings) -> Iterator[Figure]:
-    """Build twice with an object cache of its own; downloads, sources and headers are shared with other runs."""
+    """Build twice with an object cache of its own; downloads, sources and headers are shared."""
     version = run.options.torch
     with tempfile.TemporaryDirectory(prefix="m8d-bench-", dir=settings.cache) as folder:
         cache, out = Path(folder, "cache"), Path(folder, "out")
@@ -175,7 +175,7 @@ def _build(version: str, cache: Path, out: Path) -> tuple[dict[str, Any], float,
 
 
 class _Meter(threading.Thread):
-    """Samples the memory of a process and its descendants ten times a second (PSS: shared pages count once)."""
+    """Sampler of the memory of a process and its descendants, at 10 Hz (PSS: shared pages count once)."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -204,7 +204,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _pss(pid: int) -> int:
-    """Proportional set size without file-backed pages: what a process really takes from the machine, in bytes."""
+    """Proportional set size without file-backed pages, in bytes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

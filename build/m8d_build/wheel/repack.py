@@ -150,7 +150,7 @@ def _deflater(
 
 
 def _check(part: Path, made: Mapping[str, Deflated]) -> str:
-    """Read back what was written: structure, RECORD's names and sizes, tags, what was made; return the SHA-256.
+    """Read the written wheel back (structure, RECORD, sizes, tags, contents) and return its SHA-256.
 
     ``deflate`` has shown already that what it gave inflates to what it was given: here it is enough that
     these bytes are in the file, under the right CRC and sizes.
