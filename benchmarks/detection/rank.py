@@ -30,13 +30,13 @@ _TIMEOUT = 60.0
 _THREADS = 16
 
 
-def make_victim(rank: int, count: int, args: dict[str, Any]) -> Victim:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make_victim(rank: int, count: int, args: dict[str, Any]) -> Victim:
     """Every rank is a victim."""
     torch.set_num_threads(1)
     return Victim()
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Any:  # noqa: ARG001  (same)
+def make(rank: int, count: int, args: dict[str, Any]) -> Any:
     """Rank 0 observes, 1 is its partner and keeps the store, 2 forks victims."""
     torch.set_num_threads(1)
     return Victims() if rank == 2 else Observer(rank)
@@ -166,7 +166,7 @@ class Observer(Meeting):
             begun.set()
             try:
                 await watch.world.aio.recv(tensor, src=src)
-            except Exception as error:  # noqa: BLE001  (same)
+            except Exception as error:  # noqa: BLE001  (its text is the answer)
                 watch.raised(error)
 
         asyncio.run_coroutine_threadsafe(receive(), self._loop)

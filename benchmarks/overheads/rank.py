@@ -29,7 +29,7 @@ dist: Any = torch.distributed
 _TIMEOUT = 60.0
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Member:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     """Rank 0 is timed, rank 1 is its partner, which keeps the store."""
     torch.set_num_threads(1)
     return Member(rank)
