@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent
 ENV = {"PYTHONPATH": f"{ROOT / 'build'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1"}
 TOOLCHAIN = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "toolchain")
 TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
-# One CPU-capable torch for everyday work; `tests-torch` goes through the others. Named exactly: an open range would
-# take the newest CUDA build, gigabytes of it.
+# One CPU-capable torch for everyday work; `tests-torch` goes through the others. Named exactly: an open range
+# would take the newest CUDA build, gigabytes of it.
 TORCH = ["torch==2.13.0", "numpy>=1.26"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
@@ -50,7 +50,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(name="tests-all", tags=["ci"])
 def tests_all(session: nox.Session) -> None:
-    """Every test that needs no CUDA wheel: soaks, examples, runs of many nodes too; half an hour (`-- -m long`: those)."""
+    """Every test that needs no CUDA wheel, soaks and examples too; half an hour (`-- -m long`: those)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
     session.run("python", "-m", "pytest", "--parts", *session.posargs, env=ENV)
 
@@ -87,7 +87,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """One-line mutations of what decides; those that no test finds are shown (`-- FILE ...`, `-- --list`; hours)."""
+    """One-line mutations of deciding code that no test finds (`-- FILE ...`, `-- --list`; hours)."""
     session.install(*TOOLCHAIN, *TEST, *TORCH, "cosmic-ray>=8.3")
     session.run("python", "tests/mutants.py", *session.posargs, env=ENV)
 
@@ -110,7 +110,7 @@ MATRIX.add_argument(
 @nox.session(name="tests-torch")
 @nox.parametrize("torch", [nox.param(each, id=each) for each in versions.VERSIONS])
 def tests_torch(session: nox.Session, torch: str) -> None:
-    """The contract tests on a torch: `nox -s "tests-torch(2.6.0)"` (`-- --help`; about 6 GB for each version)."""
+    """The contract tests on one torch: `nox -s "tests-torch(2.6.0)"` (`-- --help`; 6 GB each)."""
     args, more = MATRIX.parse_known_args(session.posargs)
     given = dict(each.partition("=")[::2] for each in args.python)
     if torch not in (args.torch or given or versions.VERSIONS):
@@ -160,7 +160,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def docs(session: nox.Session) -> None:
-    """The documentation as a site in site/; a link that leads nowhere is an error (`-- serve` shows it live)."""
+    """The documentation in site/; a link that leads nowhere is an error (`-- serve` shows it live)."""
     session.install(*DOCS)
     # Otherwise the theme prints an advertisement.
     session.run(
@@ -170,7 +170,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """The long forms of the soak tests: five minutes and more each (`-- --soak SECONDS` for another length)."""
+    """The long forms of the soak tests, five minutes each or more (`-- --soak SECONDS`)."""
     session.install(*TEST, *TORCH)
     args = session.posargs or ["--soak", "300"]
     session.run("python", "-m", "pytest", "tests/contract", "-m", "soak", *args, env=ENV)
@@ -178,7 +178,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(name="torch-suite")
 def torch_suite(session: nox.Session) -> None:
-    """PyTorch's own distributed suite on gloo, inside a world beside stock torch: 0 differences (`-- --help`)."""
+    """PyTorch's own distributed suite on gloo, in a world beside stock: 0 differences (`-- --help`)."""
     session.install(*TORCH, "expecttest", "hypothesis")
     path = os.pathsep.join((ENV["PYTHONPATH"], str(ROOT / "tests")))
     session.run("python", "-m", "torchsuite", *session.posargs, env={**ENV, "PYTHONPATH": path})
@@ -186,7 +186,7 @@ def torch_suite(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Every way NCCL can fail, on every build: writes docs/nccl-defects.md (`-- --help`; half an hour, 18 GB)."""
+    """Every way NCCL can fail, on every build: docs/nccl-defects.md (`-- --help`; half an hour, 18 GB)."""
     session.install(*TOOLCHAIN)
     path = os.pathsep.join((ENV["PYTHONPATH"], str(ROOT / "tests" / "testbed")))
     session.run("python", "-m", "matrix", *session.posargs, env={**ENV, "PYTHONPATH": path})
@@ -194,7 +194,7 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """`m8d`, and `multiworld` without files for private indexes, which requires it: wheels in dist/ (`-- DIR`)."""
+    """Wheels in dist/ (`-- DIR`): `m8d`, and for private indexes `multiworld`, which requires it."""
     session.install("hatchling>=1.25")
     folder = str(Path(*session.posargs[:1] or ["dist"]).resolve())
     for project in (ROOT, ROOT / "alias"):
@@ -211,7 +211,7 @@ def build_torch(session: nox.Session) -> None:
 
 @nox.session(name="check-wheel", tags=["ci"])
 def check_wheel(session: nox.Session) -> None:
-    """Install a patched wheel in a fresh environment and show how it behaves (`-- WHEEL`; default: the last built)."""
+    """Install a patched wheel in a fresh environment and probe it (`-- WHEEL`; default: the last built)."""
     session.install(*TOOLCHAIN)
     session.run("python", "-m", "m8d_build", "check", *session.posargs, env=ENV)
 
@@ -225,14 +225,14 @@ def testbed(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What multiworld costs beside stock torch.distributed: three minutes, JSON in out/ (`-- --full`, `-- --help`)."""
+    """Costs beside stock torch.distributed: three minutes, JSON in out/ (`-- --full`, `-- --help`)."""
     session.install(*TOOLCHAIN, *BENCH, *TORCH)
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENV)
 
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """The NCCL scenarios on this machine's GPUs; writes docs/hardware.md (`-- --gpu NAME=PYTHON`, `-- --help`)."""
+    """The NCCL scenarios on this machine's GPUs: docs/hardware.md (`-- --gpu NAME=PYTHON`, `-- --help`)."""
     session.install(*TOOLCHAIN)
     args = [*session.posargs]
     if not {"--gpu", "--help", "-h", "--list", "--page-only"} & {arg.partition("=")[0] for arg in args}:

@@ -105,7 +105,7 @@ def _run(
 
 
 def _for_the_record(given: Sequence[str]) -> tuple[str, ...]:
-    """The options that decide what was measured: where the record goes is nobody's business later."""
+    """The options that decide what was measured: where the record goes does not count."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--keep", "--check", "--page"):
         parser.add_argument(name, action="store_true")

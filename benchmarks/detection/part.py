@@ -35,8 +35,8 @@ class Times:
         beyond: what the observer took longer than that.
         third: by a third member, which was blocked in a receive from somebody else.
         causes: what the world's break was put down to.
-        early: how many breaks came before the signal: the machine stood still, and somebody healthy looked
-            hung.
+        early: how many breaks came before the signal: the machine stood still, and a healthy member
+            looked hung.
     """
 
     by_way: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
@@ -129,14 +129,15 @@ def _at_once(run: Run, session: Session, count: int, faults: int) -> Iterator[Fi
         if not faults:
             return
         for which, values in (("first", first), ("last", last)):
-            note = f"one kill breaks {count} worlds: the {which} of {count} pending receives raised ({_WORDS[way]})"
+            note = f"one kill breaks {count} worlds: the {which} of {count} pending receives raised"
+            note += f" ({_WORDS[way]})"
             yield summary("detection", f"crash/at_once/{count}/{way}/{which}", values, "ms", note=note)
         note = "the floor: end of file on a plain TCP connection of the same victims"
         yield summary("detection", f"crash/at_once/{count}/{way}/end_of_file", floor, "ms", note=note)
 
 
 def _whole(run: Run, session: Session, victims: int) -> Iterator[Figure]:
-    """Processes that were started as such: what a forked one shares with its parent, their end has to free."""
+    """Processes started as such; a forked one leaves to their end whatever it shares with its parent."""
     run.progress(f"starting {victims} victims")
     times = Times()
     with Ranks("benchmarks.detection.rank:make_victim", count=victims) as ranks:
@@ -186,7 +187,8 @@ def figures(run: Run, kind: str, count: int, times: Times) -> Iterator[Figure]:
         goal=_P50 if crash else None, series={"ms": [round(each, 3) for each in sorted(every)]},
     )  # fmt: skip
     yield Figure(
-        "detection", f"{kind}/{count}/p99", spread["p99"], "ms", quantile(every, 0.95), spread["max"], len(every),
+        "detection", f"{kind}/{count}/p99", spread["p99"], "ms", quantile(every, 0.95), spread["max"],
+        len(every),
         goal=_P99 if crash else None, note="the same; its spread is from the 95th percentile to the largest",
     )  # fmt: skip
     for way, values in times.by_way.items():
@@ -220,8 +222,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name="detection",
     title="Detection",
-    description="From SIGKILL or SIGSTOP of a member to the exception in another one: blocked in recv, awaiting "
-    "aio.recv, or idle with on_break; while it is in 1, 30 and 100 worlds, which go on and are used after each fault.",
+    description="From SIGKILL or SIGSTOP of a member to the exception in another one: blocked in recv, "
+    "awaiting aio.recv, or idle with on_break; while it is in 1, 30 and 100 worlds, which go on and are used "
+    "after each fault.",
     measure=measure,
     add_options=_options,
 )

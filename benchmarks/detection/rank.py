@@ -30,13 +30,13 @@ _TIMEOUT = 60.0
 _THREADS = 16
 
 
-def make_victim(rank: int, count: int, args: dict[str, Any]) -> Victim:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make_victim(rank: int, count: int, args: dict[str, Any]) -> Victim:
     """Every rank is a victim."""
     torch.set_num_threads(1)
     return Victim()
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Any:  # noqa: ARG001  (same)
+def make(rank: int, count: int, args: dict[str, Any]) -> Any:
     """Rank 0 observes, 1 is its partner and keeps the store, 2 forks victims."""
     torch.set_num_threads(1)
     return Victims() if rank == 2 else Observer(rank)
@@ -106,7 +106,7 @@ class Observer(Meeting):
         return len(self._steady)
 
     def exchange(self) -> int:
-        """A message through each steady world, from the observer to its partner; how many came as they were sent."""
+        """Send a message through each steady world, observer to partner; return how many arrived intact."""
         right = 0
         for number, world in enumerate(self._steady):
             tensor = torch.full((1,), float(number if self._rank == 0 else -1))
@@ -125,8 +125,8 @@ class Observer(Meeting):
             rank: of this process in each.
             size: of each.
             hang_timeout: of each.
-            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": nobody does
-                anything, and `on_break` tells.
+            how: "recv": a thread is blocked in a receive; "aio": a task awaits one; "told": no
+                operation is under way, and `on_break` tells.
             src: from whom to receive.
         """
         worlds = _join_all(self._store, names, rank, size, hang_timeout)
@@ -166,7 +166,7 @@ class Observer(Meeting):
             begun.set()
             try:
                 await watch.world.aio.recv(tensor, src=src)
-            except Exception as error:  # noqa: BLE001  (same)
+            except Exception as error:  # noqa: BLE001  (its text is the answer)
                 watch.raised(error)
 
         asyncio.run_coroutine_threadsafe(receive(), self._loop)

@@ -17,8 +17,8 @@ HANG = 0.5
 _LONG = 30.0
 """hang_timeout of worlds whose member is killed: silence says nothing there."""
 _AFTER = (0.150, 0.300)
-"""Seconds between the last receive's beginning and the signal: at no fixed phase of any timer, and after the early-close
-connections were dialed (0.05 s)."""
+"""Seconds between the last receive's beginning and the signal: at no fixed phase of any timer, and after
+the early-close connections were dialed (0.05 s)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fault:
 
 
 class Session:
-    """The processes: an observer, its steady partner, which keeps the store, and the zygote of the victims."""
+    """The processes: an observer, its steady partner (keeps the store), the zygote of the victims."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.observer: Rank = ranks[0]

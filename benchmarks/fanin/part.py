@@ -33,10 +33,10 @@ FAIR_SIZE = 4 * KB
 
 
 def jain(counts: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 where all have the same, 1/n where one has everything (Jain, Chiu, Hawe 1984).
+    """Jain's index of fairness: 1 for equal shares, 1/n where one has all (Jain, Chiu, Hawe 1984).
 
     Raises:
-        ValueError: nobody has anything.
+        ValueError: all shares are zero.
     """
     if not any(counts):
         raise ValueError(f"{list(counts)}: fairness of nothing")
@@ -74,12 +74,14 @@ def figures_of(workers: int, size: int, rates: dict[str, list[float]]) -> Iterat
     for form in OURS:
         yield ratio(
             "fanin", f"{name}/{form}", told[form], told[stock], absolute_unit=unit,
-            note=f"{WORDS[form]}; throughput against {stock}", series={**common, "form": form, "rates": told[form]},
+            note=f"{WORDS[form]}; throughput against {stock}",
+            series={**common, "form": form, "rates": told[form]},
         )  # fmt: skip
     yield ratio(
         "fanin", f"{name}/best", told[ours], told[stock], absolute_unit=unit,
         goal=goal_of(workers, size),
-        note=f"throughput, best against best: {ours} against {stock}", series={**common, "form": "best", "of": ours},
+        note=f"throughput, best against best: {ours} against {stock}",
+        series={**common, "form": "best", "of": ours},
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE = 120.0
-"""Seconds for a join: the leader makes its worlds one after the other, and the last worker waits for all of them."""
+"""Seconds for a join: the leader makes its worlds in turn, and the last worker waits for all of them."""
 LAST = -1.0
 """What a worker's last message holds."""
 
@@ -95,7 +95,7 @@ class Member(Stock):
     # -- the leader ------------------------------------------------------------------------------------------
 
     def drain(self, form: str, workers: int, size: int, messages: int) -> float:
-        """Receive as many messages from each of the first so many workers; seconds, from when all were there."""
+        """Receive as many messages from each of the first workers; seconds, from when all were there."""
         tensors = self._begin(form, workers, size)
         left = [messages] * workers
 

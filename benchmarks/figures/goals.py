@@ -60,7 +60,7 @@ TARGETS = (
 
 
 def answers(figures: Iterable[Figure]) -> list[tuple[Target, list[Figure]]]:
-    """Each target with the figures that have a goal and answer to it; a figure answers to the first that takes it.
+    """Each target with the figures that answer to it; a figure answers to the first that takes it.
 
     Raises:
         ValueError: a figure has a goal and no target takes it: add it here.

@@ -6,12 +6,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+from m8d_build.files.digests import sources_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,10 +54,6 @@ def words(machine: Mapping[str, Any]) -> str:
 
 def sources() -> str:
     """Digest of the code that is measured and measures, for the record."""
-    if str(ROOT / "build") not in sys.path:  # the toolchain is a plain folder
-        sys.path.insert(0, str(ROOT / "build"))
-    from m8d_build.files.digests import sources_digest  # noqa: PLC0415  (found through the line above)
-
     return sources_digest("benchmarks")
 
 

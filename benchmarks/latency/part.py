@@ -21,7 +21,7 @@ OTHERS = (
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
 )  # fmt: skip
 FORMS = ("stock", "pg", "world", "with", "with_round", "aio", "communicator")
-"""Stock and the plain group stand together: what is put into torch for the others is taken out once in a round."""
+"""Stock and the plain group stand together: routing is taken out of torch once in a round for both."""
 CHUNK = 20
 """Rounds that the ranks do on their own before they tell."""
 TAIL_ROUNDS, TAIL_NEEDS = 10, 200
@@ -211,22 +211,26 @@ def figures_of(
             # What is awaited learns from one operation for the next ones, as it does in a program.
             ours, base = long[form], long["stock"]
         series = {
-            **told, "form": form, "gb_per_s": _throughput(case, ours), "microseconds": _quantiles(ours, tails.get(form, chunks[form]))
+            **told, "form": form, "gb_per_s": _throughput(case, ours),
+            "microseconds": _quantiles(ours, tails.get(form, chunks[form]))
         }  # fmt: skip
         yield ratio(
             "latency", f"{case.name}/{form}", ours, base,
-            goal=goal_of(case.op, case.size, case.members, form), note=WORDS[form], absolute_unit="us", series=series,
+            goal=goal_of(case.op, case.size, case.members, form), note=WORDS[form], absolute_unit="us",
+            series=series,
         )  # fmt: skip
         if form in tails:
             late = [tail["p99"] for tail in tails[form]]
             goal = Goal(at_most=3.0) if (case.op, case.size, case.members, form) == _TAIL else None
             yield ratio(
                 "latency", f"{case.name}/{form}/p99", late, [tail["p99"] for tail in tails["stock"]],
-                goal=goal, note="99th percentile against stock's", absolute_unit="us", series={**told, "form": form},
+                goal=goal, note="99th percentile against stock's", absolute_unit="us",
+                series={**told, "form": form},
             )  # fmt: skip
             yield ratio(
                 "latency", f"{case.name}/{form}/p99_to_median", late, base,
-                note="99th percentile against stock's median", absolute_unit="us", series={**told, "form": form},
+                note="99th percentile against stock's median", absolute_unit="us",
+                series={**told, "form": form},
             )  # fmt: skip
 
 
@@ -285,7 +289,7 @@ def _measured(ranks: Ranks, case: Case) -> Iterator[Figure]:
 
 
 def _tails(ranks: Ranks, case: Case) -> dict[str, list[Tail]]:
-    """Long rounds of stock and of what is awaited, with threads wherever they happen to be: moving them makes tails."""
+    """Long rounds of stock and of awaited forms, threads unpinned: moving them makes tails."""
     forms = [form for form in case.forms if form == "stock" or form in AWAITED]
     if case.op not in MAIN or case.size > 4 * KB or len(forms) == 1:
         return {}

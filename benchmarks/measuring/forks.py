@@ -125,7 +125,7 @@ class Zygote:
 
 
 def forever() -> None:
-    """Wait for the end that somebody else makes."""
+    """Wait until it is ended from elsewhere."""
     while True:
         signal.pause()
 

@@ -19,7 +19,7 @@ class Unavailable(Exception):
 
 
 def _silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 @dataclass(frozen=True)

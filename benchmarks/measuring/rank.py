@@ -66,7 +66,7 @@ def main() -> None:
         command = json.loads(line)
         try:
             value = getattr(served, command["name"])(**command["args"])
-        except Exception as error:  # noqa: BLE001  (the same)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is the answer)
             _failed(answers, error)
         else:
             _answer(answers, value=value)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 3.0
-"""How long ranks have to end after their input was closed; then they are killed. Those that are busy get none."""
+"""Seconds for ranks to end after their input was closed; then they are killed. Busy ones get none."""
 
 
 class RankError(Exception):
@@ -52,7 +52,7 @@ class Rank:
 
     def __init__(self, number: int, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.number = number
-        self._asked = "start"
+        self.asked = "start"
         self._pending = b""
         mine, theirs = os.pipe()
         self._answers = mine
@@ -98,8 +98,8 @@ class Rank:
         """
         if name.startswith("_"):
             raise ValueError(f"{name!r}: a command's name has no leading underscore")
-        if self._asked:
-            raise RankError(f"rank {self.number} has not answered {self._asked!r}: take its result first")
+        if self.asked:
+            raise RankError(f"rank {self.number} has not answered {self.asked!r}: take its result first")
         line = json.dumps({"name": name, "args": args}, allow_nan=False) + "\n"
         assert self._process.stdin is not None  # noqa: S101  (for mypy)
         try:
@@ -107,7 +107,7 @@ class Rank:
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # ValueError: closed
             raise self._gone(name) from None
-        self._asked = name
+        self.asked = name
 
     def result(self, timeout: float = 60.0) -> Any:
         """The answer to what was started.
@@ -118,23 +118,24 @@ class Rank:
         """
         return next(iter(_results([self], timeout)))[1]
 
-    def _fds(self) -> tuple[int, int]:
+    def fds(self) -> tuple[int, int]:
+        """Its descriptors to wait on: answers, and the process."""
         return self._answers, self._pidfd
 
-    def _take(self, ready: set[int]) -> tuple[bool, Any]:
+    def take(self, ready: set[int]) -> tuple[bool, Any]:
         """Whether the answer is complete, and the answer."""
         if self._answers in ready:
             chunk = os.read(self._answers, 1 << 20)
             self._pending += chunk
             if not chunk:
-                raise self._gone(self._asked)
+                raise self._gone(self.asked)
         elif self._pidfd in ready:
             # Descriptors that it left to children would hide its end; what it wrote before was read above.
-            raise self._gone(self._asked)
+            raise self._gone(self.asked)
         if not self._pending.endswith(b"\n"):
             return False, None
         answer, self._pending = json.loads(self._pending), b""
-        asked, self._asked = self._asked, ""
+        asked, self.asked = self.asked, ""
         if "error" in answer:
             raise RankError(f"rank {self.number}, {asked!r}: {answer['error']}\n{answer['traceback']}")
         return True, answer["value"]
@@ -145,27 +146,29 @@ class Rank:
         how = "closed its answers" if status is None else f"ended ({_status(status)})"
         return RankError(f"rank {self.number} {how} during {asked!r}; its last output:\n{_tail(self.output)}")
 
-    def _late(self, timeout: float) -> RankTimeout:
+    def late(self, timeout: float) -> RankTimeout:
+        """The error of a rank that has not answered in time, with the stacks of its threads."""
         before = len(self.output)
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline and len(self.output) == before:
             time.sleep(0.02)
         return RankTimeout(
-            f"rank {self.number} has not answered {self._asked!r} within {timeout:g} s; "
+            f"rank {self.number} has not answered {self.asked!r} within {timeout:g} s; "
             f"its output and stacks:\n{_tail(self.output, 60)}"
         )
 
-    def _close_input(self) -> None:
+    def close_input(self) -> None:
+        """Let it end: its commands are over."""
         assert self._process.stdin is not None  # noqa: S101  (for mypy)
         try:
             self._process.stdin.close()
         except BrokenPipeError:
-            return  # what was buffered has nobody to go to
+            return  # the reader of what was buffered is gone
 
-    def _end(self, deadline: float) -> None:
+    def end(self, deadline: float) -> None:
         """Wait for its end unless it is busy, kill what is left of its process group, and reap it."""
-        if not self._asked:
+        if not self.asked:
             self._wait_end(deadline - time.monotonic())
         # Not reaped yet, so the number is still its own: what it forked goes too, and a stopped process as
         # well.
@@ -211,7 +214,8 @@ class Ranks:
         start_timeout: float = 120.0,
     ) -> None:
         self._command = [
-            str(python), "-m", "benchmarks.measuring.rank", make, json.dumps({"count": count, "args": dict(args or {})})
+            str(python), "-m", "benchmarks.measuring.rank", make,
+            json.dumps({"count": count, "args": dict(args or {})})
         ]  # fmt: skip
         path = [*filter(None, [(env or {}).get("PYTHONPATH")]), str(ROOT)]
         self._env = {
@@ -246,10 +250,10 @@ class Ranks:
         """End them all: three seconds of time, then SIGKILL. Again: nothing happens."""
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
-            rank._close_input()  # noqa: SLF001  (one idea, two classes)
+            rank.close_input()
         deadline = time.monotonic() + END_SECONDS
         for rank in ranks:
-            rank._end(deadline)  # noqa: SLF001
+            rank.end(deadline)
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -290,26 +294,26 @@ def _results(ranks: Sequence[Rank], timeout: float) -> Iterator[tuple[int, Any]]
     deadline = time.monotonic() + timeout
     waiting = {rank.number: rank for rank in ranks}
     for rank in ranks:
-        if not rank._asked:  # noqa: SLF001
+        if not rank.asked:
             raise RankError(f"rank {rank.number} was asked nothing: start a command first")
     poll = select.poll()
     for rank in ranks:
-        for fd in rank._fds():  # noqa: SLF001
+        for fd in rank.fds():
             poll.register(fd, select.POLLIN)
     while waiting:
         left = deadline - time.monotonic()
         ready = {fd for fd, _ in poll.poll(max(0.0, left) * 1000)}
         for rank in list(waiting.values()):
-            if not ready & set(rank._fds()):  # noqa: SLF001
+            if not ready & set(rank.fds()):
                 continue
-            complete, value = rank._take(ready)  # noqa: SLF001
+            complete, value = rank.take(ready)
             if complete:
-                for fd in rank._fds():  # noqa: SLF001
+                for fd in rank.fds():
                     poll.unregister(fd)
                 del waiting[rank.number]
                 yield rank.number, value
         if not ready and left <= 0:
-            raise next(iter(waiting.values()))._late(timeout)  # noqa: SLF001
+            raise next(iter(waiting.values())).late(timeout)
 
 
 def _status(status: os.waitid_result) -> str:

@@ -21,7 +21,7 @@ class Meeting:
     _ends: contextlib.ExitStack | None = None
 
     def address(self) -> str:
-        """Of the store, which it keeps from now on: "tcp://127.0.0.1:port", with a port of the kernel's choice."""
+        """Start the store and return its address, with a port of the kernel's choice."""
         if self._store_here is None:
             self._store_here = WorldStore("127.0.0.1")
         return self._store_here.address

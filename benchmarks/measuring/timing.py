@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def settle() -> None:
-    """Once, when all is loaded: what lives now is never looked at again, so that later collections are short."""
+    """Freeze the objects that live now, once all is loaded, so that later collections are short."""
     gc.collect()
     gc.freeze()
 
@@ -35,7 +35,7 @@ def undisturbed() -> Iterator[None]:
 def gathered(number: int) -> Iterator[None]:
     """Inside, all threads of this process run on one core: of those there are, by `number`.
 
-    Whoever wakes inside is on that core afterwards too, until the system moves it. So forms that are compared
+    A thread that wakes inside is on that core afterwards too, until the system moves it. So compared forms
     begin alike; else each would run for seconds with its threads where they happened to be, and that makes a
     third of what a message takes.
     """

@@ -128,12 +128,13 @@ def _imports(run: Run) -> Iterator[Figure]:
     if not times:
         return
     run.progress("imports")
-    # One warm-up round: it writes the bytecode, if nobody has yet.
+    # One warm-up round: it writes the bytecode, if it is not there yet.
     found = interleaved(light, times, lambda form: _import(_IMPORTS[form]), warm_up=1)
     fewer = max(1, times // 4)
     heavy = interleaved(("torch",), fewer, lambda form: _import(_IMPORTS[form]), warm_up=0)
     loaded = interleaved(
-        tuple(_AFTER_TORCH), fewer, lambda form: _import(_AFTER_TORCH[form], before="import torch.distributed"),
+        tuple(_AFTER_TORCH), fewer,
+        lambda form: _import(_AFTER_TORCH[form], before="import torch.distributed"),
         warm_up=0,
     )  # fmt: skip
     for name, values in {**found, **heavy, **loaded}.items():
@@ -152,7 +153,7 @@ def _imports(run: Run) -> Iterator[Figure]:
 
 
 def _import(what: str, before: str = "") -> tuple[float, int, bool]:
-    """In a fresh interpreter: ms, how many modules that loaded, whether torch is among all that are loaded."""
+    """Import in a fresh interpreter: ms, number of modules loaded, whether torch is among them."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # what is measured is not how long compiling takes
     with tempfile.TemporaryDirectory(prefix="m8d-") as folder:

@@ -29,7 +29,7 @@ dist: Any = torch.distributed
 _TIMEOUT = 60.0
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Member:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     """Rank 0 is timed, rank 1 is its partner, which keeps the store."""
     torch.set_num_threads(1)
     return Member(rank)
@@ -48,7 +48,7 @@ class Bare:
 
 
 class Member(Meeting):
-    """Commands of a member. Its group of stock torch has one member; asking it for its rank costs the same."""
+    """Commands of a member. Its group of stock torch has one member, which costs get_rank the same."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -105,7 +105,7 @@ class Member(Meeting):
         return _timer("publish(event)", publish=bus.publish, event=event)
 
     def join_and_close(self, subscribers: int, repeat: int) -> float:
-        """A world of two, joined, used once and closed, so many times, while the process's bus has so many subscribers; ms of each."""
+        """Join, use once and close a world of two, with so many subscribers of events; ms of each time."""
         forget = [mw.subscribe(_counter()) for _ in range(subscribers)]
         with quiet():
             began = time.perf_counter()

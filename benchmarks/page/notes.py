@@ -22,7 +22,7 @@ NOTES = Path(__file__).with_name("notes.toml")
 
 
 class BadNotes(Exception):
-    """The file says something that nobody would show; the message says what."""
+    """The file has a text that the page would not show; the message says which."""
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def _samples(figures: Iterable[Figure], kind: str) -> dict[int, list[float]]:
 
 
 def _rebuild(figures: Sequence[Figure]) -> Canvas | None:
-    """A bar for each kind of break: what its time went to, at the median; the spread of the whole below it."""
+    """A bar for each kind of break: where its time went, at the median; below it the total's spread."""
     if not figures:
         return None
     canvas, (axes,) = drawing.panels(2.2 + 0.45 * len(figures))

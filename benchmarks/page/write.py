@@ -174,7 +174,8 @@ def _goals(figures: Sequence[Figure]) -> str:
     unsure = sum(bool(figure.met) and figure.unsure for figure in with_goal)
     text = f"## Goals\n\n{met} of the {len(with_goal)} figures that have a goal reach it"
     text += f", {unsure} of them within error: {met - unsure} reach it for certain.\n"
-    text += "Goals of latency are about two members. *Within error* says that another run may say otherwise: the limit lies within the 95 % interval of the median, "
+    text += "Goals of latency are about two members. *Within error* says that another run may say "
+    text += "otherwise: the limit lies within the 95 % interval of the median, "
     text += "1.81 times the interquartile range over √samples to either side.\n\n"
     text += "| goal | limit | figure | measured | spread | |\n|---|---|---|---|---|---|\n"
     for target, found in answers(figures):

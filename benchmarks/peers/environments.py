@@ -17,16 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build"), str(ROOT)]  # the toolchain is a plain folder
-
-from m8d_build import proc  # noqa: E402  (found through the line above)
-from m8d_build.environments.venvs import Environment  # noqa: E402
-from m8d_build.errors import CommandFailed, WheelMismatch, WheelUnreachable  # noqa: E402
-from m8d_build.files.blobs import file_sha256  # noqa: E402
-from m8d_build.files.disk import needs_room, remove_tree  # noqa: E402
-from m8d_build.files.lock import hold  # noqa: E402
-from m8d_build.testing.environment import environment  # noqa: E402
+from m8d_build import proc
+from m8d_build.environments.venvs import Environment
+from m8d_build.errors import CommandFailed, WheelMismatch, WheelUnreachable
+from m8d_build.files.blobs import file_sha256
+from m8d_build.files.disk import needs_room, remove_tree
+from m8d_build.files.lock import hold
+from m8d_build.testing.environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

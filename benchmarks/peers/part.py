@@ -76,7 +76,7 @@ class _Sides:
         return self._theirs if form == THEIRS else self._ours
 
     def call(self, form: str, command: str, **args: int) -> list[Any]:
-        """Run a command of `benchmarks.peers.rank` in the world, called in that form; what both members answered."""
+        """Run a command of `benchmarks.peers.rank` in the world, in that form; return both answers."""
         face = COMMUNICATOR if form == THEIRS else form
         return self.of(form).call(command, world=WORLD, face=face, **args)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SEATS = 4
 PHASES = ("noticed", "began", "active", "first")
-"""Of a member: it knows of the break; its join begins; the next generation is active; its first operation is done."""
+"""Of a member: it knows of the break, begins its join, is active again, has done its first operation."""
 
 _GOAL = Goal(at_most=100.0)
 _WAITING = 0.3
@@ -200,13 +200,15 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 def figure(run: Run, kind: str, found: Rebuilds, goal: Goal | None = None) -> Figure:
-    """What one kind of break gave; `series` has the time line: the median, over rounds, of when the last member was there."""
+    """The figure of one kind of break; `series` has the median times at which the last member got there."""
     if found.retries:
         run.remark(f"rebuild/{kind}: {found.retries} joins came to nothing and were made again")
     line = {phase: round(quantile(times, 0.5), 3) for phase, times in found.phases.items()}
-    way = f"known after {line['noticed']:.0f} ms, joining after {line['began']:.0f}, active after {line['active']:.0f}"
+    way = f"known after {line['noticed']:.0f} ms, joining after {line['began']:.0f}, "
+    way += f"active after {line['active']:.0f}"
     return summary(
-        "rebuild", kind, found.took, "ms", goal=goal, note=f"{_NOTES[kind]} ({way})", quantiles=distribution(found.took),
+        "rebuild", kind, found.took, "ms", goal=goal, note=f"{_NOTES[kind]} ({way})",
+        quantiles=distribution(found.took),
         series={"timeline": line, "ms": [round(each, 3) for each in found.took]},
     )  # fmt: skip
 
@@ -222,8 +224,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PART = Part(
     name="rebuild",
     title="Rebuild",
-    description="From the break of a four-member world to the last member's first all_reduce in the next generation: "
-    "one is killed while its replacement waits in its join, one leaves and comes back, all close and come back.",
+    description="From the break of a four-member world to the last member's first all_reduce in the next "
+    "generation: one is killed while its replacement waits in its join, one leaves and comes back, "
+    "all close and come back.",
     measure=measure,
     add_options=_options,
 )

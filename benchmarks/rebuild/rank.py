@@ -33,7 +33,7 @@ _TIMEOUT = 60.0
 _HANG = 30.0
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Any:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make(rank: int, count: int, args: dict[str, Any]) -> Any:
     """Ranks 0 to 3 are members, 4 forks who takes the last seat."""
     torch.set_num_threads(1)
     return Replacements() if rank == SEATS else Member(rank)

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures.figure import Figure, Goal, summary
 from benchmarks.measuring.part import Part, Run
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build"), str(ROOT)]  # the toolchain is a plain folder
-
-from m8d_build.errors import SourceUnreachable  # noqa: E402
-from m8d_build.series.apply import apply_series, revert_series  # noqa: E402  (found through the line above)
-from m8d_build.series.read import load_series  # noqa: E402
-from m8d_build.series.rules import verify  # noqa: E402
-from m8d_build.settings import Settings  # noqa: E402
-from m8d_build.sources import fetch_source  # noqa: E402
-from m8d_build.targets import load_targets  # noqa: E402
+from m8d_build.environments.download import WheelRequest, get_wheel, official_request
+from m8d_build.errors import SourceUnreachable
+from m8d_build.overlay.toolbox import required_packages
+from m8d_build.series.apply import apply_series, revert_series
+from m8d_build.series.read import load_series
+from m8d_build.series.rules import verify
+from m8d_build.settings import Settings
+from m8d_build.sources import fetch_source
+from m8d_build.targets import load_targets
+from m8d_build.wheel.facts import pinned_requirements
+from m8d_build.wheel.wheelfile import open_wheel
 
 if TYPE_CHECKING:
     import argparse
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from m8d_build.targets import Targets
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = "toolchain"
 QUICK_ROUNDS, FULL_ROUNDS = 5, 15
 
@@ -103,7 +104,7 @@ def _verify(targets: Targets, version: str, tree: Path | None) -> float:
 
 
 def _overlay(run: Run, settings: Settings) -> Iterator[Figure]:
-    """Build twice with an object cache of its own; downloads, sources and headers are shared with other runs."""
+    """Build twice with an object cache of its own; downloads, sources and headers are shared."""
     version = run.options.torch
     with tempfile.TemporaryDirectory(prefix="m8d-bench-", dir=settings.cache) as folder:
         cache, out = Path(folder, "cache"), Path(folder, "out")
@@ -133,11 +134,6 @@ def _once(name: str, value: float, unit: str, goal: Goal | None, note: str) -> F
 
 def _download(version: str, settings: Settings) -> None:
     """Have every wheel in the cache before the clock starts."""
-    from m8d_build.environments.download import WheelRequest, get_wheel, official_request  # noqa: PLC0415
-    from m8d_build.overlay.toolbox import required_packages  # noqa: PLC0415
-    from m8d_build.wheel.facts import pinned_requirements  # noqa: PLC0415
-    from m8d_build.wheel.wheelfile import open_wheel  # noqa: PLC0415
-
     target = load_targets(settings.patches).get(version)
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     pinned = pinned_requirements(open_wheel(get_wheel(official_request(target, python), settings)))
@@ -175,7 +171,7 @@ def _build(version: str, cache: Path, out: Path) -> tuple[dict[str, Any], float,
 
 
 class _Meter(threading.Thread):
-    """Samples the memory of a process and its descendants ten times a second (PSS: shared pages count once)."""
+    """Sampler of the memory of a process and its descendants, at 10 Hz (PSS: shared pages count once)."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -204,7 +200,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _pss(pid: int) -> int:
-    """Proportional set size without file-backed pages: what a process really takes from the machine, in bytes."""
+    """Proportional set size without file-backed pages, in bytes."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -25,7 +25,7 @@ _QUIET = 0.15
 """Seconds in which the number of threads must not change before a process counts as settled."""
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Member:  # noqa: ARG001  (the shape that `benchmarks.measuring.rank` calls)
+def make(rank: int, count: int, args: dict[str, Any]) -> Member:
     """Rank 0 is looked at, rank 1 is its partner."""
     torch.set_num_threads(1)
     return Member(rank)

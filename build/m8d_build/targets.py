@@ -59,7 +59,7 @@ class Unit:
     Attributes:
         path: source file relative to PyTorch's repository.
         defines: preprocessor definitions this unit alone gets.
-        memory_mb: the compiler's largest resident set in MB, measured (g++ 12); 0 if nobody did.
+        memory_mb: the compiler's largest resident set in MB, measured (g++ 12); 0 if not measured.
     """
 
     path: str

@@ -12,7 +12,7 @@ from test_rawzip import compressed
 
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, WheelInvalid
 from m8d_build.wheel import repack as module
-from m8d_build.wheel.entries import plan_steps
+from m8d_build.wheel.entries import plan_entries
 from m8d_build.wheel.rawzip import ZipWriter
 from m8d_build.wheel.recordfile import format_record, parse_record
 from m8d_build.wheel.repack import Edit, Put, repack
@@ -179,7 +179,7 @@ def test_changes_that_make_no_sense_are_refused_and_leave_nothing(tmp_path, chan
 def test_a_notice_does_not_replace_the_wheels_own_files(tmp_path, name):
     wheel = open_wheel(write_wheel(tmp_path))
     with pytest.raises(ValueError, match=f"cannot be named {name}"):
-        plan_steps(wheel, [], local=LOCAL, platform=PLATFORM, notices={name: b""})
+        plan_entries(wheel, [], local=LOCAL, platform=PLATFORM, notices={name: b""})
 
 
 class Usage(NamedTuple):

@@ -75,7 +75,7 @@ def build_extension(compiler: str, made: Path, *, linked: Environment, run: Envi
 def extension_command(
     compiler: str, made: Path, *, link_folders: tuple[Path, ...], run_folders: tuple[Path, ...], nccl: str
 ) -> list[str]:
-    """Return the compiler's arguments: no undefined symbol is let through, no library is dropped as unneeded."""
+    """Return the compiler's arguments: undefined symbols are refused, no library is dropped as unneeded."""
     return [
         compiler, "-std=c++17", "-O1", "-fPIC", "-shared", str(PROBES / "group.cpp"), "-o", str(made),
         "-Wl,-z,defs", "-Wl,--no-as-needed",

@@ -143,7 +143,7 @@ class Report:
         }
 
     def as_table(self) -> Table:
-        """Return the report as a table for a terminal: a line of outcomes a check, and below it what it shows."""
+        """Return the report as a table: a line of outcomes for each check, and its details below."""
         table = Table(box=None, pad_edge=False)
         for heading in ("check", "stock", "patched", "ok"):
             table.add_column(heading, overflow="fold")
@@ -160,7 +160,7 @@ class Report:
 
 
 def judge(case: Case, stock: Observed | None, patched: Observed | None) -> Result:
-    """Return the result of a case from what was observed in each environment (None: nothing was run there)."""
+    """Return the result of a case from the outcomes in each environment (None: not run there)."""
     details = {
         kind: dict(seen.details)
         for kind, seen in (("stock", stock), ("patched", patched))

@@ -64,7 +64,7 @@ class _Bench:
     log: Path
     preloads: Mapping[str, Path]
     extensions: Mapping[str, Mapping[str, Path]]
-    ours: bool  # no environment of somebody else's is involved, so Python may write its compiled files
+    ours: bool  # no environment of the user's is involved, so Python may write its compiled files
 
 
 def check_wheel(

@@ -11,7 +11,7 @@ __all__ = ["link_torch"]
 
 
 def link_torch(site: Path, into: Path, *, without: str = "") -> Path:
-    """Make a folder to import torch from: links to everything in ``site``, with ``torch/lib`` a folder of links.
+    """Make a folder to import torch from: links into ``site``, with ``torch/lib`` a folder of links.
 
     The loader and Python both go by the path they were given, so libraries in the tree look for each other in
     it.

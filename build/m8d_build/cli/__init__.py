@@ -1,4 +1,4 @@
-"""The command line: one module per command, found by its name; errors become exit codes here and nowhere else.
+"""The command line: one module per command, found by its name; errors become exit codes here alone.
 
 A command's module has ``NAME``, ``HELP``, ``configure_parser(parser)`` and ``execute(args, settings,
 console)``; ``execute`` returns the exit code. What it adds as ``--out`` or ``--jobs`` is taken into the

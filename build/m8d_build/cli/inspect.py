@@ -60,7 +60,8 @@ def _lines(found: Inspection) -> Iterator[str]:
     elif found.consistent:
         yield "  not patched"
     if found.library is not None and marker is not None:
-        yield f"  {marker.library} says: torch {found.library.torch}, {', '.join(found.library.topics) or 'no topics'}"
+        topics = ", ".join(found.library.topics) or "no topics"
+        yield f"  {marker.library} says: torch {found.library.torch}, {topics}"
     if found.bindings is not None:
         yield from _binding_lines(found.bindings)
     for note in found.notes:

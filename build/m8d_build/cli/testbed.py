@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["HELP", "NAME", "configure_parser", "execute"]
 
 NAME = "testbed"
-HELP = "Run the tests of the NCCL test bed on the patched wheel last built and on an official one; no GPU is needed."
+HELP = "Run the NCCL test bed's tests on the patched wheel last built and on an official one; needs no GPU."
 BAD_ARGUMENTS = 2
 
 
@@ -40,7 +40,7 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_named_python,
         metavar="NAME=PYTHON",
-        help="a Python with a CUDA build of torch, used as it is; with this, nothing is downloaded or installed",
+        help="a Python with a CUDA build of torch, used as it is; nothing is then downloaded or installed",
     )
     parser.add_argument("--wheel", type=Path, help="the patched wheel (default: the newest in out/)")
     parser.add_argument("--no-wheel", action="store_true", help="only official builds")

@@ -1,4 +1,4 @@
-"""``verify``: check the series of one, several or all versions; findings go to the terminal or out as JSON."""
+"""``verify``: check the series of some or all versions; findings go to the terminal or out as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["HELP", "NAME", "configure_parser", "execute"]
 
 NAME = "verify"
-HELP = "Check patch series: order, headers, encoding, overlaps, blob ids; with --source, that they apply with no fuzz."
+HELP = "Check patch series: order, headers, encoding, overlaps, blob ids; with --source, that they apply."
 
 
 def configure_parser(parser: argparse.ArgumentParser) -> None:

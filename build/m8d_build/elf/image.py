@@ -174,7 +174,7 @@ class Image:
         return next((s for s in self.sections if s.name == name), None)
 
     def dynamic(self) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Return where .dynamic is in the file, and all its slots as (tag, value), spare ones at the end included.
+        """Return the offset of .dynamic, and all its slots as (tag, value), spare ones at the end included.
 
         Raises:
             ElfInvalid: there is none: the file is no shared library.
@@ -278,5 +278,6 @@ def _section(name: str, raw: Any) -> Section:
 
 
 # Those that are looked at; pyelftools gives names for types it knows.
-_SECTION_KINDS = {"SHT_NULL": 0, "SHT_PROGBITS": 1, "SHT_SYMTAB": 2, "SHT_STRTAB": 3, "SHT_RELA": 4, "SHT_NOBITS": 8,
+_SECTION_KINDS = {"SHT_NULL": 0, "SHT_PROGBITS": 1, "SHT_SYMTAB": 2, "SHT_STRTAB": 3, "SHT_RELA": 4,
+                  "SHT_NOBITS": 8,
                   "SHT_DYNSYM": 11}  # fmt: skip

@@ -181,7 +181,7 @@ def read_constant(path: Path, symbol: Symbol) -> bytes:
 
 
 def glibc_floor(path: Path) -> tuple[int, int]:
-    """Return the oldest glibc a library can run on, (2, 17) for instance; (0, 0) if it wants no version of it.
+    """Return the oldest glibc a library can run on, (2, 17) for instance; (0, 0) if it needs none.
 
     Raises:
         ElfInvalid: the file is damaged, or wants a version that no release of glibc promises.
@@ -207,7 +207,7 @@ def glibc_floor(path: Path) -> tuple[int, int]:
 
 
 def required_versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the newest numbered version wanted of each family: {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), ...}.
+    """Return the newest version needed of each family: {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), ...}.
 
     Raises:
         ElfInvalid: the file is damaged.

@@ -23,7 +23,7 @@ def constructed_at_load(path: Path) -> frozenset[str]:
 
     Two libraries that both hold such a unit would each construct the variable and each register its
     destructor. If they shared one variable, it would be destroyed twice. Variables behind a guard (statics of
-    inline functions) are constructed once whoever comes first, and are not meant.
+    inline functions) are constructed once, by their first user, and are not meant.
 
     Args:
         path: an object file, compiled with -O1 or above.

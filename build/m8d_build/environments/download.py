@@ -159,7 +159,7 @@ def get_wheel(
         request: which wheel.
         settings: where the cache is.
         local: a file to use instead. Its hash is checked if its name is that of the file on record; any other
-            name is the user's choice, and whoever reads the wheel judges it.
+            name is the user's choice, and is checked when the wheel is read.
         reporter: told what is downloaded.
         retry: how often to try.
         pip: how to run pip.
@@ -244,7 +244,7 @@ def _fault(path: Path, sha256: str) -> str:
 
 
 def _recorded(path: Path) -> str:
-    """Return the hash written down when a wheel was kept, "" if there is none (someone put the file there)."""
+    """Return the hash recorded for a kept wheel, "" if there is none (the file was put there by hand)."""
     try:
         said = _hash_file(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -301,7 +301,8 @@ def _command(request: WheelRequest, into: Path) -> list[str | Path]:
     # "===" compares text: "==2.6.0" would also take, and prefer, 2.6.0+cu124 of another index.
     # The wheel is kept once, in our cache; pip's would hold the same 800 MB again.
     command: list[str | Path] = [
-        sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
+        sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check",
+        "--progress-bar", "off",
         "--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", into,
     ]  # fmt: skip
     if request.python:

@@ -79,7 +79,7 @@ class Environment:
 
     @classmethod
     def of(cls, python: Path) -> Environment:
-        """Return the environment of an interpreter that somebody else made.
+        """Return the environment of an interpreter that was made by other means.
 
         Raises:
             CommandFailed: it cannot be run.
@@ -196,7 +196,7 @@ class Environments:
                 with self._held(name, wait=0):
                     _remove(self.root / name)
             except BuildBusy:
-                continue  # in use: whoever uses it prunes after itself
+                continue  # in use: its user prunes after itself
             removed.append(name)
         return tuple(removed)
 
@@ -308,8 +308,10 @@ def _make_thin(folder: Path, recipe: Recipe, base: Environment, log: Path) -> No
 
 def _pip_install(python: Path, requirement: str, options: list[str], log: Path) -> None:
     command: list[str | Path] = [
-        python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60",
-        "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", *options, requirement,
+        python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5",
+        "--timeout", "60",
+        "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", *options,
+        requirement,
     ]  # fmt: skip
     what = f"install {requirement}"
     failed = _network_failure(command, what, log)

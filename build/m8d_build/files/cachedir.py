@@ -44,7 +44,7 @@ class Kept:
 
 
 def survey(cache: Path) -> tuple[Kept, ...]:
-    """Return what the cache holds. Names that begin with a dot are locks and unfinished work, and left out."""
+    """Return the cache's contents, without names that begin with a dot: locks and unfinished work."""
     found = []
     for kind in KINDS:
         folder = cache / kind

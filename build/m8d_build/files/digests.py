@@ -28,7 +28,7 @@ RECORDS = {
     "hardware": ("multiworld", "tests/testbed/matrix", "tests/testbed/programs", "tests/gpu/hardware"),
     "benchmarks": ("multiworld", "benchmarks"),
 }
-"""By page: the folders whose code it describes, or is made with. (`m8d_build.testing.versions` has a digest of its own.)"""
+"""By page: the folders of the code it describes. (`m8d_build.testing.versions` has a digest of its own.)"""
 
 _CODE = {".py", ".cpp", ".h", ".hpp", ".cu"}
 

@@ -21,7 +21,7 @@ FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "You don't have 
 
 @contextmanager
 def needs_room(folder: Path, what: str) -> Iterator[None]:
-    """Enclose work that writes under a folder; a full disk, ours or met by a program we ran, becomes DiskFull.
+    """Enclose work that writes under a folder; a full disk, ours or a program's, becomes DiskFull.
 
     Args:
         folder: where it writes (need not exist).

@@ -45,7 +45,8 @@ class Holder:
     def describe(self, now: float) -> str:
         """Return "process 12 on host (what), since <UTC time>, for N s"."""
         began = datetime.fromtimestamp(self.since, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return f"process {self.pid} on {self.host} ({self.what}), since {began}, for {max(now - self.since, 0):.0f} s"
+        lasted = f"since {began}, for {max(now - self.since, 0):.0f} s"
+        return f"process {self.pid} on {self.host} ({self.what}), {lasted}"
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def hold(
 
     Args:
         folder: what to hold.
-        what: what is done there, told to whoever finds it held.
+        what: what is done there, told to callers that find it held.
         wait: seconds to wait for another holder to finish.
         clock: seconds since the epoch.
 
@@ -75,8 +76,9 @@ def hold(
             lock.acquire(timeout=wait)
     except Timeout as exc:
         holder = holder_of(folder)
+        held = holder.describe(clock()) if holder else "a process that did not say who it is"
         raise BuildBusy(
-            f"{folder} is in use by {holder.describe(clock()) if holder else 'a process that did not say who it is'}",
+            f"{folder} is in use by {held}",
             rule="one build works in a folder at a time",
             next_step="Wait for it or end it, or use another folder with --out",
         ) from exc
@@ -97,7 +99,7 @@ def hold(
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Return who last said to hold a folder, None if nobody did or it cannot be read.
+    """Return the recorded holder of a folder, None if there is none or it cannot be read.
 
     Only meaningful while the lock is held: a killed holder's word stays behind and is overwritten by the
     next.

@@ -168,7 +168,7 @@ def submodule_paths(tree: Path) -> tuple[str, ...]:
 
 
 def link_libraries(packages: Path, links: list[str], folder: Path) -> None:
-    """Link headers and libraries of packages into ``include`` and ``lib``, libraries also without their version.
+    """Link packages' headers and libraries into ``include`` and ``lib``, libraries also unversioned.
 
     Raises:
         PrerequisiteMissing: one of the packages is not there.
@@ -205,7 +205,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _copy(source: Path, tree: Path) -> None:
-    """Copy a tree beside its place, so that the person's own is never changed and a stopped copy is not taken for whole."""
+    """Copy a tree beside its place and move it in: the original is unchanged, no half copy is used."""
     if not (source / "version.txt").is_file():
         raise WrongTree(
             f"{source} is no PyTorch source tree",

@@ -108,7 +108,7 @@ def create_commands(route: Route, prefix: Path, file: Path) -> tuple[tuple[str, 
 
 
 def inside(route: Route, prefix: Path) -> tuple[str, ...]:
-    """Return the words that run the environment's Python in the environment, to be followed by its arguments."""
+    """Return the command that runs the environment's Python, to be followed by its arguments."""
     unset = ("env", *(word for name in UNSET for word in ("-u", name)))
     python = str(prefix / "bin" / "python")
     if route.kind is RouteKind.VENV:

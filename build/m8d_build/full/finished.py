@@ -56,7 +56,7 @@ def save_state(path: Path, state: Mapping[str, Finished]) -> None:
 def remaining(
     steps: Sequence[Step], state: Mapping[str, Finished], present: Mapping[str, bool]
 ) -> tuple[Step, ...]:
-    """Return the steps to be done: from the first that is not finished as it is now on; else those done in every run.
+    """Return the steps to do: from the first that is not finished on; else those done in every run.
 
     Args:
         steps: of the plan, in order.

@@ -151,8 +151,14 @@ def _requirements(recipe: Recipe, options: FullOptions, layout: Layout, inputs: 
         title="install the build's requirements",
         parts=(
             *files,
-            Command("install the build's requirements", (*run, "-r", requirements), str(layout.work), timeout=2 * HOUR),
-            Command("install NVIDIA's libraries", (*run, "--no-deps", "-r", libraries), str(layout.work), timeout=2 * HOUR),
+            Command(
+                "install the build's requirements", (*run, "-r", requirements), str(layout.work),
+                timeout=2 * HOUR,
+            ),
+            Command(
+                "install NVIDIA's libraries", (*run, "--no-deps", "-r", libraries), str(layout.work),
+                timeout=2 * HOUR,
+            ),
             Action(
                 Act.LINK_LIBRARIES,
                 (

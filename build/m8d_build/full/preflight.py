@@ -242,7 +242,8 @@ def _plain(need: Need, machine: MachineFacts) -> Iterator[Problem]:
 def _compiler(need: Need, compiler: Compiler | None, conda: str) -> Iterator[Problem]:
     recipe = need.recipe
     oldest = tuple(int(part) for part in recipe.gcc_min.split("."))
-    rule = f"GCC {recipe.gcc_min} to {recipe.cuda.gcc_max} compiles torch {need.torch} with CUDA {recipe.cuda.version}"
+    compilers = f"GCC {recipe.gcc_min} to {recipe.cuda.gcc_max}"
+    rule = f"{compilers} compiles torch {need.torch} with CUDA {recipe.cuda.version}"
     todo = f"Install one of these and name it with M8D_CXX, {conda}"
     if compiler is None:
         yield Problem("compiler", "no C++ compiler", rule, todo)

@@ -127,7 +127,7 @@ def _has(door: _Door, ref: str) -> bool:
 
 
 def _limit(repo: Path, folders: Sequence[str]) -> None:
-    """Name the folders to check out. Written by hand: ``git sparse-checkout`` took other options before 2.35."""
+    """Write the sparse-checkout file by hand: ``git sparse-checkout`` took other options before 2.35."""
     patterns = ["/*", "!/*/", *(f"/{folder}/" for folder in folders)]
     (repo / "info").mkdir(exist_ok=True)
     (repo / "info" / "sparse-checkout").write_text("\n".join(patterns) + "\n", encoding="utf-8")
@@ -208,7 +208,7 @@ def _git_at(folder: Path) -> Git:
 
 
 class _Watch(threading.Thread):
-    """Ends git and its children (a process group of its own) at the deadline, or when told to; insists after a while."""
+    """Terminates git's process group at the deadline or on request, and kills it after a while."""
 
     def __init__(self, pid: int, deadline: float) -> None:
         super().__init__(daemon=True)

@@ -33,8 +33,10 @@ ALONE = {
     "LC_ALL": "C",
 }
 DIFF = (
-    "diff-tree", "-r", "-p", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--text",
-    "--diff-algorithm=myers", "--indent-heuristic", "--inter-hunk-context=0", "--src-prefix=a/", "--dst-prefix=b/",
+    "diff-tree", "-r", "-p", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
+    "--text",
+    "--diff-algorithm=myers", "--indent-heuristic", "--inter-hunk-context=0", "--src-prefix=a/",
+    "--dst-prefix=b/",
 )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def changed_files(tree: Path) -> tuple[str, ...]:
 
 
 def check_applies(tree: Path, diffs: bytes) -> str:
-    """Ask ``git apply --check`` about diffs, all in one, and return what it says against them ("" if nothing).
+    """Run ``git apply --check`` on diffs, all at once, and return its complaint ("" if it has none).
 
     Raises:
         CommandFailed: git could not run.

@@ -211,7 +211,7 @@ class _Build:
         )
 
     def steps(self) -> Callable[[Step], AbstractContextManager[None]]:
-        """Return what opens the next step of the plan; another one than the next is a fault of this module."""
+        """Return a function that opens the plan's next step and refuses any other."""
         plan = iter(Step)
 
         def step(wanted: Step) -> AbstractContextManager[None]:

@@ -103,7 +103,7 @@ def check_overlay(candidate: Candidate) -> tuple[str, ...]:
 
 
 def check_headers(target: Target, wheel: WheelFile) -> int:
-    """Check that the wheel's headers and Python files are those the sources have; return how many were compared.
+    """Check that the wheel's headers and Python files are the sources'; return how many were compared.
 
     Raises:
         WheelMismatch: one is not.

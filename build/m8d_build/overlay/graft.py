@@ -226,7 +226,7 @@ def check_graft(before: Library, after: Library, overlay: Library, plan: GraftPl
 
 
 def merge_definitions(objects: Iterable[Mapping[str, Symbol]]) -> dict[str, Symbol]:
-    """Return what several objects define together, as the linker picks: a strong definition before a weak one."""
+    """Return the joint definitions of several objects, as linked: strong before weak."""
     merged: dict[str, Symbol] = {}
     for definitions in objects:
         for name, symbol in definitions.items():

@@ -62,7 +62,7 @@ def probe_source(headers: Sequence[str], probes: Sequence[ClassProbe]) -> str:
 
 
 def read_layouts(probe: Path, probes: Sequence[ClassProbe]) -> dict[str, int]:
-    """Return the layouts an object compiled from :func:`probe_source` holds, in bytes: {"size of c10d::X": 8, ...}.
+    """Return the layouts in an object of :func:`probe_source`, in bytes: {"size of c10d::X": 8, ...}.
 
     Raises:
         ElfInvalid: the object is damaged.

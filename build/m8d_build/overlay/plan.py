@@ -36,7 +36,7 @@ __all__ = [
 # version.
 LOCAL_SUFFIX = "m8d1"
 
-UNKNOWN_MB = 1000  # taken for a unit whose compiler nobody has measured
+UNKNOWN_MB = 1000  # assumed for a unit whose compiler was not measured
 
 # How the official build compiles these units, beyond what it says of itself: CMakeLists.txt,
 # caffe2/CMakeLists.txt and cmake/Dependencies.cmake of 2.6.0; the same names up to 2.14. 2.6.0's units do not
@@ -48,7 +48,7 @@ _DEFINES = (
 
 
 class Step(Enum):
-    """The steps of an overlay build, in order: what the build runs, what the progress counts, what a plan shows.
+    """The steps of an overlay build, in order: the build runs them, progress and plan show them.
 
     Attributes:
         title: as people see it.
@@ -259,7 +259,7 @@ def overlay_file_name(strings: Sequence[str]) -> str:
 
 
 def overlay_rpath(official: str) -> str:
-    """Return the overlay's DT_RPATH: its own folder, then where the official library finds the nvidia packages."""
+    """Return the overlay's DT_RPATH: its own folder, then the official library's paths."""
     entries = ["$ORIGIN", *(e for e in official.split(":") if e and e != "$ORIGIN")]
     return ":".join(dict.fromkeys(entries))
 

@@ -1,7 +1,7 @@
 """Stale code: whether remaining code reaches old definitions directly, past any graft.
 
-Exported functions are reached through names, and those are grafted. Hidden ones are called directly. Whoever
-outside the units calls one keeps running the wheel's code beside the overlay's, on variables of its own.
+Exported functions are reached through names, and those are grafted. Hidden ones are called directly. Code
+outside the units that calls one keeps running the wheel's code beside the overlay's, on variables of its own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def stale_uses(
     *,
     accepted: Mapping[str, str],
 ) -> list[StaleUse]:
-    """Return every direct use of the units' old definitions from outside. Arguments as :func:`no_stale_uses`."""
+    """Return direct uses of the units' old definitions from outside. Arguments: :func:`no_stale_uses`."""
     if not symtab:
         raise CheckFailed(
             f"{library} has no .symtab", rule="hidden functions can only be found by name", next_step=USE_FULL
@@ -199,7 +199,7 @@ class _Search:
 
 
 def _by_chance(image: Image, reference: Reference, user: Symbol | None) -> bool:
-    """Tell whether only the bytes look like a reference; asked about the few from outside, it may take its time."""
+    """Return whether bytes look like a reference and are none; slow, asked about few."""
     if user is None or user.kind != "FUNC":
         return False
     code = image.bytes_at(image.offset_of(user.value, user.size), user.size)

@@ -147,6 +147,6 @@ def _with_statics(
 
 
 def _only_group(source: str, library: SymbolMap) -> int:
-    """The file symbol of a name, 0 if there are none or several: then no static is taken for the unit's own."""
+    """The file symbol of a name, 0 if there are none or several: no static is then the unit's own."""
     groups = {s.number for s in library.symbols if s.kind == "FILE" and s.name == source}
     return groups.pop() if len(groups) == 1 else 0

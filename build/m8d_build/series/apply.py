@@ -170,7 +170,7 @@ def patched_files(
 
 
 def pristine_files(tree: Path, paths: Sequence[str]) -> dict[str, bytes]:
-    """Return files as they are without our patches, whether or not a series is applied; missing ones are left out.
+    """Return files without our patches, whether or not a series is applied; missing ones are left out.
 
     Raises:
         NotApplied: the tree's receipt is damaged, or a touched file was changed after it.

@@ -89,7 +89,7 @@ class Sketch:
 def _enclosing(done: list[_Unknown | _Known], after: _Unknown | _Known | None, name: str) -> str:
     """Return the earlier patch whose added lines stand on both sides of this place, "" if there is none.
 
-    A place at the edge of another patch's lines is nobody's.
+    A place at the edge of another patch's lines belongs to no patch.
     """
     before = next((s for s in reversed(done) if not (isinstance(s, _Known) and s.owner == name)), None)
     if isinstance(before, _Known) and isinstance(after, _Known) and before.owner == after.owner:

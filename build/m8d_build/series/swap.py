@@ -115,7 +115,7 @@ def swap(tree: Path, changes: Sequence[Change], *, drop_folders: Sequence[str] =
     """Change many files as one.
 
     Args:
-        tree: the folder all paths are relative to; nobody else may write there meanwhile (``locked``).
+        tree: the folder all paths are relative to; no other program may write there meanwhile (``locked``).
         changes: what becomes of each file.
         drop_folders: folders to remove afterwards if they are empty, outermost first.
 
@@ -160,7 +160,7 @@ def repair(tree: Path) -> bool:
         Whether there was anything to put back.
 
     Raises:
-        DirtyTree: a file was changed by somebody else since, or the journal is damaged.
+        DirtyTree: a file was changed by another program since, or the journal is damaged.
     """
     journal = tree / HOME / JOURNAL
     if not journal.exists():
@@ -220,7 +220,7 @@ def _remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError as exc:
-        # Not there, or somebody else's files are in it: both are as they should be.
+        # Not there, or files of others are in it: both are as they should be.
         if exc.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
             raise
 

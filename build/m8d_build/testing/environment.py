@@ -170,8 +170,10 @@ def _request(version: str, tag: str, settings: Settings) -> WheelRequest:
 
 def _install(held: Environment, needs: Sequence[str], into: Path, log: Path) -> None:
     command: list[str | Path] = [
-        held.python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60",
-        "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", "--target", into, *needs,
+        held.python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5",
+        "--timeout", "60",
+        "install", "--no-compile", "--no-warn-script-location", "--progress-bar", "off", "--target", into,
+        *needs,
     ]  # fmt: skip
     failed = None
     for _ in range(_ATTEMPTS):

@@ -18,6 +18,7 @@ BEGIN = "<!-- results: begin (written by nox -s tests-torch) -->"
 END = "<!-- results: end -->"
 NEW_PAGE = f"# Compatibility\n\n{BEGIN}\n{END}\n"
 NOTHING = "-"
+HOW_TO_READ = "In a cell: how many tests passed; [n] leads to the reason below."
 LONGEST = 240  # characters of a reason
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
 
@@ -34,10 +35,7 @@ def render(outcomes: Sequence[Outcome], *, machine: str) -> str:
     files = _unique(case.file for outcome in outcomes for case in outcome.cases)
     tables = [_table(file, outcomes, reasons) for file in sorted(files)]
     parts = [
-        (
-            f"Run on {' and '.join(dates)} (UTC) on {machine}. In a cell: how many tests passed; [n] leads to "
-            "the reason below."
-        ),
+        f"Run on {' and '.join(dates)} (UTC) on {machine}. {HOW_TO_READ}",
         _totals(outcomes),
         *tables,
         *reasons.lists(),
@@ -158,6 +156,6 @@ def _text(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a reason as the page shows it: one line, not too long, files by name (their folders are the machine's)."""
+    """Return a reason as the page shows it: one line, shortened, files by name without their folders."""
     flat = re.sub(r"\s+", " ", _FOLDERS.sub("", text)).strip() or "no reason given"
     return _text(flat if len(flat) <= LONGEST else flat[: LONGEST - 1] + "…")

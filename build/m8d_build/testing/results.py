@@ -38,7 +38,7 @@ class Case:
 
     @property
     def feature(self) -> str:
-        """The row it belongs to, in words: its function; the last parameter of a test_..._feature_...[mode-feature]."""
+        """Its row: the function, or the last parameter of a test_..._feature_...[mode-feature]."""
         function, _, parameters = self.name.partition("[")
         row = function.removeprefix("test_")
         if parameters and "feature" in function:

@@ -164,7 +164,9 @@ def _builds(
 def command(asked: Asked, name: str, python: Path, packages: Path | None, junit: Path) -> list[str | Path]:
     """Return how pytest is started for one build."""
     return [
-        sys.executable, "-m", "pytest", asked.tests, *([GPU_TESTS] if asked.tests == TESTS else []), "-p", "no:cacheprovider", f"--junitxml={junit}",
+        sys.executable, "-m", "pytest", asked.tests, *([GPU_TESTS] if asked.tests == TESTS else []),
+        "-p", "no:cacheprovider",
+        f"--junitxml={junit}",
         f"--bed={name}={python}", *([f"--bed-path={packages}"] if packages is not None else []),
         *(["-k", asked.match] if asked.match else []),
     ]  # fmt: skip
@@ -213,8 +215,8 @@ def _test_one(
     env = {"PYTHONPATH": os.pathsep.join(map(str, (REPO_ROOT / "build", REPO_ROOT))), "PYTHONUNBUFFERED": "1"}
     try:
         proc.run(
-            command(asked, name, python, packages, junit), what="run the tests", log=log, cwd=REPO_ROOT, env=env,
-            timeout=asked.limit, cancel=cancel,
+            command(asked, name, python, packages, junit), what="run the tests", log=log, cwd=REPO_ROOT,
+            env=env, timeout=asked.limit, cancel=cancel,
         )  # fmt: skip
     except CommandFailed as exc:
         return exc

@@ -56,7 +56,8 @@ class Run:
     def command(self, more: Sequence[str] = (), limit: int = LIMIT) -> list[str]:
         """Return what comes after the interpreter's name; ``more`` goes to pytest."""
         return [
-            "-m", "pytest", str(self._tests), "-m", "not everyday", "-p", "no:cacheprovider", "--continue-on-collection-errors",
+            "-m", "pytest", str(self._tests), "-m", "not everyday", "-p", "no:cacheprovider",
+            "--continue-on-collection-errors",
             f"--session-timeout={limit}", f"--junitxml={self._junit}", *more,
         ]  # fmt: skip
 

@@ -110,7 +110,7 @@ class ChunkCache:
                 Path(temporary).unlink(missing_ok=True)
 
     def prune(self) -> int:
-        """Delete the chunks not used for longest until the folder is within its limit; return the bytes freed."""
+        """Delete the least recently used chunks until the folder is within its limit; return bytes freed."""
         try:
             found = [(path.stat().st_mtime_ns, path.stat().st_size, path) for path in self._folder.iterdir()]
         except OSError:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from m8d_build.wheel.wheelfile import WheelFile
 
-__all__ = ["FILE_MODE", "PROGRAM_MODE", "Step", "plan_steps"]
+__all__ = ["FILE_MODE", "PROGRAM_MODE", "EntryPlan", "plan_entries"]
 
 FILE_MODE = 0o100644
 PROGRAM_MODE = 0o100755
@@ -35,7 +35,7 @@ _UNCARRIED = (
 
 
 @dataclass(frozen=True)
-class Step:
+class EntryPlan:
     """What happens to one entry.
 
     Attributes:
@@ -49,14 +49,14 @@ class Step:
     change: Put | Edit | None
 
 
-def plan_steps(
+def plan_entries(
     wheel: WheelFile,
     changes: Sequence[Put | Edit],
     *,
     local: str,
     platform: str,
     notices: Mapping[str, bytes],
-) -> tuple[Step, ...]:
+) -> tuple[EntryPlan, ...]:
     """Decide what happens to every entry; RECORD, which needs the digests of the others, is not among them.
 
     The source's order is kept; added entries follow, sorted by name, with METADATA's date.
@@ -96,9 +96,11 @@ def plan_steps(
     unsigned = {f"{wheel.dist_info}/{name}" for name in _UNCARRIED}
     for name, info in wheel.entries.items():
         if name not in unsigned:
-            steps.append(Step(name, member_of(info, renamed(name)), made.pop(name, None)))
+            steps.append(EntryPlan(name, member_of(info, renamed(name)), made.pop(name, None)))
     date = wheel.entries[f"{wheel.dist_info}/METADATA"].date_time
     for name, change in sorted(made.items()):
         program = isinstance(change, Put) and change.executable
-        steps.append(Step("", Member(renamed(name), date, PROGRAM_MODE if program else FILE_MODE), change))
+        steps.append(
+            EntryPlan("", Member(renamed(name), date, PROGRAM_MODE if program else FILE_MODE), change)
+        )
     return tuple(steps)

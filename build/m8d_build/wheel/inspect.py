@@ -206,7 +206,7 @@ def bindings_of(entry: str, overlay: Library, grafted: Library) -> Bindings:
 
 
 def _version_faults(wheel: WheelFile, marker: Marker) -> list[str]:
-    """Compare the places that say the version; file name and METADATA were compared when the wheel was opened."""
+    """Compare the statements of the version; file name and METADATA were compared on opening."""
     said = f"{marker.torch}+{marker.local}"
     inside = wheel.version_file()
     faults = [

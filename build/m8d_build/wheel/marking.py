@@ -122,10 +122,7 @@ def make_notice(marker: Marker, *, source: str, source_sha256: str, changed: tup
         "Files replaced or added, besides this folder's:",
         *(f"  {name}" for name in sorted(changed)),
         "",
-        (
-            "PyTorch's own licence and notices stand unchanged beside this file and go on to apply. The changes "
-            "are"
-        ),
-        f"under the Apache License 2.0, see {LICENCE_NAME}.",
+        "PyTorch's own licence and notices stand unchanged beside this file and go on to apply.",
+        f"The changes are under the Apache License 2.0, see {LICENCE_NAME}.",
     ]
     return ("\n".join(lines) + "\n").encode()

@@ -19,7 +19,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.wheel.changes import BLOCK, Edit, Put, content
 from m8d_build.wheel.deflate import ChunkCache, deflate
-from m8d_build.wheel.entries import FILE_MODE, Step, plan_steps
+from m8d_build.wheel.entries import FILE_MODE, EntryPlan, plan_entries
 from m8d_build.wheel.rawzip import Member, ZipWriter, raw_offset
 from m8d_build.wheel.recordfile import RecordRow, format_record, record_digest
 from m8d_build.wheel.relabel import dist_info_name, wheel_name
@@ -83,9 +83,9 @@ def repack(
         DiskFull: there is not enough room for it, or there was none while writing. Nothing is left behind.
         WheelInvalid: the source wheel turned out to be damaged.
         CheckFailed: what was written does not read back.
-        ValueError: as in ``plan_steps`` and ``edit_blocks``.
+        ValueError: as in ``plan_entries`` and ``edit_blocks``.
     """
-    steps = plan_steps(wheel, changes, local=local, platform=platform, notices=notices or {})
+    steps = plan_entries(wheel, changes, local=local, platform=platform, notices=notices or {})
     target = out_dir / wheel_name(wheel, local, platform)
     _preflight(out_dir, _room_needed(wheel, steps))
     chunks = ChunkCache(cache) if cache is not None else None
@@ -114,7 +114,12 @@ def repack(
 
 
 def _write(
-    wheel: WheelFile, part: Path, steps: tuple[Step, ...], record: str, jobs: int, cache: ChunkCache | None
+    wheel: WheelFile,
+    part: Path,
+    steps: tuple[EntryPlan, ...],
+    record: str,
+    jobs: int,
+    cache: ChunkCache | None,
 ) -> dict[str, Deflated]:
     """Write all entries and RECORD; return what was made anew, by its new name."""
     rows = {row.path: row for row in wheel.record}
@@ -150,7 +155,7 @@ def _deflater(
 
 
 def _check(part: Path, made: Mapping[str, Deflated]) -> str:
-    """Read back what was written: structure, RECORD's names and sizes, tags, what was made; return the SHA-256.
+    """Read the written wheel back (structure, RECORD, sizes, tags, contents) and return its SHA-256.
 
     ``deflate`` has shown already that what it gave inflates to what it was given: here it is enough that
     these bytes are in the file, under the right CRC and sizes.
@@ -189,7 +194,7 @@ def _unsound(part: Path, value: str, rule: str) -> CheckFailed:
     )
 
 
-def _room_needed(wheel: WheelFile, steps: tuple[Step, ...]) -> int:
+def _room_needed(wheel: WheelFile, steps: tuple[EntryPlan, ...]) -> int:
     """About the wheel's own size, and what is put in at its unpacked size."""
     added = sum(content(wheel, step.change)[0] for step in steps if isinstance(step.change, Put))
     return wheel.path.stat().st_size + added + _ROOM

@@ -244,7 +244,7 @@ class WheelFile:
 
 
 def open_wheel(path: Path) -> WheelFile:
-    """Open and validate a wheel: file name, zip structure, dist-info, METADATA, WHEEL, and RECORD's names and sizes.
+    """Open and validate a wheel: file name, zip structure, dist-info, METADATA, WHEEL, RECORD.
 
     Raises:
         WheelInvalid: it is no whole wheel; the message says what is wrong.
