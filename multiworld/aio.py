@@ -1,7 +1,7 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.direct`, `endings`).
+future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.direct`, `endings`).
 Cancelling ends the waiting, not the operation: torch cannot take back
 what was posted. A cancelled receive is kept, and the next receive of the same source and tag gets its message;
 until then its tensor belongs to it.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._c10d.endings import Ending, Habit
+    from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
@@ -59,7 +59,7 @@ class Aio:
     def __init__(self, world: World) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_lane`
-        self._lane: Any = None  # of the loop that was last used, `endings.Lane`
+        self._queue: Any = None  # of the loop that was last used, `waiting.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
         self._sends: Habit | Any = None
@@ -287,17 +287,17 @@ class Aio:
 
     # -- how ----------------------------------------------------------------------------------------------------
 
-    def _ending(self, work: Any, order: int = 0) -> Ending:
+    def _ending(self, work: Any, order: int = 0) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""
         loop = asyncio.get_running_loop()
-        lane = self._lane
-        if lane is None or lane.loop() is not loop:
-            from multiworld._c10d import endings  # noqa: PLC0415  (a world exists, so torch is loaded)
+        queue = self._queue
+        if queue is None or queue.loop() is not loop:
+            from multiworld._c10d.gloo import waiting  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-            lane = self._lane = endings.lane_of(loop)
-            self._make = endings.Ending
-            self._sends, self._receives, self._others = endings.Habit(), endings.Habit(), endings.Habit()
-        ending: Ending = self._make(work, lane, loop, order)
+            queue = self._queue = waiting.queue_of(loop)
+            self._make = waiting.AwaitedWork
+            self._sends, self._receives, self._others = waiting.Habit(), waiting.Habit(), waiting.Habit()
+        ending: AwaitedWork = self._make(work, queue, loop, order)
         return ending
 
     async def _collective(self, gen: Generation, start: Callable[[], Any]) -> None:
@@ -311,7 +311,7 @@ class Aio:
         finally:
             del ending
 
-    async def _ended(self, gen: Generation, ending: Ending, habit: Habit, nbytes: int = 0) -> None:
+    async def _ended(self, gen: Generation, ending: AwaitedWork, habit: Habit, nbytes: int = 0) -> None:
         """Wait for what need not be kept when nobody waits for it any more."""
         gen.expect(ending)
         try:

@@ -1,6 +1,6 @@
 """The collectives of a world, blocking: torch.distributed's names, order and meaning, without ``group=``.
 
-The hot ones call the backend directly where that means the same (`multiworld._c10d.direct`); all others run torch's
+The hot ones call the backend directly where that means the same (`multiworld._c10d.gloo.direct`); all others run torch's
 function with the world selected, so that they mean exactly what torch means by them.
 """
 
@@ -242,7 +242,8 @@ class Collectives:
 
     def _inside(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn` with this world selected, errors translated."""
-        from multiworld._c10d import router, together  # noqa: PLC0415  (same)
+        from multiworld._c10d.nccl import coalescing  # noqa: PLC0415  (same)
+        from multiworld._c10d.routing import router  # noqa: PLC0415  (same)
 
         gen = self._gen
         state = gen.c10d
@@ -253,7 +254,7 @@ class Collectives:
             return fn(*args, **kwargs)
         except BaseException as exc:
             if state.traffic is not None:
-                together.close_left(state.traffic)
+                coalescing.close_left(state.traffic)
             if isinstance(exc, Exception):
                 _reraise(gen, exc)
             raise

@@ -1,4 +1,4 @@
-"""Every exception this project raises on purpose.
+"""Exceptions of multiworld.
 
     MultiworldError
     ├── MarkerError                 a patched build's marker cannot be read, or its two halves disagree
@@ -8,7 +8,7 @@
     │   ├── UnknownWorldError       no world of that name in this process (a KeyError too)
     │   ├── WrongDeviceError        a tensor lies where the world's backend cannot reach it (a ValueError too)
     │   └── JoinError               the world could not be joined; nothing half-made is left
-    │       ├── InvalidJoinError        an argument breaks a rule, whatever the others say (a ValueError too)
+    │       ├── InvalidJoinError        an argument breaks a rule (a ValueError too)
     │       ├── RankTakenError          two processes claim the same rank
     │       ├── MismatchError           members disagree about the world (size, backend, ...)
     │       ├── JoinTimeoutError        not everyone came before the timeout (a TimeoutError too)
@@ -23,7 +23,8 @@
     │   └── InstallError            m8d-post-setup could not install, check or remove
     └── BuildError                  (in m8d_build.errors) one subclass per way the toolchain can fail
 
-An error carries its parts as fields and builds its own message: the value, the rule it broke, the next step.
+An error carries its parts as fields and builds its message from them: the value, the rule it broke, the next
+step.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class MultiworldError(Exception):
     """Base of all errors of this project.
 
     Args:
-        value: what was found, said so that the reader can find it again.
-        rule: what it should have been.
-        next_step: what to do about it.
+        value: the offending value, as the reader can find it.
+        rule: the rule that it breaks.
+        next_step: how to fix it.
     """
 
     def __init__(self, value: str, *, rule: str = "", next_step: str = "") -> None:
@@ -110,10 +111,10 @@ class BrokenWorldException(WorldError):
 
     Args:
         world: its name.
-        detail: what was seen, in one sentence.
-        generation: which generation broke; 0 where it is not known.
+        detail: the observation, in one sentence.
+        generation: number of the broken generation; 0 where unknown.
         cause: "crashed", "hung", "unreachable", "left" or "failed" (`multiworld.Cause`); "failed" by default.
-        ranks: of the members that are the cause, ascending; empty where nobody can be named.
+        ranks: of the members that are the cause, ascending; empty where unknown.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class JoinError(WorldError):
 
 
 class InvalidJoinError(JoinError, ValueError):
-    """An argument of the join breaks a rule, whatever the other members say."""
+    """An argument of the join breaks a rule."""
 
 
 class RankTakenError(JoinError):

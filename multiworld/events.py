@@ -1,6 +1,6 @@
-"""What happens to worlds, as frozen records, and the bus that hands them out.
+"""Events of worlds, as frozen records, and the bus that publishes them.
 
-`State`, `Cause` and `Breakage` are here because every layer speaks of them. Times are ``time.monotonic()``
+`State`, `Cause` and `Breakage` are defined here because every layer uses them. Times are ``time.monotonic()``
 seconds of the process that made the record.
 """
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed", "WorldJoinFailed",
+    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
+    "WorldJoinFailed",
     "WorldJoining", "bus", "subscribe",
 ]  # fmt: skip
 
@@ -25,7 +26,7 @@ E = TypeVar("E")
 
 
 class State(str, enum.Enum):
-    """Where a world stands in this process."""
+    """State of a world in this process."""
 
     JOINING = "joining"
     ACTIVE = "active"
@@ -43,7 +44,8 @@ class Cause(str, enum.Enum):
         HUNG: its host answers, the process gave no sign of life for ``hang_timeout``.
         UNREACHABLE: its host acknowledges nothing.
         LEFT: it closed the world in good order.
-        FAILED: an operation failed with a transport error before any other sign, or an exception ended its program.
+        FAILED: an operation failed with a transport error before any other sign, or an exception ended its
+            program.
     """
 
     CRASHED = "crashed"
@@ -61,8 +63,8 @@ class Breakage:
 
     Attributes:
         cause: the verdict.
-        ranks: of the members that are the cause, ascending; empty where nobody can be named.
-        detail: what was seen, in one sentence.
+        ranks: of the members that are the cause, ascending; empty where unknown.
+        detail: the observation, in one sentence.
         at: ``time.monotonic()`` seconds of this process.
     """
 
@@ -74,7 +76,7 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Event:
-    """Base of what the bus hands out.
+    """Base of the events.
 
     Attributes:
         world: name.
@@ -96,14 +98,14 @@ class WorldJoining(Event):
 
 @dataclass(frozen=True)
 class WorldActive(Event):
-    """Everyone is there; `world_size` members."""
+    """All `world_size` members have joined."""
 
     world_size: int
 
 
 @dataclass(frozen=True)
 class WorldJoinFailed(Event):
-    """The join came to nothing; `error` is what its caller got."""
+    """The join failed with `error`, which its caller got."""
 
     error: Exception
 
@@ -122,11 +124,11 @@ class WorldClosed(Event):
 
 @dataclass(frozen=True)
 class MemberBusy(Event):
-    """Members give no sign of life for ``hang_timeout``, and run: they hold the GIL, most likely.
+    """Members run, but gave no sign of life for ``hang_timeout``: most likely they hold the GIL.
 
     Attributes:
         ranks: of the members.
-        busy: whether they are; False says that they answer again.
+        busy: False when they answer again.
     """
 
     ranks: tuple[int, ...]
@@ -134,15 +136,15 @@ class MemberBusy(Event):
 
 
 class Bus(Generic[E]):
-    """Hands events to subscribers, in the thread that publishes them.
+    """Calls subscribers with events, in the thread that publishes them.
 
-    Publishing with no subscriber costs next to nothing. A subscriber that raises (SystemExit too: the thread is
-    not its own) is reported to ``on_error`` and does not keep the others from hearing.
+    Publishing without subscribers costs very little. An exception of a subscriber (SystemExit too: the thread
+    is not its own) is reported to ``on_error``; the other subscribers are still called.
 
     Args:
-        on_error: gets the event and the exception; logs them by default.
-        signals: exceptions that a signal handler may raise anywhere, inside a subscriber too. They are no error of
-            it: `publish` raises them.
+        on_error: called with the event and the exception; logs them by default.
+        signals: exceptions that a signal handler may raise anywhere, inside a subscriber too. They are not an
+            error of the subscriber: `publish` raises them.
     """
 
     def __init__(
@@ -158,13 +160,14 @@ class Bus(Generic[E]):
     def subscribe(self, fn: Callable[[E], None]) -> Callable[[], None]:
         """Call ``fn(event)`` for every event from now on.
 
-        ``fn`` runs in the thread that saw the event (often the watchdog's): it must be quick and must not block.
+        ``fn`` runs in the thread that observed the event (often the watchdog's): it must be quick and must
+        not block.
 
         Returns:
-            A function that ends the subscription; calling it twice is harmless.
+            A function that ends the subscription; idempotent.
         """
         require_callable("subscribe", fn)
-        # Each change is one step of the dictionary's, and publish() goes through a snapshot: no lock is needed.
+        # Changes of the dictionary are atomic, and publish() iterates over a snapshot: no lock is needed.
         entry = _Entry(fn)
         self._subscribers[entry] = None
 
@@ -174,7 +177,7 @@ class Bus(Generic[E]):
         return unsubscribe
 
     def publish(self, event: E) -> None:
-        """Hand `event` to every subscriber.
+        """Call every subscriber with `event`.
 
         Raises:
             BaseException: one of `signals`, once all subscribers were called.
@@ -183,9 +186,9 @@ class Bus(Generic[E]):
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(event)
-            except self._signals as came:  # noqa: PERF203  (each subscriber has its own fate)
+            except self._signals as came:  # noqa: PERF203  (one subscriber must not stop the others)
                 signalled = came
-            except (Exception, SystemExit) as error:  # noqa: BLE001  (a subscriber's fault stays there)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (reported)
                 self._on_error(event, error)
         if signalled is not None:
             raise signalled
@@ -196,7 +199,7 @@ def _logged(event: object, error: BaseException) -> None:
 
 
 class _Entry(Generic[E]):
-    """One subscription; two of the same function stay two."""
+    """One subscription; two of the same function are two entries."""
 
     def __init__(self, fn: Callable[[E], None]) -> None:
         self._fn = fn
@@ -216,5 +219,5 @@ def require_callable(name: str, fn: object) -> None:
 
 
 def subscribe(fn: Callable[[Event], None]) -> Callable[[], None]:
-    """Call ``fn(event)`` for everything that happens to worlds of this process; see `Bus.subscribe`."""
+    """Call ``fn(event)`` for every event of this process's worlds; see `Bus.subscribe`."""
     return bus.subscribe(fn)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from multiworld._c10d.endings import Ending
+    from multiworld._c10d.gloo.waiting import AwaitedWork
     from multiworld._c10d.groups import Group
-    from multiworld._c10d.state import WorldState
-    from multiworld._core.roster import Roster
-    from multiworld._net.rendezvous import Rendezvous
-    from multiworld._net.store import StoreHandle
+    from multiworld._c10d.routing.state import WorldState
+    from multiworld._core.membership.roster import Roster
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld._net.stores.store import StoreHandle
     from multiworld.watchdog import Attachment
 
 __all__ = ["LEFT_GRACE", "Generation", "posting"]
@@ -81,7 +81,7 @@ def posting() -> Iterator[None]:
         _here.posting = before
 
 
-def _fail(future: asyncio.Future[Any] | Ending, error: Exception) -> None:
+def _fail(future: asyncio.Future[Any] | AwaitedWork, error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
 
@@ -147,7 +147,7 @@ class Generation:
         self._forked = False
         self._timer: threading.Timer | None = None
         self._cutter: threading.Timer | None = None
-        self._watched: set[asyncio.Future[Any] | Ending] = set()
+        self._watched: set[asyncio.Future[Any] | AwaitedWork] = set()
         self._ended = threading.Event()
         self._released = threading.Event()
         self._freed = True
@@ -169,7 +169,7 @@ class Generation:
 
     def activate(self) -> None:
         """Everyone is there, and `group` is set. Verdicts take effect with `heed`."""
-        from multiworld._c10d import direct  # noqa: PLC0415  (torch is loaded by now)
+        from multiworld._c10d.gloo import direct  # noqa: PLC0415  (torch is loaded by now)
 
         with self._lock:
             self._life, _ = lifecycle.step(self._life, lifecycle.Joined())
@@ -347,13 +347,13 @@ class Generation:
         if self._life is not State.ACTIVE:
             self._cut_later()
 
-    def expect(self, ending: Ending) -> None:
+    def expect(self, ending: AwaitedWork) -> None:
         """`watch`, for an operation whose awaiter says itself when it is over (`expect_no_more`)."""
         self._watched.add(ending)
         if self._life is not State.ACTIVE:
             self._cut_later()
 
-    def expect_no_more(self, ending: Ending) -> None:
+    def expect_no_more(self, ending: AwaitedWork) -> None:
         """It is over, or nobody waits for it."""
         self._watched.discard(ending)
 

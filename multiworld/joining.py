@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld import settings
-from multiworld._net.opening import in_time_for, open_in_time
+from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld.errors import (
     JoinAbandonedError,
     JoinError,
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from multiworld._core.roster import Endpoint, Roster
-    from multiworld._net.rendezvous import Rendezvous
-    from multiworld._net.store import StoreHandle
+    from multiworld._core.membership.roster import Endpoint, Roster
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld._net.stores.store import StoreHandle
     from multiworld.watchdog import Watchdog
 
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
@@ -190,7 +190,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
         try:
             bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
             if old is not None or world is not None:
-                from multiworld._c10d import devices  # noqa: PLC0415  (joins load torch, and this goes with it)
+                from multiworld._c10d.gloo import devices  # noqa: PLC0415  (joins load torch, and this goes with it)
 
                 kept.callback(devices.pool.keep())
             for ended in (old, world):
@@ -231,8 +231,9 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
 
 def _load_torch() -> None:
     """Load torch: the first join of the process does, and not before. It takes seconds, which are not the join's."""
-    from multiworld._c10d import capabilities, groups, router, state  # noqa: F401, PLC0415
-    from multiworld._net import store  # noqa: F401, PLC0415
+    from multiworld._c10d import capabilities, groups  # noqa: F401, PLC0415
+    from multiworld._c10d.routing import router, state  # noqa: F401, PLC0415
+    from multiworld._net.stores import store  # noqa: F401, PLC0415
 
 
 def _build(
@@ -244,9 +245,11 @@ def _build(
 ) -> None:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415
 
-    from multiworld._c10d import capabilities, groups, router  # noqa: PLC0415
-    from multiworld._c10d.state import WorldState  # noqa: PLC0415
-    from multiworld._net.store import PollingStore  # noqa: PLC0415
+    from multiworld._c10d import capabilities, groups  # noqa: PLC0415
+    from multiworld._c10d.group_spec import GroupSpec  # noqa: PLC0415
+    from multiworld._c10d.routing import router  # noqa: PLC0415
+    from multiworld._c10d.routing.state import WorldState  # noqa: PLC0415
+    from multiworld._net.stores.store import PollingStore  # noqa: PLC0415
 
     watchdog = registry.watchdog()
     router.install()
@@ -285,7 +288,7 @@ def _build(
                 call=in_time_for(store, world=plan.name, deadline=deadline, cancelled=cancelled),
             )
             group = groups.build(
-                groups.GroupSpec(
+                GroupSpec(
                     world=plan.name,
                     generation=roster.generation,
                     rank=plan.rank,
@@ -340,7 +343,7 @@ def _agree(
     A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of its last
     generation, or have died, and its successor serves the same address again.
     """
-    from multiworld._net.rendezvous import JoinRequest, Rendezvous  # noqa: PLC0415
+    from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous  # noqa: PLC0415
 
     while True:
         store = open_in_time(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from multiworld._c10d.state import WorldState
+    from multiworld._c10d.routing.state import WorldState
     from multiworld.generation import Generation
 
 __all__ = ["Selecting"]
@@ -45,7 +45,7 @@ class Selecting:
 def _leave() -> WorldState:
     # Replaces itself at the first use: torch is loaded by then, and by whoever imports multiworld it is not.
     global _leave  # noqa: PLW0603  (with what it stands for)
-    from multiworld._c10d import selection  # noqa: PLC0415  (a world exists, so torch is loaded)
+    from multiworld._c10d.routing import selection  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     _leave = selection.leave
     left: WorldState = _leave()
@@ -54,9 +54,9 @@ def _leave() -> WorldState:
 
 def _end(state: WorldState, exc: BaseException | None) -> None:
     if state.traffic is not None:
-        from multiworld._c10d import nccl_hooks  # noqa: PLC0415  (same)
+        from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (same)
 
-        nccl_hooks.leave_block(state, exc)
+        hooks.leave_block(state, exc)
     if exc is not None and state.translate is not None:
         # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
         # translate it before here.

@@ -8,7 +8,7 @@
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
-| ``M8D_TETHERS`` | ``0``: no tethers, for networks whose proxies end idle connections | 1 |
+| ``M8D_EARLY_CLOSE`` | ``0``: no early-close connections, for networks whose proxies end idle connections | 1 |
 | ``M8D_HOST`` | address, or name, of this host at which the other members reach it | by ``M8D_IFNAME`` |
 | ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | what leads to the store, or outward |
 | ``M8D_RUN_ID`` | the run that this process belongs to: only members of one run meet | ``TORCHELASTIC_RUN_ID`` |
@@ -17,7 +17,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,33 +30,38 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment", "set_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment",
+    "set_environment",
 ]  # fmt: skip
 
 MIN_HANG_TIMEOUT = 0.3
 """Seconds. Below it a busy machine's scheduling looks like a hang (contract)."""
 
 
+_FORMER_NAMES = {"M8D_EARLY_CLOSE": "M8D_TETHERS"}
+"""Variables that were renamed: the former name is still read, with a warning."""
+
 MAX_TIMEOUT = 1_000_000.0
-"""Seconds, 11 days and a half. Sockets take 24 days at most (poll counts milliseconds in 32 bits), and gloo no more."""
+"""Seconds, 11.5 days. poll(2) counts milliseconds in 32 bits (24 days); gloo's limit is the same."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds when an argument says nothing.
+    """Defaults of arguments.
 
     Attributes:
         hang_timeout: seconds of silence that make a member hung.
-        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent member is
-            held to be busy.
+        busy_timeout: seconds of silence that make a member hung though it runs (docs/faults.md); 0: no silent
+            member is held to be busy.
         join_timeout: seconds for a join, and for each operation of the world.
         close_timeout: seconds for a close.
         shim: "auto", "on" or "off".
         require_patch: whether an unpatched torch is an error for NCCL worlds.
-        tethers: whether a crash is to be seen before the process's memory is freed (docs/faults.md).
+        early_close: whether a crash is detected before the process's memory is freed (docs/faults.md).
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
-        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their number.
+        gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
+            number.
     """
 
     hang_timeout: float = 5.0
@@ -63,9 +71,15 @@ class Settings:
     shim: str = "auto"
     require_patch: bool = False
     gloo_threads: int = 0
-    tethers: bool = True
+    early_close: bool = True
     host: str = ""
     ifname: str = ""
+
+    @property
+    def tethers(self) -> bool:
+        """`early_close` under its former name; deprecated."""
+        warnings.warn("Settings.tethers is now called early_close", DeprecationWarning, stacklevel=2)
+        return self.early_close
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -87,7 +101,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
-        tethers=_flag(env, "M8D_TETHERS", default=Settings.tethers),
+        early_close=_flag(env, _named(env, "M8D_EARLY_CLOSE"), default=Settings.early_close),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         host=env.get("M8D_HOST", "").strip(),
@@ -104,7 +118,8 @@ def environment(name: str) -> str | None:
 def run_id(environ: Mapping[str, str] | None = None) -> str:
     """Return the id of the run that this process belongs to; "" where it belongs to none.
 
-    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none, too.
+    M8D_RUN_ID, or torchrun's, whose "none" is its default and means none. An empty M8D_RUN_ID means none,
+    too.
     """
     env = os.environ if environ is None else environ
     if (ours := env.get("M8D_RUN_ID")) is not None:
@@ -114,7 +129,7 @@ def run_id(environ: Mapping[str, str] | None = None) -> str:
 
 
 def set_default_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Set the variables that are not set yet; return those that were. What a user set is never changed."""
+    """Set the variables that are not set yet, and return them; those set by the user stay."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)
     return fresh
@@ -124,7 +139,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     """Set variables of this process, and unset those whose value is None.
 
     Returns:
-        What they were; given to this function again, that puts them back.
+        The previous values; passing them to this function restores them.
     """
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():
@@ -133,6 +148,21 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
         else:
             os.environ[name] = value
     return before
+
+
+def _named(env: Mapping[str, str], name: str) -> str:
+    """Return `name`, or its former name where only that is set."""
+    former = _FORMER_NAMES[name]
+    if env.get(name, "").strip() or not env.get(former, "").strip():
+        return name
+    _warn_of(former, name)
+    return former
+
+
+@functools.cache
+def _warn_of(former: str, name: str) -> None:
+    """Log once per process that a variable was renamed."""
+    logging.getLogger(__name__).warning("the variable %s is deprecated; it is now called %s", former, name)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float, least: float) -> float:

@@ -1,12 +1,13 @@
-"""The watchdog: one thread per process that knows, for all worlds, who is still there.
+"""Watchdog: one thread per process that monitors the members of all its worlds.
 
-It drives: sockets (`multiworld._net.liveness`) feed decisions (`multiworld._core.peers`), and what was decided is
-carried out. Worlds that share a peer share its connection.
+The thread feeds socket events (`multiworld._net.liveness.sockets`) to the peer protocol
+(`multiworld._core.liveness.peers`) and carries out the actions. Worlds that share a peer share its
+connection.
 
-A verdict reaches its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may attach, report
-and leave; nothing waits without a deadline.
+A verdict is reported to its world by one call of ``on_verdict``, in the watchdog's thread. Any thread may
+attach, report and leave; every wait has a deadline.
 
-`WatchDog` (of `multiworld.notices`) is here because pymultiworld's programs import it from here.
+`WatchDog` (of `multiworld.notices`) is exported here because pymultiworld's programs import it from here.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld import settings
-from multiworld._core.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Loose, Ready, Send
-from multiworld._core.detector import WorldId, world_id
-from multiworld._core.peers import MAX_STRANGERS, Peers
-from multiworld._core.wire import MAX_KEY, Beat, Close, encode
-from multiworld._net.attachment import Attachment
-from multiworld._net.evidence import Answered, Helper
-from multiworld._net.liveness import (
+from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Ready, Release, Send
+from multiworld._core.liveness.detector import WorldId, world_id
+from multiworld._core.liveness.peers import MAX_UNAUTHENTICATED, Peers
+from multiworld._core.liveness.wire import MAX_KEY, Beat, Close, encode
+from multiworld._net.descriptor_table import IsolatedTable
+from multiworld._net.liveness.attachment import Attachment
+from multiworld._net.liveness.evidence import Answered, Helper
+from multiworld._net.liveness.sockets import (
     Accepted,
     Closed,
     Connected,
     Received,
     SocketEvent,
     Sockets,
-    strangers_at_most,
+    unauthenticated_at_most,
 )
-from multiworld._net.vault import Vault
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -51,26 +52,26 @@ from multiworld.notices import WatchDog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._core.roster import Endpoint, Roster
+    from multiworld._core.membership.roster import Endpoint, Roster
 
 __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 
 _LEAVE = 1.0
-"""Seconds that `Attachment.leave` waits at most for the watchdog's thread."""
-_LONGEST_WAIT = 5.0  # seconds; with nothing due
-_HELPER_AFTER = 0.2  # seconds from a world that is ready to the helper's start, which no join shall wait for
-_POLL = 0.02  # seconds between two looks at `cancelled`
+"""Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
+_LONGEST_WAIT = 5.0  # seconds, while nothing is due
+_HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
+_POLL = 0.02  # seconds between two calls of `cancelled`
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a watchdog holds at the moment.
+    """Current state of a watchdog, for tests and diagnostics.
 
     Attributes:
         thread: whether its thread runs.
-        worlds: keys of the attached worlds, sorted; one that is attached with two ranks is there twice.
-        listeners: how many addresses it listens at.
-        connections: how many connections it has, closing ones too; tethers are not counted.
+        worlds: keys of the attached worlds, sorted; one attached with two ranks is listed twice.
+        listeners: number of addresses that it listens at.
+        connections: number of connections, closing ones too, without early-close connections.
     """
 
     thread: bool
@@ -80,10 +81,10 @@ class Snapshot:
 
 
 class Watchdog:
-    """The fault plane of one process: see the module.
+    """Monitors the members of a process's worlds.
 
     Args:
-        process: id of this process, 32 hex digits; drawn where it is not given.
+        process: id of this process, 32 hex digits; random by default.
         clock: monotonic seconds.
     """
 
@@ -93,15 +94,15 @@ class Watchdog:
         self._reset()
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
+        self._lock = threading.Lock()  # guards the fields below; never held while waiting
         self._thread: threading.Thread | None = None
         self._sockets: Sockets | None = None
-        self._vault: Vault | None = None
+        self._table: IsolatedTable | None = None
         self._helper: Helper | None = None
         self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
         self._commands: deque[Callable[[float], None]] = deque()
-        self._done: deque[threading.Event] = deque()  # set when what was decided has been carried out
+        self._done: deque[threading.Event] = deque()  # set when the actions so far are carried out
         self._channel = itertools.count(1).__next__
         self._peers = self._fresh_peers()
 
@@ -110,16 +111,16 @@ class Watchdog:
             self.process,
             nonce=lambda: secrets.token_bytes(16),
             channel=self._channel,
-            strangers=strangers_at_most(MAX_STRANGERS),
+            unauthenticated=unauthenticated_at_most(MAX_UNAUTHENTICATED),
         )
 
     # -- any thread
 
     def endpoint(self, host: str) -> Endpoint:
-        """Listen at `host` for the members of worlds to come, and hold it; one listener per address.
+        """Listen at `host` for members of future worlds, and hold the listener; one per address.
 
-        Each call is to be followed by one of `release_endpoint`. An attached world holds its endpoint itself,
-        so it can be released as soon as `attach` is over.
+        Pair each call with one of `release_endpoint`. An attached world holds its endpoint itself, so release
+        it as soon as `attach` returned.
 
         Args:
             host: numeric address of the interface that leads to the store; loopback for a loopback store.
@@ -131,7 +132,7 @@ class Watchdog:
             return self._running().listen(host)
 
     def release_endpoint(self, endpoint: Endpoint) -> None:
-        """Take one hold of `endpoint` back; with the last one the listener closes."""
+        """Release one hold of `endpoint`; the listener closes with the last one."""
         with self._lock:
             if self._sockets is not None:
                 self._sockets.unlisten(endpoint)
@@ -147,22 +148,24 @@ class Watchdog:
         cancelled: Callable[[], bool] | None = None,
         on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
     ) -> Attachment:
-        """Connect to every member of a world, and watch them from then on.
+        """Connect to every member of a world, and monitor them from then on.
 
-        Returns when every member is connected and has proved that it holds the world's token, and has accepted
-        this process's proof. If this raises, nothing is left, and the members that had connected are told.
+        Returns when every member is connected, has proved that it holds the world's token, and has accepted
+        this process's proof. If this raises, nothing stays attached, and connected members are told.
 
         Args:
-            roster: the generation; this process's member must have `process` and an endpoint held by `endpoint`.
+            roster: the generation; this process's member must have `process` and an endpoint held by
+                `endpoint`.
             on_verdict: called once, in the watchdog's thread, when the world breaks; possibly before this
-                returns. It must be quick. It is not called for a world that breaks while it is being attached.
+                returns. It must be quick. It is not called for a world that breaks while it is being
+                attached.
             deadline: ``time.monotonic()`` seconds.
-            cancelled: looked at every 20 ms; True ends the attempt.
-            on_busy: called likewise with the ranks of members that run, but do not answer, and True; with False when
-                they answer again.
+            cancelled: polled every 20 ms; True ends the attempt.
+            on_busy: called in the same thread with the ranks of members that run without answering, and True;
+                with False when they answer again.
 
         Raises:
-            JoinTimeoutError: members are missing at the deadline; names them.
+            JoinTimeoutError: members are missing at the deadline; it names them.
             StaleGenerationError: a member is in a newer generation.
             JoinAbandonedError: `cancelled`, or a member crashed, left or gave up.
             InvalidJoinError: `roster` is not one for this watchdog, or attached already.
@@ -180,7 +183,7 @@ class Watchdog:
             if not self._running().hold(roster.members[roster.rank].endpoint):
                 raise InvalidJoinError(
                     roster.world,
-                    f"nobody listens at {roster.members[roster.rank].endpoint}",
+                    f"this process does not listen at {roster.members[roster.rank].endpoint}",
                     rule="A member's endpoint is one that its watchdog opened",
                     next_step="Call endpoint() before the roster is made, release_endpoint() after attach()",
                 )
@@ -199,14 +202,14 @@ class Watchdog:
         return attachment
 
     def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
-        """Have a failed operation judged, and wait for that until `deadline`: see `Attachment.report`."""
+        """Report a failed operation, and wait for the verdict until `deadline`; see `Attachment.report`."""
         world = world_id(attachment.roster)
         self._post(lambda now: self._peers.report(world, ranks, detail, now))
         if not self._in_thread():
             attachment.ended.wait(max(0.0, deadline - self._clock()))
 
     def detach(self, attachment: Attachment, failure: str = "") -> None:
-        """Take a world out: see `Attachment.leave`."""
+        """Detach a world; see `Attachment.leave`."""
         attachment.detached = True
         with self._lock:
             known = self._attachments.get(world_id(attachment.roster)) is attachment
@@ -215,7 +218,7 @@ class Watchdog:
             self._join_if_idle()
 
     def stop(self, deadline: float) -> bool:
-        """Leave every world, close every socket, end the thread. The watchdog can be used again afterwards.
+        """Leave every world, close every socket and end the thread. The watchdog can be used again.
 
         Returns:
             Whether the thread had ended by `deadline` (``time.monotonic()`` seconds).
@@ -232,27 +235,27 @@ class Watchdog:
             if sockets is not None:
                 sockets.unlisten_all()
 
-        self._post(leave_all)  # to nobody where the thread is ending by itself
+        self._post(leave_all)  # dropped where the thread is ending by itself
         if self._in_thread():
             return False
         thread.join(max(0.0, deadline - self._clock()))
         return not thread.is_alive()
 
     def snapshot(self) -> Snapshot:
-        """Return what the watchdog holds at the moment."""
+        """Return the current state."""
         with self._lock:
             sockets = self._sockets
             return Snapshot(
                 thread=self._thread is not None and self._thread.is_alive(),
                 worlds=tuple(sorted(key for key, _ in self._attachments)),
                 listeners=0 if sockets is None else sockets.listening,
-                connections=0 if sockets is None else sockets.open - self._peers.tethers.watched,
+                connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
 
     # -- between the threads
 
     def _running(self) -> Sockets:
-        """Start the thread if it does not run (the lock is held)."""
+        """Start the thread if it does not run. The caller holds the lock."""
         if self._sockets is None:
             _hook(self)
             busy = settings.load().busy_timeout
@@ -260,25 +263,25 @@ class Watchdog:
             self._peers.bear(busy)
             helper = self._helper = Helper() if busy else None
             sockets = self._sockets = Sockets(self._channel, self._clock, helper)
-            vault: Vault | None = None
+            table: IsolatedTable | None = None
             try:
-                # Before any other thread: the kernel ends them in this order, and the last one frees the memory.
-                if settings.load().tethers:
-                    vault = self._vault = Vault.start(encode(Close()))
+                # First: the kernel ends threads in this order, and the last one frees the memory.
+                if settings.load().early_close:
+                    table = self._table = IsolatedTable.start(encode(Close()))
                 self._thread = threading.Thread(
-                    target=self._run, args=(sockets, vault, helper), name="m8d-watchdog", daemon=True
+                    target=self._run, args=(sockets, table, helper), name="m8d-watchdog", daemon=True
                 )
                 self._thread.start()
-            except BaseException:  # no thread to be had, or Ctrl-C
-                self._thread = self._sockets = self._vault = self._helper = None
+            except BaseException:  # no thread available, or Ctrl-C
+                self._thread = self._sockets = self._table = self._helper = None
                 sockets.shut_down()
-                if vault is not None:
-                    vault.close(_LEAVE)
+                if table is not None:
+                    table.close(_LEAVE)
                 raise
         return self._sockets
 
     def _post(self, command: Callable[[float], None]) -> bool:
-        """Have `command` run in the watchdog's thread; False where there is none."""
+        """Queue `command` for the watchdog's thread; False where there is none."""
         with self._lock:
             if self._sockets is None:
                 return False
@@ -323,7 +326,7 @@ class Watchdog:
         return attachment.late(missing)
 
     def _call(self, command: Callable[[float], None]) -> None:
-        """Have `command` run in the watchdog's thread and wait for it, about a second at most."""
+        """Run `command` in the watchdog's thread and wait for it, about a second at most."""
         done = threading.Event()
 
         def run(now: float) -> None:
@@ -334,7 +337,7 @@ class Watchdog:
             done.wait(_LEAVE)
 
     def _join_if_idle(self) -> None:
-        """Nothing is left to watch: the thread ends by itself, wait for it."""
+        """Wait for the end of the thread, which ends by itself once nothing is attached."""
         with self._lock:
             thread, sockets = self._thread, self._sockets
             idle = not self._attachments and (sockets is None or not sockets.listening)
@@ -343,10 +346,10 @@ class Watchdog:
 
     # -- the watchdog's thread
 
-    def _run(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
+    def _run(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
         try:
-            self._peers.tethers.own_wanted = vault is not None and vault.opened()
-            self._loop(sockets, vault, helper)
+            self._peers.early_close.own_wanted = table is not None and table.opened()
+            self._loop(sockets, table, helper)
         except Exception as error:
             logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
@@ -357,10 +360,10 @@ class Watchdog:
             sockets.shut_down()
             if helper is not None:
                 helper.close()
-            if vault is not None:
-                vault.close(_LEAVE)
+            if table is not None:
+                table.close(_LEAVE)
 
-    def _loop(self, sockets: Sockets, vault: Vault | None, helper: Helper | None) -> None:
+    def _loop(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
         peers = self._peers
         before = self._clock()
         while not self._over(sockets):
@@ -376,7 +379,7 @@ class Watchdog:
                 self._commands.popleft()(now)
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
-            self._carry_out(sockets, vault, peers.take())
+            self._carry_out(sockets, table, peers.take())
             if helper is not None and self._helper_at <= now:
                 self._helper_at = math.inf
                 helper.start()
@@ -384,7 +387,7 @@ class Watchdog:
                 self._done.popleft().set()
 
     def _over(self, sockets: Sockets) -> bool:
-        """Whether nothing is left to do; the thread is no longer the watchdog's then."""
+        """Whether nothing is left to do; the watchdog gives the thread up then."""
         with self._lock:
             if self._attachments or self._commands or sockets.listening or sockets.closing:
                 return False
@@ -403,9 +406,9 @@ class Watchdog:
         elif isinstance(event, Answered):
             self._peers.answered(event.process, event.evidence, now)
 
-    def _carry_out(self, sockets: Sockets, vault: Vault | None, actions: list[Action]) -> None:
+    def _carry_out(self, sockets: Sockets, table: IsolatedTable | None, actions: list[Action]) -> None:
         broken: list[Broke] = []
-        loose: list[int] = []
+        released: list[int] = []
         for action in actions:
             if isinstance(action, Send):
                 sockets.send(action.channel, action.frame, droppable=isinstance(action.frame, Beat))
@@ -414,11 +417,11 @@ class Watchdog:
             elif isinstance(action, Drop):
                 sockets.close(action.channel, orderly=action.orderly)
             elif isinstance(action, Keep):
-                _keep(sockets, vault, action.channel)
+                _keep(sockets, table, action.channel)
             elif isinstance(action, Ask):
                 sockets.asker.ask(action.process, action.endpoint, action.token)
-            elif isinstance(action, Loose):
-                loose.append(action.channel)
+            elif isinstance(action, Release):
+                released.append(action.channel)
             elif isinstance(action, Broke):
                 broken.append(action)
             elif (attachment := self._attachments.get(action.world)) is None:
@@ -431,14 +434,14 @@ class Watchdog:
                 attachment.busy(action.ranks, busy=action.busy)
             else:
                 attachment.refused(action)
-        # Callbacks last: the other members hear of it before this process is busy with its own worlds.
+        # Callbacks last: the other members are told before this process is busy with its own worlds.
         for each in broken:
             self._break(each.world, each.breakage)
-        if loose and vault is not None:
-            for channel in loose:
-                vault.drop(channel)
-            # Who waits for having left may end this process then: farewell is said by that time.
-            vault.settle()
+        if released and table is not None:
+            for channel in released:
+                table.drop(channel)
+            # A caller of `leave` may end the process right after: the closing messages are sent by then.
+            table.settle()
 
     def _break(self, world: WorldId, breakage: Breakage) -> None:
         attachment = self._attachments.get(world)
@@ -462,12 +465,12 @@ class Watchdog:
                 self._helper.forget(roster.token)
             if self._sockets is not None:
                 self._sockets.unlisten(roster.members[roster.rank].endpoint)
-        # Of a broken world the members heard already.
+        # The members of a broken world were told already.
         self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
         attachment.over()
 
     def _give_up(self, detail: str) -> None:
-        """The thread ends by a fault of this package: no world may believe that it is still watched."""
+        """Break all worlds: the thread ends by a defect of this package, and nothing monitors them."""
         with self._lock:
             self._commands.clear()
             self._peers = self._fresh_peers()
@@ -483,13 +486,13 @@ class Watchdog:
     # -- a forked child
 
     def forked(self) -> None:
-        """Close the child's copies of the parent's descriptors; it is another process, with another id."""
+        """Reset in a forked child: close its copies of the parent's descriptors, draw a new process id."""
         if self._sockets is not None:
             self._sockets.abandon()
         if self._helper is not None:
             self._helper.abandon()
-        if self._vault is not None:
-            self._vault.abandon()
+        if self._table is not None:
+            self._table.abandon()
         attachments = list(self._attachments.values())
         self.process = secrets.token_hex(16)
         self._reset()
@@ -497,8 +500,8 @@ class Watchdog:
             attachment.forked()
 
 
-def _keep(sockets: Sockets, vault: Vault | None, channel: int) -> None:
-    if vault is None or not sockets.hand_over(channel, lambda connection: vault.keep(channel, connection)):
+def _keep(sockets: Sockets, table: IsolatedTable | None, channel: int) -> None:
+    if table is None or not sockets.hand_over(channel, lambda connection: table.keep(channel, connection)):
         sockets.send(channel, Close())
         sockets.close(channel, orderly=True)
 
@@ -508,10 +511,10 @@ _hooked: list[int] = []
 
 
 def _hook(watchdog: Watchdog) -> None:
-    """See to it that a forked child closes its copies of this watchdog's descriptors.
+    """Make forked children close their copies of this watchdog's descriptors.
 
-    With a copy open in a child (a data loader's worker, say) the kernel would not close a killed parent's
-    connections, and its peers would wait for the silence instead.
+    With a copy open in a child (a data loader's worker, for instance) the kernel does not close a killed
+    parent's connections, and its peers detect only its silence.
     """
     _live.add(watchdog)
     if not _hooked:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from multiworld._core.roster import Member
+    from multiworld._core.membership.roster import Member
     from multiworld.aio import Aio
     from multiworld.generation import Generation
     from multiworld.joinplan import JoinPlan

@@ -1,7 +1,8 @@
-"""Whether bytes are an archive as ``torch.save`` writes it, asked before ``torch.load(weights_only=True)`` sees them.
+"""Check that bytes are a ``torch.save`` archive before they reach ``torch.load(weights_only=True)``.
 
-Up to torch 2.5 `weights_only` binds the unpickler only: a tar of torch's earliest format is unpacked to wherever its
-names lead (CVE-2025-32434), and an archive of TorchScript is loaded with its code. From 2.6 on torch refuses both.
+Up to torch 2.5 `weights_only` binds the unpickler only: a tar of torch's earliest format is unpacked to
+wherever its names lead (CVE-2025-32434), and an archive of TorchScript is loaded with its code. From 2.6 on
+torch refuses both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _TORCHSCRIPT = "constants.pkl"  # what torch itself tells such an archive by
 
 
 def is_plain(stream: IO[bytes]) -> bool:
-    """Whether `stream` holds a zip archive of ``torch.save``, and none of TorchScript; it is left at its beginning.
+    """Whether `stream` holds a zip archive of ``torch.save``, and none of TorchScript. Rewinds it.
 
     The reader is torch's, so that this and ``torch.load`` see the same records.
     """

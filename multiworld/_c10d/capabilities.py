@@ -1,7 +1,8 @@
-"""What the installed torch can do, asked of the build itself, and the guards set before the first NCCL world.
+"""Capabilities of the installed torch, and the guards set before the first NCCL world.
 
-Asked are: the registered backends, the classes' methods and options, the headers that came with the build, and
-the marker of a patched one. Version numbers are for people. Importing this module imports no torch.
+The build itself is examined: the registered backends, the classes' methods and options, the headers that came
+with the build, and the marker of a patched one. Version numbers are for people. Importing this module imports
+no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from multiworld import settings as _settings
 from multiworld._c10d.creators import implementation_of
@@ -43,7 +44,7 @@ _HEADERS = "include/torch/csrc"
 
 @dataclass(frozen=True)
 class Build:
-    """What the installed torch says of itself.
+    """Identity of the installed torch.
 
     Attributes:
         version: "2.13.0+cpu".
@@ -66,17 +67,17 @@ class Build:
 
 @dataclass(frozen=True)
 class BackendAbility:
-    """What one backend can do here. None where the build does not tell.
+    """Capabilities of one backend in this build; None where unknown.
 
     Attributes:
         name: as given to ``join`` ("gloo").
         available: whether the build has it. That a GPU is there is not looked at.
         implementation: the class it builds ("ProcessGroupGloo"), empty where unknown.
         remote_error: whether a peer's failure comes as an error.
-        abort: how pending operations are ended: the class's method ("abort", "_shutdown"), "sockets" where the
-            runtime closes the backend's own connections, empty where nothing can.
-        survive: whether this process outlives a peer's failure: "yes", "guarded" (with the guards in place, but
-            for the defects that `decide_nccl` names), "no", or empty where the build does not tell.
+        abort: how pending operations are ended: the class's method ("abort", "_shutdown"), "sockets" where
+            the runtime closes the backend's own connections, empty where nothing can.
+        survive: whether this process outlives a peer's failure: "yes", "guarded" (with the guards in place,
+            but for the defects that `decide_nccl` names), "no", or empty where the build does not tell.
         reconfigure: whether torch can rebuild a group of it without a new rendezvous.
         error_query: whether a group can be asked for its error (``get_error``).
         options: fields of its options that matter to a runtime, sorted.
@@ -114,7 +115,7 @@ def build() -> Build:
 
 
 def backend_abilities() -> tuple[BackendAbility, ...]:
-    """Ask what each backend that torch knows or has registered can do here; none without torch.distributed."""
+    """Return the abilities of torch's and all registered backends; none without torch.distributed."""
     if _distributed() is None:
         return ()
     c10d = _c10d()
@@ -209,16 +210,16 @@ def prepare_nccl(
 
 
 def nccl_name(backend: str) -> str | None:
-    """Return the part of a backend's name that is torch's NCCL ("cpu:gloo,cuda:nccl": "nccl"); None without one."""
+    """Return the NCCL part of a backend's name ("cpu:gloo,cuda:nccl": "nccl"); None without one."""
     parts = (part.rpartition(":")[2].strip().lower() for part in backend.split(","))
     return next((part for part in parts if part in NCCL_BACKENDS), None)
 
 
 class _Prepared:
-    """What this process has set and said already."""
+    """Environment variables set, and warnings shown, by this process."""
 
-    ours: dict[str, str] = {}  # noqa: RUF012  (one per process, on purpose)
-    _said: set[str] = set()  # noqa: RUF012
+    ours: ClassVar[dict[str, str]] = {}
+    _said: ClassVar[set[str]] = set()
     _lock = threading.Lock()
 
     @classmethod
@@ -373,7 +374,7 @@ def marker_of_build() -> Marker | None:
 
 @lru_cache(maxsize=1)
 def _marker() -> tuple[Marker | None, tuple[str, ...]]:
-    """Return the marker and what is wrong with it. Read once: the libraries of this process stay what they are."""
+    """Return the marker and its problems. Read once: a process's libraries do not change."""
     try:
         marker = marker_of_build()
     except MarkerError as exc:

@@ -1,8 +1,8 @@
-"""An operation's end, as something to await, without a thread per operation. The hot ones: `endings.py`.
+"""Awaitable completion of operations without a thread per operation; the hot paths are in `gloo/waiting.py`.
 
-On the CPU a collective's work has a future that torch completes; a send's or a receive's has none, and `is_completed()` stays
-false until somebody waits. Those are waited for on a small pool of kept threads: a pool that is made per operation
-costs hundreds of microseconds, and asking again and again costs a core.
+On the CPU a collective's work has a future that torch completes. A send's or receive's has none, and
+`is_completed()` stays false until a thread waits for it. A small pool of threads waits for those: a pool per
+operation costs hundreds of microseconds, and polling costs a core.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["Pool", "future_of", "pool", "without_future"]
 
 LIMIT = 512
-"""Threads at most; what comes beyond waits for one to be free. A blocked receive takes one for as long as it lasts."""
+"""Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
+duration."""
 
 IDLE = 5.0
-"""Seconds after which a thread that has nothing to do ends; it may take twice as long."""
+"""Seconds after which an idle thread ends; it may take twice as long."""
 
 
 class Pool:
-    """Daemon threads that wait, made when all others are busy, never joined.
+    """Daemon threads for blocking waits, started when all others are busy, never joined.
 
     Args:
         limit: threads at most.
         idle: seconds after which an idle thread ends.
-        name: of the threads, with a number behind.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, *, limit: int = LIMIT, idle: float = IDLE, name: str = "m8d-waiter") -> None:
@@ -57,14 +58,14 @@ class Pool:
 
     @property
     def threads(self) -> int:
-        """How many threads there are."""
+        """Number of threads."""
         return self._threads
 
     def wait(self, fn: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Run `fn`, which may block, on a thread; its result or exception becomes the future's.
 
-        Cancelling the future does not stop `fn`; what it gives is then dropped. A loop that was closed meanwhile is
-        nobody's error. Call it in the loop's thread.
+        Cancelling the future does not stop `fn`, whose result is then dropped. A loop that is closed
+        meanwhile is no error. Call it in the loop's thread.
         """
         future: asyncio.Future[Any] = loop.create_future()
         self.run(_outcome_of(fn, loop, future))
@@ -73,12 +74,12 @@ class Pool:
     def run(self, job: Job) -> None:
         """Run `job` on a thread, at once where the limit allows; it must not raise.
 
-        What it returns, if anything, is called when its thread is there for the next job already: whoever goes on
-        because of it, and has another one, needs no other thread.
+        If it returns a callable, that is called once the thread is available again, so that a job started
+        because of it needs no other thread.
         """
         with self._lock:
             if self._sleeping:
-                # The one that slept least: its stack is still in the cache, and the others may end.
+                # The last to become idle: its stack is still in the cache, and the others may end.
                 waiter = self._sleeping.pop()
                 waiter.job = job
                 waiter.ready.release()
@@ -87,7 +88,7 @@ class Pool:
                 self._jobs.append(job)
                 return
             if not self._registered:
-                # Its threads do not live in a forked child, which then starts with none.
+                # A forked child has none of these threads and starts with an empty pool.
                 self._registered = True
                 os.register_at_fork(after_in_child=self._forget)
             self._threads += 1
@@ -102,14 +103,14 @@ class Pool:
         if reap:
             try:
                 threading.Thread(target=self._reap, name=f"{self._name}-idle", daemon=True).start()
-            except RuntimeError:  # with the next thread, then
+            except RuntimeError:  # tried again with the next thread
                 self._reaping = False
 
     def _missed(self, job: Job, error: RuntimeError, *, reap: bool) -> None:
-        """A thread could not be started: whoever comes back next does `job`.
+        """Give `job`, for which no thread could be started, to the next idle thread.
 
         Raises:
-            RuntimeError: `error`: nobody is there.
+            RuntimeError: `error`, if the pool has no threads.
         """
         with self._lock:
             self._threads -= 1
@@ -124,7 +125,7 @@ class Pool:
             waiter.ready.release()
 
     def dismiss(self) -> None:
-        """End the threads that have nothing to do; new ones are made when they are needed."""
+        """End the idle threads; new ones are started when needed."""
         with self._lock:
             idle, self._sleeping = self._sleeping, []
             self._threads -= len(idle)
@@ -133,9 +134,9 @@ class Pool:
         self._reap_now.set()
 
     def _reap(self) -> None:
-        """End the threads that were idle for long, as long as there are any.
+        """End threads that were idle for long, until there are none.
 
-        One thread for all of them: a lock that is waited for with a timeout sets a timer each time, which costs an
+        One thread does this for all: waiting for a lock with a timeout sets a timer each time, which costs an
         operation 5-10 µs on a virtual machine.
         """
         wake = self._reap_now  # a forked child has one of its own
@@ -156,7 +157,7 @@ class Pool:
                 return
 
     def comes_back(self, waiter: _Waiter) -> None:
-        """Give `waiter` the next job, or let it sleep until there is one. For the pool's own threads."""
+        """Give `waiter` the next job, or make it idle. For the pool's own threads."""
         with self._lock:
             if self._jobs:
                 waiter.job = self._jobs.popleft()
@@ -166,7 +167,7 @@ class Pool:
                 self._sleeping.append(waiter)
 
     def next_job(self, waiter: _Waiter) -> Job | None:
-        """Return what `waiter`, which came back, is to do next; None if it is to end. For the pool's own threads."""
+        """Wait for the next job of `waiter`; None ends it. For the pool's own threads."""
         waiter.ready.acquire()
         return waiter.job
 
@@ -180,14 +181,14 @@ class _Waiter(threading.Thread):
         # A plain lock is the cheapest thing to sleep on.
         self.ready = threading.Lock()
         self.ready.acquire()
-        self.since = 0.0  # when it came back last
+        self.since = 0.0  # when it became idle
         self._owner = owner
 
     def run(self) -> None:
         job = self.job
         while job is not None:
             after = job()
-            # Its references (a work, a tensor) must not live on while this thread sleeps.
+            # Drop its references (a work, a tensor) while this thread is idle.
             self.job = job = None
             self._owner.comes_back(self)
             if after is not None:
@@ -205,7 +206,7 @@ class _Without:
 
 
 def without_future(works: Container[Any]) -> None:
-    """Let `future_of` know of no future of these works: torch completes it when they are enqueued on a GPU."""
+    """Make `future_of` return None for these works: torch completes their futures when they are enqueued."""
     _Without.works = works
 
 
@@ -232,18 +233,18 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
 def _outcome_of(
     fn: Callable[..., Any], loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]
 ) -> Callable[..., None]:
-    """What calls `fn`, once, and gives its result or exception to `future`."""
+    """Return a job that calls `fn`, once, and sets its result or exception in `future`."""
 
     def job(*given: Any) -> None:
         nonlocal fn, future
         result, error = None, None
         try:
             result = fn(*given)
-        except BaseException as exc:  # noqa: BLE001  (it is the future's)
+        except BaseException as exc:  # set in the future
             error = exc
         _hand_over(loop, future, result, error)
-        # The error knows this frame, as any that was called from here does. If the frame knew the error, or the future
-        # that has it, they would hold each other, and all that is in the caller's frames: works, tensors, groups.
+        # The error's traceback refers to this frame. References from the frame to the error, or to the future
+        # that has it, would make a cycle that keeps works, tensors and groups of the callers' frames alive.
         del fn, future, given, result, error
 
     return job
@@ -252,7 +253,7 @@ def _outcome_of(
 def _hand_over(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
 ) -> None:
-    # The loop was closed meanwhile: nobody waits.
+    # Raised where the loop was closed meanwhile.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, future, result, error)
 

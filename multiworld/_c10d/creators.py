@@ -1,4 +1,4 @@
-"""Which class a backend's name builds, asked of torch's own registration, without registering or building anything."""
+"""The class that a backend's name builds, found in torch's registration without registering or building."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENTRY_POINTS = "torch.distributed.backends"
 
 
 def implementation_of(backend: str) -> str:
-    """Return the class that a backend's name builds ("ProcessGroupNCCL2"); empty where the build does not tell.
+    """Return the class that a backend's name builds ("ProcessGroupNCCL2"); empty where unknown.
 
     Nothing is registered and no group is made.
     """
@@ -54,8 +54,8 @@ def _creator(c10d: Any, name: str) -> types.FunctionType | None:
 def _dry_run(c10d: Any, registrar: types.FunctionType) -> types.FunctionType | None:
     """Run one of torch's own registrars against a stand-in, and return the creator it would have registered.
 
-    Which class the name ``nccl`` builds is decided in there. Registering for good here would fix that decision
-    before the user's program has had its say.
+    Which class the name ``nccl`` builds is decided in there. Registering for good here would fix that
+    decision before the user's program has had its say.
     """
     seen: list[Any] = []
 

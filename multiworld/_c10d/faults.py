@@ -1,8 +1,9 @@
-"""What an exception of torch.distributed says: a transport fault, or a mistake in the call. The only such table.
+"""Classification of torch.distributed's exceptions: transport faults, or mistakes of the caller.
 
-gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of torch 2.4
-to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of NCCL are read from
-``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by ``tests/testbed/test_worlds_*.py``.
+gloo, NCCL and TCPStore report nearly everything as RuntimeError with a text. The texts below are those of
+torch 2.4 to 2.15; `tests/contract/test_faults.py` provokes gloo's and TCPStore's on every version, those of
+NCCL are read from ``NCCLUtils.hpp`` and ``ProcessGroupNCCL.cpp``, and provoked by
+``tests/testbed/test_worlds_*.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Fault:
     """A transport fault.
 
     Attributes:
-        detail: what was seen, in one line.
-        timeout: whether it is that something took too long.
+        detail: the observation, in one line.
+        timeout: whether it is a timeout.
         peer: "host:port" of the connection, where the text names it.
         rank: of the member that is the cause, where the text names exactly one.
     """
@@ -36,8 +37,8 @@ class Fault:
 
 
 _MISTAKES = (
-    # gloo: sizes or types that differ between members, and arguments it refuses. The pair may be gone too, but no
-    # member is to blame for its connection.
+    # gloo: sizes or types that differ between members, and arguments it refuses. The pair may be gone too,
+    # but no member is to blame for its connection.
     "enforce fail",
     "invalid argument",
     "invalid scalar type",
@@ -115,7 +116,8 @@ _TRANSPORT = (
 
 _PEER = re.compile(r"\[?((?:\d{1,3}(?:\.\d{1,3}){3})|(?:[0-9a-fA-F]*:[0-9a-fA-F:.]+))\]?:(\d{1,5})\b")
 _RANKS = re.compile(
-    r"(?:\branks? (?P<a>\d+) failed to pass|missing rank: (?P<b>\d+)|remote rank:? (?P<c>\d+)|peer rank:? (?P<d>\d+))",
+    r"(?:\branks? (?P<a>\d+) failed to pass|missing rank: (?P<b>\d+)"
+    r"|remote rank:? (?P<c>\d+)|peer rank:? (?P<d>\d+))",
     re.IGNORECASE,
 )
 _ORIGIN = re.compile(r"^\[[^\[\]\s]+:\d+\]\s*")  # gloo's "[/pytorch/.../pair.cc:534] "
@@ -131,8 +133,7 @@ def classify(error: BaseException) -> Fault | None:
         return None
     text = str(error)
     low = text.lower()
-    # Of the classes torch has for this, only these two say enough by themselves; every NCCL error of whatever kind
-    # is a DistBackendError.
+    # Of torch's classes only these two suffice; every kind of NCCL error is a DistBackendError.
     network = isinstance(error, (OSError, dist.DistNetworkError, dist.DistStoreError))
     timeout = isinstance(error, TimeoutError) or any(each in low for each in _TIMEOUTS)
     transport = network or timeout or any(each in low for each in _TRANSPORT)

@@ -9,27 +9,29 @@ import math
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import capabilities, faults, gloo, inflight, nccl, selection, together
-from multiworld._net.torchstore import PollingStore
+from multiworld._c10d import capabilities, faults
+from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl import coalescing, inflight
+from multiworld._c10d.routing import selection
+from multiworld._net.stores.torchstore import PollingStore
 from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
+    from multiworld._c10d.group_spec import GroupSpec
+    from multiworld._c10d.routing.state import WorldState
 
-    from multiworld._c10d.state import WorldState
-
-__all__ = ["Group", "GroupSpec", "backends", "build"]
+__all__ = ["Group", "backends", "build"]
 
 _IDLE = 0.05
-"""Seconds for gloo's workers to let go of what they worked on, where somebody else still holds the group."""
+"""Seconds for gloo's workers to release their work, where other references to the group exist."""
 
 _SETTLE = 0.25
 """Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of it."""
@@ -37,40 +39,6 @@ _SETTLE = 0.25
 
 _REASON = 0.3
 """Seconds to learn why a connection broke while the group was being built."""
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """What a group is built from.
-
-    Attributes:
-        world: name.
-        generation: 1 or more.
-        rank: of this process.
-        size: number of members.
-        backend: "gloo", "nccl", "cpu:gloo,cuda:nccl", or any name registered with torch.
-        device: of this process; None where the backend has none of its own.
-        timeout: seconds, of each operation and of building.
-        store: where the members of this generation meet; no other generation's keys are in it.
-        local_host: numeric address at which gloo listens, unless GLOO_SOCKET_IFNAME says otherwise.
-        check_cancelled: called while the group is being built; raises to give up.
-        gpu: index of the one NCCL uses where `device` names none; the current one if None.
-        fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends that
-            block in C++ (NCCL); `store` if None.
-    """
-
-    world: str
-    generation: int
-    rank: int
-    size: int
-    backend: str
-    device: torch.device | None
-    timeout: float
-    store: Store
-    local_host: str
-    check_cancelled: Callable[[], None]
-    fresh_store: Callable[[], Store] | None = None
-    gpu: int | None = None
 
 
 def build(spec: GroupSpec, state: WorldState) -> Group:
@@ -93,7 +61,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
             group = _default_group(spec, state, world, alive)
             state.default_pg = group
             c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
-    except BaseException as error:  # noqa: BLE001  (raised again, or as what it means)
+    except BaseException as error:  # raised again, or as what it means
         _undo(state, world)
         if faults.classify(error) is not None:
             alive.ask_why()
@@ -125,7 +93,7 @@ class _While:
             raise
 
     def ask_why(self) -> None:
-        """A connection broke: whoever knows of a member that crashed or gave up says so in a moment."""
+        """Wait a moment for the reason of a broken connection: a crashed member, or one that gave up."""
         end = time.monotonic() + _REASON
         with contextlib.suppress(BaseException):  # kept in `raised`
             while self.raised is None and time.monotonic() < end:
@@ -177,7 +145,7 @@ def _default_group(
 
 
 def _traffic(spec: GroupSpec, state: WorldState) -> inflight.Traffic:
-    from multiworld._c10d import router  # noqa: PLC0415  (it imports what this imports)
+    from multiworld._c10d.routing import router  # noqa: PLC0415  (it imports what this imports)
 
     router.install_nccl()
     decision = capabilities.decide_nccl(capabilities.nccl_name(spec.backend) or "nccl")
@@ -252,7 +220,7 @@ def _undo(state: WorldState, world: gloo.GlooWorld) -> None:
     groups = world.take()
     for group in groups:
         group.shut()
-    # Nobody else can have the group: maps first, which hold its process groups, then the backends.
+    # No other references to the group exist: maps first, which hold its process groups, then the backends.
     state.forget()
     for group in groups:
         group.drop()
@@ -308,7 +276,7 @@ class Group:
             Whether all is gone. False also while user code still holds the group (a DDP model of this world).
         """
         self.abort()
-        together.close_left(self._traffic)  # of this thread: the abort waits for it
+        coalescing.close_left(self._traffic)  # of this thread: the abort waits for it
         with self._lock:
             if self._closing is None:
                 self._closing = threading.Thread(target=self._destroy, name="m8d-destroy", daemon=True)
@@ -320,7 +288,7 @@ class Group:
         return self._settled(deadline)
 
     def _process_groups(self) -> list[Any]:
-        # A copy under nobody's lock: a dict that another thread changes meanwhile raises, once in a blue moon.
+        # Copied without a lock: in rare cases this raises because another thread changes the dict meanwhile.
         for _ in range(3):
             with contextlib.suppress(RuntimeError):
                 found = list(self.state.pg_map)

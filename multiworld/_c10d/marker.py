@@ -1,8 +1,8 @@
-"""What says that a torch build is patched: ``torch/m8d.json``, and a string in the library that was rebuilt.
+"""Marker of a patched torch build: ``torch/m8d.json``, and a string in the rebuilt library.
 
 Nothing here imports torch or loads a library: the JSON file is read, and the library's bytes are searched for
-``m8d-patch-info:{...}`` followed by a NUL, which is what its exported ``m8d_patch_info()`` returns (without the
-prefix). Both halves are written by the toolchain; ``Marker.disagreements`` says where they differ.
+``m8d-patch-info:{...}`` followed by a NUL, which is what its exported ``m8d_patch_info()`` returns (without
+the prefix). Both halves are written by the toolchain; ``Marker.disagreements`` says where they differ.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """What a rebuilt library says of itself.
+    """Patch info embedded in a rebuilt library.
 
     Attributes:
         torch: version of the sources, without a local label ("2.6.0").
@@ -73,7 +73,7 @@ class LibraryInfo:
 
 @dataclass(frozen=True)
 class Marker:
-    """What a patched build says of itself.
+    """Marker of a patched build.
 
     Attributes:
         torch: version without a local label ("2.6.0").
@@ -83,8 +83,8 @@ class Marker:
         mode: "overlay" or "full".
         builder: version of the toolchain.
         overlay: the added library; None for a full build.
-        disagreements: what the library on disk says otherwise, one sentence each; empty when all agrees, and
-            when the library was not looked at.
+        disagreements: differences to the library on disk, one sentence each; empty without any, and where the
+            library was not examined.
     """
 
     torch: str
@@ -256,7 +256,8 @@ def compare(marker: Marker, info: LibraryInfo | None, sha256: str | None) -> tup
     named = tuple(topic.name for topic in marker.topics)
     if info.topics != named:
         found.append(
-            f"{name} has the topics {', '.join(info.topics) or 'none'}; {MARKER_NAME} says {', '.join(named) or 'none'}"
+            f"{name} has the topics {', '.join(info.topics) or 'none'}; "
+            f"{MARKER_NAME} says {', '.join(named) or 'none'}"
         )
     if marker.overlay is not None and sha256 is not None and sha256 != marker.overlay.sha256:
         found.append(f"{name} has the SHA-256 {sha256}, {MARKER_NAME} says {marker.overlay.sha256}")

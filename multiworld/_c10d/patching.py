@@ -1,4 +1,4 @@
-"""Attributes of modules, types and objects that are replaced for a while and put back exactly."""
+"""Temporary replacement of attributes of modules, types and objects, undone exactly."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Patches:
             name: of the attribute.
             value: its new value.
         """
-        # From the owner's own dictionary: getattr() would bind a method, or find a base class's. A function's defaults
-        # are in no dictionary.
+        # From the owner's own dictionary: getattr() would bind a method, or find a base class's. A function's
+        # defaults are in no dictionary.
         before = owner.__defaults__ if name == "__defaults__" else vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._done.append((owner, name, before))

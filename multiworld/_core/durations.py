@@ -1,4 +1,4 @@
-"""Lengths of time as callers give them."""
+"""Durations as callers pass them: numbers of seconds or timedeltas."""
 
 from __future__ import annotations
 

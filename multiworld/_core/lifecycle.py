@@ -1,7 +1,7 @@
 """The states of a world, and what each happening makes of them.
 
 `step` is the whole rule: ``step(state, event) -> (state, actions)``. It knows no torch, no sockets and no clock;
-whoever owns a world calls it under the world's lock and carries the actions out after releasing it.
+the owner of a world calls it under the world's lock and carries the actions out after releasing it.
 
 ::
 

@@ -1,12 +1,13 @@
-"""What is done about NCCL's error handling in this process: managed, guarded, or left alone; and what remains wrong.
+"""NCCL policy: how this process manages NCCL's error handling, and which defects remain.
 
-The defects are those of docs/patching.md (D0 to D8 in torch's older implementation, N1 to N4 in ``nccl2``). What
-an environment variable does was read in PyTorch's sources from 2.4 to 2.12 and in the headers up to 2.15, and tried on
-2.6, 2.14 and 2.15.
+The defects are those of docs/patching.md (D0 to D8 in torch's older implementation, N1 to N4 in ``nccl2``).
+What an environment variable does was read in PyTorch's sources from 2.4 to 2.12 and in the headers up to
+2.15, and tried on 2.6, 2.14 and 2.15.
 
-One idea is behind the guards: after a failure it matters who aborts a communicator. An operation that is waiting
-ends with the abort as if it had succeeded, so only the runtime may abort, which marks the world as broken first. Torch
-itself is told to leave failures alone, unless it is patched: then it says of each operation how it ended.
+The guards rest on one rule: after a failure it matters which code aborts a communicator. An operation that is
+waiting ends with the abort as if it had succeeded, so only the runtime may abort, which marks the world as
+broken first. Torch itself is told to leave failures alone, unless it is patched: then it says of each
+operation how it ended.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "CLEAN_UP_ONLY", "ENDED_BY", "HOW_TO_PATCH", "NO_HANDLING", "SURVIVABLE", "VARIABLES", "Decision", "Defect", "Implementation", "Mode", "NcclFacts",
-    "Override", "decide",
+    "CLEAN_UP_ONLY", "ENDED_BY", "HOW_TO_PATCH", "NO_HANDLING", "SURVIVABLE", "VARIABLES", "Decision",
+    "Defect", "Implementation", "Mode", "NcclFacts", "Override", "decide",
 ]  # fmt: skip
 
 CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
 NO_HANDLING = "0"
-"""The value with which torch takes note of a failure, and does nothing."""
+"""Value of the same variable: note the failure and do nothing."""
 
 SURVIVABLE = (NO_HANDLING, CLEAN_UP_ONLY)
-"""Values with which torch leaves the process alone."""
+"""Values with which torch does not end the process."""
 
 HOW_TO_PATCH = (
     "Install a patched torch: `nox -s build-torch` in multiworld's sources makes one (docs/patching.md)"
@@ -47,7 +48,7 @@ ENDED_BY = {
     "D7": "world-scope",
     "D8": "abort-offload",
 }
-"""The patch topic that ends each defect of the older implementation."""
+"""The patch topic that fixes each defect of the older implementation."""
 
 _NEEDED = ("group-guard", "cleanup-only")  # without both, a fault still ends the process or corrupts data
 
@@ -57,15 +58,18 @@ _TEXTS = {
     "D2": "torch waits for a flight recorder dump before it aborts",
     "D3": "torch's heartbeat monitor ends the process after a successful clean-up",
     "D4": "a slow or hung ncclCommAbort counts as a stuck watchdog, which ends the process",
-    "D5": "a failing call inside a coalesced operation that is made in C++ (functional collectives) ends the process",
-    "D6": "a failing all_to_all that is made in C++ (functional collectives, in a backward pass) leaves its thread's "
-    "NCCL group open: the next collective of a healthy world returns its own input",
+    "D5": "a failing call inside a coalesced operation that is made in C++ (functional collectives) "
+    "ends the process",
+    "D6": "a failing all_to_all that is made in C++ (functional collectives, in a backward pass) "
+    "leaves its thread's NCCL group open: the next collective of a healthy world returns its own input",
     "D7": "the flight recorder's dump signal reaches processes of other groups on the same store server",
     "D8": "while ncclCommAbort hangs, operations of other groups may wait",
-    "N1": "after an abort by torch, what was waited for in C++ (DDP, functional collectives) is stale (nccl2)",
-    "N3": "who waits for the GPU itself (a stream, Tensor.cpu()) stays blocked while ncclCommAbort hangs (nccl2)",
+    "N1": "after an abort by torch, what was waited for in C++ (DDP, functional collectives) "
+    "is stale (nccl2)",
+    "N3": "who waits for the GPU itself (a stream, Tensor.cpu()) stays blocked "
+    "while ncclCommAbort hangs (nccl2)",
 }
-"""As a program with worlds sees them: what the runtime makes good is not said. N2 and N4 are among that."""
+"""As a program with worlds sees them. N2 and N4 are absent: the runtime compensates for them."""
 
 
 class Mode(str, enum.Enum):
@@ -85,7 +89,7 @@ class Mode(str, enum.Enum):
 
 
 class Implementation(str, enum.Enum):
-    """What a backend's name builds.
+    """The class of process group that a backend's name builds.
 
     Attributes:
         LEGACY: torch's ProcessGroupNCCL.
@@ -104,7 +108,7 @@ class Implementation(str, enum.Enum):
 
 @dataclass(frozen=True)
 class NcclFacts:
-    """What was asked of the build.
+    """Facts about the build that decide the policy.
 
     Attributes:
         backend: the name a world would be joined with ("nccl").
@@ -115,7 +119,8 @@ class NcclFacts:
         topics: of the patched build, in order; empty for an official one.
         disagreements: where the marker and the library differ, or why the marker cannot be read.
         groups: how many NCCL groups this process has already; they keep the environment they were made in.
-        thread_events: whether it keeps CUDA events of operations per thread, and uses them after the thread ended.
+        thread_events: whether it keeps CUDA events of operations per thread, and uses them after the thread
+            ended.
     """
 
     backend: str = "nccl"
@@ -172,8 +177,8 @@ class Decision:
         notes: further lines for people.
         next_step: what would make it better; empty where nothing would.
         survives: whether torch leaves the process alone when a peer fails.
-        fragile: whether a call that fails leaves the thread's NCCL group open or ends the process (D5, D6): the
-            runtime then calls torch with care.
+        fragile: whether a call that fails leaves the thread's NCCL group open or ends the process (D5, D6):
+            the runtime then calls torch with care.
         torch_aborts: whether torch's watchdog may abort a communicator by itself.
     """
 
@@ -189,7 +194,7 @@ class Decision:
     torch_aborts: bool = True
 
     def warning(self) -> str:
-        """Return what a user must be told before the first NCCL world; empty where all is well or nothing is done."""
+        """Return the warning before the first NCCL world; empty where there is no reason for one."""
         if self.mode is not Mode.GUARDED:
             return ""
         lines = [f"NCCL fault management is guarded: {self.reason}."]
@@ -269,8 +274,8 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     Args:
         facts: what the build says.
         environ: the variables of `VARIABLES` that the user has set.
-        shim: "auto", "on" or "off" (``M8D_SHIM``); "on" is "auto" that is not content with `Mode.OFF`, which is
-            for the caller to refuse.
+        shim: "auto", "on" or "off" (``M8D_SHIM``); "on" is "auto" that is not content with `Mode.OFF`, which
+            is for the caller to refuse.
     """
     off = _why_off(facts, shim)
     if off is not None:
@@ -392,7 +397,8 @@ def _reason(facts: NcclFacts, topics: tuple[str, ...], *, patched: bool, survive
     if facts.implementation is Implementation.NCCL2:
         return f"the backend {facts.backend!r} is nccl2, which is not patched and has known defects"
     if facts.disagreements:
-        return f"this torch says it is patched, and contradicts itself: {'; '.join(facts.disagreements).rstrip('.')}"
+        why = "; ".join(facts.disagreements).rstrip(".")
+        return f"this torch says it is patched, and contradicts itself: {why}"
     if patched:
         return f"this torch is patched ({', '.join(topics)})"
     if facts.patched and not topics:
@@ -421,5 +427,8 @@ def _next_step(facts: NcclFacts, *, acting: bool, handled: str) -> str:
     if facts.disagreements:
         return "Install the patched wheel again, or the official one"
     if facts.implementation is Implementation.NCCL2:
-        return "There are no patches for nccl2 yet; `nox -s build-torch` makes a torch with the older NCCL, patched"
+        return (
+            "There are no patches for nccl2 yet; "
+            "`nox -s build-torch` makes a torch with the older NCCL, patched"
+        )
     return HOW_TO_PATCH

@@ -1,4 +1,4 @@
-"""Raising one exception in the place of another, without leaving anything behind."""
+"""Raise one exception in place of another without reference cycles."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["not_a_tensor", "raise_instead"]
 def raise_instead(error: BaseException, instead: BaseException | None) -> NoReturn:
     """Raise `instead`, with `error` as its cause; `error` itself where `instead` is None or the same.
 
-    To be called where `error` is being handled, with `instead` as it is made: a variable for it in the caller, or
-    in here, would make frame and exception hold each other, and with them torch's work and gloo's device, until the
-    garbage collector comes by.
+    Call it in the handler of `error` and create `instead` in the argument: a variable for it, in the caller
+    or here, would make frame and exception refer to each other and keep torch's work and gloo's device alive
+    until the next GC cycle.
     """
     try:
         if instead is None or instead is error:
@@ -23,7 +23,7 @@ def raise_instead(error: BaseException, instead: BaseException | None) -> NoRetu
 
 
 def not_a_tensor(error: Exception) -> TypeError | None:
-    """Return what is to be raised where `error` shows that an operation was given something that is no tensor."""
+    """Return a TypeError if `error` shows that an operation was given no tensor; None otherwise."""
     if not isinstance(error, AttributeError) or error.name != "device":
         return None
     return TypeError(

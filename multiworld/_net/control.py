@@ -1,6 +1,6 @@
-"""A worker's line to the launcher that started it: JSON objects, one a line, over a unix socket.
+"""Control connection of a worker to its launcher: JSON objects, one per line, over a unix socket.
 
-The launcher is a help, not a need: when it goes, this falls silent and the worlds go on.
+Worlds do not depend on the launcher: when it goes, the connection falls silent and they continue.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_LINE = 1 << 20
 
 _BLOCK = 1 << 16
 _MOST_WAITING = 10_000
-"""Reports that wait for a launcher that does not read; the oldest go first."""
+"""Reports queued for a launcher that does not read; the oldest are dropped."""
 _TURN = 30.0
-"""Seconds after which the thread looks around, though nothing happened."""
+"""Seconds between two checks without events."""
 
 _log = logging.getLogger(__name__)
 
 
 class ProtocolError(MultiworldError):
-    """What came over a control socket is not what is spoken there."""
+    """Data on a control socket violates the protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -54,16 +54,16 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class Lines:
-    """Bytes in pieces -> messages. Pure."""
+    """Parser of messages from pieces of bytes. Pure."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, octets: bytes) -> list[dict[str, Any]]:
-        """Take the next piece; return the messages that it completes.
+        """Parse the next piece; return the messages that it completes.
 
         Raises:
-            ProtocolError: a line is too long, or no JSON object. Nothing more is to be fed then.
+            ProtocolError: a line is too long, or no JSON object. Feed nothing after that.
         """
         looked = len(self._buffer)
         self._buffer += octets
@@ -99,7 +99,7 @@ def _bad(what: str) -> ProtocolError:
 
 
 class _Waiter:
-    """A question that is not answered yet."""
+    """A pending question."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -111,14 +111,14 @@ class _Waiter:
 
 
 class ControlClient:
-    """The line itself, with one thread that reads and writes; thread-safe.
+    """The connection, with one thread that reads and writes; thread-safe.
 
     Args:
         path: of the launcher's socket.
         deadline: ``time.monotonic()`` seconds until which to connect.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: the socket does not accept.
     """
 
     def __init__(self, path: str, *, deadline: float) -> None:
@@ -147,20 +147,20 @@ class ControlClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher is still there."""
+        """Whether the launcher is connected."""
         return self._alive and os.getpid() == self._pid
 
     @property
     def store(self) -> str:
-        """Address of the launcher's store, as it was last told; empty before that."""
+        """Address of the launcher's store, as last reported; empty before."""
         return self._store
 
     def hello(self, message: dict[str, Any], *, deadline: float) -> dict[str, Any] | None:
-        """Say who this is, once; return the answer, or None where none came in time."""
+        """Introduce this worker, once; return the answer, or None without one in time."""
         return self._question(message, self._hello, deadline)
 
     def ask(self, what: str, *, deadline: float) -> dict[str, Any] | None:
-        """Ask for something; return the answer, or None where none came in time, or the launcher is gone."""
+        """Send a question; return the answer, or None without one in time or without the launcher."""
         number, waiter = next(self._ids), _Waiter()
         with self._lock:
             self._waiters[number] = waiter
@@ -171,25 +171,25 @@ class ControlClient:
                 self._waiters.pop(number, None)
 
     def report(self, message: dict[str, Any]) -> None:
-        """Tell the launcher something, some time soon. Never blocks, never raises; a report may get lost."""
+        """Queue a report for the launcher. Never blocks, never raises; a report may be lost."""
         if not self.alive:
             return
-        with contextlib.suppress(ProtocolError, ValueError, TypeError):  # nobody depends on a report
+        with contextlib.suppress(ProtocolError, ValueError, TypeError):  # reports are best effort
             self._reports.append(encode(message))
             self._rouse()
 
     def close(self) -> None:
-        """Hang up. Harmless when repeated; in a forked child it leaves the parent's line alone."""
+        """Close the connection. Idempotent; in a forked child it leaves the parent's connection alone."""
         self._alive = False
         if os.getpid() == self._pid:
             self._rouse()
             if threading.current_thread() is not self._thread:
                 self._thread.join(1.0)
-        else:  # copies of the parent's descriptors, which would keep its line open
+        else:  # copies of the parent's descriptors, which would keep its connection open
             for each in (self._sock, self._awake, self._wake):
                 each.close()
 
-    # -- the thread ---------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
 
     def _question(self, message: dict[str, Any], waiter: _Waiter, deadline: float) -> dict[str, Any] | None:
         self._questions.append(encode(message))
@@ -245,7 +245,7 @@ class ControlClient:
                             self._hear(message)
 
     def _next(self) -> bytes:
-        """What is to be sent next: questions first, somebody waits for them."""
+        """Return the next message to send: questions first, because callers wait for them."""
         for waiting in (self._questions, self._reports):
             with contextlib.suppress(IndexError):
                 return waiting.popleft()

@@ -1,4 +1,4 @@
-"""Calling what may never return: in a thread of its own, which is given up in time."""
+"""Calls with a deadline of functions that may never return, in threads that are abandoned then."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["NoAnswerError", "in_time"]
 T = TypeVar("T")
 
 _LOOK_EVERY = 0.1  # seconds
-_STALL = 0.2  # seconds between two looks
+_STALL = 0.2  # seconds between two checks
 
 
 class NoAnswerError(Exception):
-    """The function has not returned in time; its thread lives on until it does.
+    """The function did not return in time; its thread lives on until it does.
 
     Args:
         seconds: that it was given.
@@ -46,8 +46,8 @@ def in_time(
         clock: monotonic seconds.
         hurry: asked every 0.1 s; when it says so, `function` has only `parting` seconds more.
         give_up: called before this raises while `function` still runs, to let it know.
-        parting: see `hurry`; it has as many seconds where this process stood still when the deadline passed, for it
-            stood still as well.
+        parting: see `hurry`; it has as many seconds where this process stood still when the deadline passed,
+            for it stood still as well.
         last_words: seconds that it still has if this thread is interrupted: often the process ends then.
     """
     outcome: list[T] = []
@@ -94,12 +94,12 @@ def in_time(
         try:
             raise errors[0]
         finally:
-            errors.clear()  # its traceback holds this frame: no circle that would keep the caller's store alive
+            errors.clear()  # its traceback refers to this frame: a cycle would keep the caller's store alive
     return outcome[0]
 
 
 def _wait(done: threading.Event, seconds: float) -> None:
-    """Wait in short steps: a stall of this process is one of them, however long it is."""
+    """Wait in short steps, so that a stall of this process counts as one of them."""
     for _ in range(max(1, round(seconds / _LOOK_EVERY))):
         if done.wait(_LOOK_EVERY):
             return

@@ -45,7 +45,7 @@ def all_to_all(
         BrokenWorldException: the world broke, with `world` given; in its backward pass too.
         UnknownWorldError: no world of that name here.
     """
-    from multiworld._c10d import functional  # noqa: PLC0415  (loads torch)
+    from multiworld._c10d.routing import functional  # noqa: PLC0415  (loads torch)
 
     made = _world(world)
     if made is None:

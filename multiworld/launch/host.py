@@ -68,7 +68,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
         store = _serve_anywhere(first.master_addr or "")
         yield made.at(store.port, _Held(store))
     else:
-        from multiworld._net.store import open_store  # noqa: PLC0415  (loads torch)
+        from multiworld._net.stores.store import open_store  # noqa: PLC0415  (loads torch)
 
         where = address(first.master_addr or "", first.master_port)
         held = open_store(
@@ -82,7 +82,7 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
 
 def _serve_anywhere(host: str) -> Any:
     """Serve a store at a free port of `host`; from its choice on, no other process can bind the port."""
-    from multiworld._net.storeserver import StoreServer  # noqa: PLC0415  (loads torch)
+    from multiworld._net.stores.server import StoreServer  # noqa: PLC0415  (loads torch)
 
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]

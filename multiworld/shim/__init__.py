@@ -1,4 +1,4 @@
-"""What joins multiworld to a torch installation.
+"""Shim: the parts of multiworld that attach it to a torch installation.
 
 | name | what it does |
 |---|---|
@@ -11,6 +11,7 @@ Importing this package loads no torch and changes nothing.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ def __getattr__(name: str) -> object:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  (nothing is imported before a name is asked for)
-
-    return getattr(import_module(module), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

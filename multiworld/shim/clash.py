@@ -1,8 +1,8 @@
-"""Another distribution that installs the import name ``multiworld``, as Cisco's ``multiworld`` on PyPI does.
+"""Detection of other distributions with the import name ``multiworld``, such as Cisco's on PyPI.
 
-Python has one folder for both, and whichever was installed last has its files there. Cisco's, when imported, patches
-torch's files below site-packages and ends the process (its ``post_setup.py``, 0.2.3). This file needs nothing of the
-package: ``m8d.py`` reads it by its path, before the package is imported.
+Python has one folder for both, and whichever was installed last has its files there. Cisco's, when imported,
+patches torch's files below site-packages and ends the process (its ``post_setup.py``, 0.2.3). This file needs
+nothing of the package: ``m8d.py`` reads it by its path, before the package is imported.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +41,12 @@ class Clash:
 
     @property
     def says(self) -> str:
-        """What is the matter, in one sentence."""
+        """The problem, in one sentence."""
         value = f"the distribution 'multiworld' {self.version} is installed in {self.folder}"
         if self.in_front and self.beside:
             rule = "its files have overwritten those of this package, which the distribution 'm8d' installs"
         elif self.in_front:
-            rule = "it is another package of the same import name, and programs that see that folder first get it"
+            rule = "it is another package of this import name, and programs with that folder first get it"
         else:
             rule = (
                 "it is another package of the same import name, and its files lie in the folder of this one"
@@ -54,7 +55,7 @@ class Clash:
 
     @property
     def next_step(self) -> str:
-        """What to do, as commands."""
+        """The fix, as commands."""
         steps = ["python -m pip uninstall multiworld"]
         if self.beside:
             steps.append("python -m pip install --force-reinstall --no-deps m8d")
@@ -64,7 +65,7 @@ class Clash:
 
 
 def find(package: Path, folders: tuple[str, ...] = ()) -> Clash | None:
-    """Return the foreign distribution that matters most: the one beside the package first; None if there is none.
+    """Return the most relevant foreign distribution, first the one beside the package; None without any.
 
     A distribution ``multiworld`` without files of that package, as `nox -s wheel` makes it, is not foreign.
 
@@ -82,11 +83,9 @@ def find(package: Path, folders: tuple[str, ...] = ()) -> Clash | None:
 
 
 def notice(package: Path) -> None:
-    """Warn of a foreign distribution beside the package; what importing ``multiworld`` does where one may be."""
+    """Warn of a foreign distribution beside the package; called by importing ``multiworld``."""
     clash = find(package)
     if clash is not None:
-        import warnings  # noqa: PLC0415  (only where there is something to say)
-
         warnings.warn(f"{clash.says}. {clash.next_step}.", RuntimeWarning, stacklevel=4)
 
 

@@ -1,8 +1,8 @@
-"""Unified diffs, read and applied strictly: exact lines at exact places, or not at all.
+"""Strict unified diffs: hunks apply at their exact lines, or the diff is refused.
 
-A parser of our own, because the package needs nothing but the standard library, and because what is refused here
-(fuzz, offsets, renames, binary parts, files elsewhere) is what the parsers at hand are made to bear with. Everything
-is bytes: a source file's line ends and encoding are none of a patch's business.
+The parser is part of the package because the package depends only on the standard library, and because common
+parsers accept what is refused here (fuzz, offsets, renames, binary parts, other paths). All data is bytes, so
+line ends and encodings are preserved.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def parse_diff(data: bytes) -> tuple[FileDiff, ...]:
     """Read a patch file.
 
     Raises:
-        InstallError: it is no unified diff, or asks for something else than changed and new ``*.py`` files below
-            torch/.
+        InstallError: it is no unified diff, or asks for something else than changed and new ``*.py`` files
+            below torch/.
     """
     lines = data.split(b"\n")
     if lines[-1] == b"":
@@ -117,7 +117,8 @@ def apply_diff(diff: FileDiff, before: bytes | None) -> bytes | None:
             if there != line:
                 raise _mismatch(
                     diff.path,
-                    f"line {start + offset + 1} is {_show(there) if there is not None else 'behind its end'}, "
+                    f"line {start + offset + 1} is "
+                    f"{_show(there) if there is not None else 'behind its end'}, "
                     f"the patch was made against {_show(line)}",
                 )
         at = start + len(hunk.old)
@@ -201,7 +202,7 @@ def _hunk(lines: list[bytes], at: int) -> tuple[Hunk, int]:
 
 
 def _goes_on(lines: list[bytes], at: int) -> bool:
-    """Whether a line behind a hunk looks like one of it. A mail's signature ("-- ") and a next file do not."""
+    """Whether a line after a hunk looks like part of it, unlike a mail's signature ("-- ") or a next file."""
     line = lines[at] if at < len(lines) else b""
     names = line.startswith(b"--- ") and at + 1 < len(lines) and lines[at + 1].startswith(b"+++ ")
     return line[:1] in {b" ", b"+", b"-"} and not names and line.rstrip() != b"--"

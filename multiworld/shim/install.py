@@ -1,4 +1,4 @@
-"""The loader put into an installed torch, looked at, and taken away again. No file of torch is changed."""
+"""Install, inspect and remove the loader in an installed torch. No file of torch is changed."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def install(site: TorchSite, *, force: bool = False) -> bool:
         False if everything was as it should be already.
 
     Raises:
-        InstallError: it cannot be written, or something else is in its place. Nothing was changed then, unless
-            the message says otherwise.
+        InstallError: it cannot be written, or something else is in its place. Nothing was changed then,
+            unless the message says otherwise.
     """
     with site.locked():
         site.clean(LOADER_FOLDER)

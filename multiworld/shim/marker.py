@@ -1,4 +1,4 @@
-"""The marker of a patched build, under the name the toolchain and programs know; see `multiworld._c10d.marker`."""
+"""Public name of `multiworld._c10d.marker`, the marker of a patched build, for the toolchain and programs."""
 
 from __future__ import annotations
 

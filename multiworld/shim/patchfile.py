@@ -1,8 +1,8 @@
-"""A Python-level patch file applied to an installed torch, with a backup, and taken back byte for byte.
+"""Apply a Python-level patch file to an installed torch with a backup, and revert it byte for byte.
 
-What was there is kept in ``torch/.m8d-backup`` (in RECORD, so that `pip uninstall torch` removes it), with a receipt
-that says how far a run came. The receipt stands before the first file of torch changes and goes after the last one is
-back: a run that was ended in between is taken back by the next one, whatever that was asked for.
+The original files are kept in ``torch/.m8d-backup`` (listed in RECORD, so that `pip uninstall torch` removes
+them), with a receipt of the progress. The receipt is written before the first file of torch changes and
+removed after the last one is restored: the next run, of any command, reverts an interrupted one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PatchFile:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """Result of applying or reverting.
 
     Attributes:
         changed: whether anything was, or in a dry run would be, changed.
@@ -72,8 +72,8 @@ class Outcome:
 def read_patch(path: Path, *, for_torch: str | None = None) -> PatchFile:
     """Read a patch file and find out which torch it is for.
 
-    Its version is stated by the caller, by a line ``For-Torch: X.Y.Z`` above the first diff, or by the file's name
-    (``pytorch-v2.4.0.patch``); where several say something, they must agree.
+    Its version is stated by the caller, by a line ``For-Torch: X.Y.Z`` above the first diff, or by the file's
+    name (``pytorch-v2.4.0.patch``); where several say something, they must agree.
 
     Raises:
         InstallError: it cannot be read, is refused, or its version is not known.
@@ -112,8 +112,8 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
     """Apply a patch file to an installed torch, all of it or nothing.
 
     Raises:
-        InstallError: it is for another version, does not fit exactly, another patch is applied, or torch's folder
-            cannot be written. Nothing was changed then.
+        InstallError: it is for another version, does not fit exactly, another patch is applied, or torch's
+            folder cannot be written. Nothing was changed then.
     """
     files = tuple(diff.path for diff in patch.diffs)
     _check_version(site, patch)
@@ -170,11 +170,7 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         return None
     try:
         receipt: Any = json.loads(data)
-        if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
-            raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")  # noqa: TRY301
-        for entry in receipt["files"]:
-            _ = entry["path"], entry["before"], entry["after"], entry["row"]
-        _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
+        _require_fields(receipt)
     except (ValueError, KeyError, TypeError) as exc:
         raise InstallError(
             f"{site.root / _RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
@@ -182,6 +178,15 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         ) from exc
     found: dict[str, Any] = receipt
     return found
+
+
+def _require_fields(receipt: Any) -> None:
+    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete."""
+    if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
+        raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")
+    for entry in receipt["files"]:
+        _ = entry["path"], entry["before"], entry["after"], entry["row"]
+    _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
 
 
 def _check_version(site: TorchSite, patch: PatchFile) -> None:

@@ -1,4 +1,4 @@
-"""An installed distribution's RECORD, edited line by line: what is not ours keeps its bytes and its place."""
+"""RECORD of an installed distribution, edited by line: other rows keep their bytes and order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status: what this torch is, what it can do, and how far faults of NCCL worlds are managed."""
+"""Status report: the installed torch, its abilities, and the fault management of NCCL worlds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from multiworld._c10d.capabilities import (
     marker_of_build,
 )
 from multiworld.errors import InstallError, MarkerError
+from multiworld.shim import switch
 from multiworld.shim.clash import Clash, find
 from multiworld.shim.install import Inspection, inspect
 from multiworld.shim.torchsite import find_site
@@ -30,7 +31,7 @@ __all__ = ["Patched", "Status", "status"]
 
 @dataclass(frozen=True)
 class Patched:
-    """What a build says of its patches.
+    """Patches of a build, by its marker.
 
     Attributes:
         marked: whether there is a marker, readable or not.
@@ -49,7 +50,7 @@ class Patched:
 
 @dataclass(frozen=True)
 class Status:
-    """What `status` found.
+    """Result of `status`.
 
     Attributes:
         multiworld: version of this package.
@@ -57,8 +58,8 @@ class Status:
         patched: what it says of patches.
         nccl: what is done about the backend ``nccl``, why, and what remains.
         backends: what each backend can do here.
-        loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from a
-            wheel.
+        loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from
+            a wheel.
         router: whether the router is on in this process.
         clash: another distribution that installs the import name ``multiworld``; None if there is none.
     """
@@ -131,9 +132,7 @@ def _loader() -> Inspection | None:
 def _router_is_on(*, distributed: bool) -> bool:
     if not distributed:
         return False
-    from multiworld.shim.switch import enabled  # noqa: PLC0415  (it cannot be loaded without torch.distributed)
-
-    return enabled()
+    return switch.enabled()
 
 
 def _plain(value: Any) -> Any:

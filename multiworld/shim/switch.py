@@ -1,4 +1,4 @@
-"""The shim turned on and off by hand. Joining a world turns the router on by itself."""
+"""Enable and disable the shim explicitly. Joining a world enables the router by itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from multiworld import settings
 from multiworld.errors import ShimError
+from multiworld.registry import registry
 
 __all__ = ["attach", "disable", "enable", "enabled"]
 
@@ -43,12 +44,11 @@ def disable() -> None:
     Raises:
         ShimError: worlds are open: their programs would talk to torch's own default group from then on.
     """
-    from multiworld.registry import registry  # noqa: PLC0415  (kept beside its only use)
-
     open_worlds = registry.worlds()
     if open_worlds:
         raise ShimError(
-            f"the shim was to be turned off with {len(open_worlds)} world(s) open: {', '.join(map(repr, open_worlds))}",
+            f"the shim was to be turned off with {len(open_worlds)} world(s) open: "
+            f"{', '.join(map(repr, open_worlds))}",
             rule="It is turned off when every world is closed",
             next_step="Close them first",
         )
@@ -64,7 +64,7 @@ def enabled() -> bool:
 
 
 def _router() -> Any:
-    return import_module("multiworld._c10d.router")
+    return import_module("multiworld._c10d.routing.router")
 
 
 def _manager() -> type:

@@ -1,8 +1,8 @@
-"""An installed torch: its folder, its RECORD, and changes to both that are made together or not at all.
+"""An installed torch: its folder, its RECORD, and atomic changes to both.
 
-New content is written aside first, next to its place, so that what can fail has failed before the first file
-changes. Then the files move to their places, RECORD last. A run that is ended in between leaves files that the
-next run finds and finishes, or takes away.
+New content is written to temporary files beside the targets first, so that errors occur before the first file
+changes. Then the files are renamed, RECORD last. An interrupted run leaves files that the next run completes
+or removes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TorchSite:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs away from this torch; nothing is left behind, also by a run that was killed.
+        """Lock this torch against other runs; a killed run leaves no lock.
 
         Raises:
             InstallError: another run is at work, or the folder cannot be opened.
@@ -144,7 +144,7 @@ class TorchSite:
                 with contextlib.suppress(OSError):  # it may be this very folder that cannot be written
                     _aside(path).unlink(missing_ok=True)
             for folder in reversed(made):
-                with contextlib.suppress(OSError):  # somebody put something into it: it stays
+                with contextlib.suppress(OSError):  # not empty any more
                     folder.rmdir()
             raise unwritable(Path(exc.filename or self.root), exc) from exc
         try:
@@ -243,7 +243,8 @@ def keep_to_own(site: TorchSite) -> None:
     user = interpreter.getusersitepackages()
     if lies_with_parent(site.root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
         raise InstallError(
-            f"{site.torch} is not in this virtual environment ({sys.prefix}), which sees the packages of its parent",
+            f"{site.torch} is not in this virtual environment ({sys.prefix}), "
+            "which sees the packages of its parent",
             rule="m8d-post-setup changes a torch of the environment that it runs in: others may use that one",
             next_step=f"Install torch into this environment; or say that it is meant: --torch {site.root}",
         )
@@ -308,7 +309,7 @@ def _write_aside(path: Path, data: bytes) -> None:
     else:
         aside.chmod(0o644)
     if os.geteuid() == 0:
-        # Root at work on somebody's environment: what it writes stays theirs, or pip could not remove it.
+        # Where root changes a user's environment, keep the owner, so that the user's pip can remove the file.
         owner = (path if path.exists() else path.parent).stat()
         os.chown(aside, owner.st_uid, owner.st_gid)
 
@@ -319,7 +320,7 @@ def _remove(path: Path) -> None:
     if path.suffix == ".py":
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # somebody else's compiled files are in it, or it is not there
+    with contextlib.suppress(OSError):  # it has other compiled files, or does not exist
         (path.parent / "__pycache__").rmdir()
     with contextlib.suppress(OSError):  # not empty: this folder and all above stay
         for folder in path.parents:

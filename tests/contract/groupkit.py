@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multiworld._c10d import groups, router
-from multiworld._c10d.state import WorldState
-from multiworld._net.store import PollingStore, open_store
+from multiworld._c10d import groups
+from multiworld._c10d.group_spec import GroupSpec
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing.state import WorldState
+from multiworld._net.stores.store import PollingStore, open_store
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "groupkit"])
@@ -111,7 +113,7 @@ class Member:
             "world": name, "generation": generation, "rank": self.rank, "size": self.size, "backend": "gloo",
             "device": None, "timeout": PATIENCE, "store": store, "local_host": "127.0.0.1", "check_cancelled": _fine,
         }  # fmt: skip
-        return groups.GroupSpec(**{**values, **changes})
+        return GroupSpec(**{**values, **changes})
 
     def build(self, name="w", generation=1, **changes):
         router.install()

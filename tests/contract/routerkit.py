@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 
 TIMEOUT = dt.timedelta(seconds=20)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import multiworld as mw
-from multiworld._c10d import endings, written
+from multiworld._c10d.gloo import waiting, write_accounting
 
 SIZES = (0, 1, 3, 1000, 1 << 16)  # elements
 WITHIN = 30.0
@@ -17,13 +17,13 @@ WITHIN = 30.0
 
 def waits(monkeypatch):
     """Names of the threads that wait for operations from now on."""
-    names, plain = [], endings._wait
+    names, plain = [], waiting._wait
 
     def wait(work):
         names.append(threading.current_thread().name)
         return plain(work)
 
-    monkeypatch.setattr(endings, "_wait", wait)
+    monkeypatch.setattr(waiting, "_wait", wait)
     return names
 
 
@@ -95,7 +95,7 @@ def test_values_are_right_and_sends_that_cannot_block_need_no_thread(cast):
     for member in members:
         told = member.expect("echoed")
         # Of a message to someone who waits; who that is first is a matter of turns, and of the machine.
-        if written.here().count() is not None:
+        if write_accounting.here().count() is not None:
             assert told.here > len(SIZES), told
         assert told.here < told.all
     told = members[0].expect("waiting")

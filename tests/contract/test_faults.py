@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from groupkit import Crew, run, soon
 
-from multiworld._c10d import router
 from multiworld._c10d.faults import classify
-from multiworld._net.store import open_store
+from multiworld._c10d.routing import router
+from multiworld._net.stores.store import open_store
 
 
 def provoke(call):

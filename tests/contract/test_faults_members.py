@@ -180,7 +180,7 @@ def die():
 def dies_joining(me, size, moment):
     from multiworld import watchdog
     from multiworld._c10d import groups
-    from multiworld._net import rendezvous
+    from multiworld._net.stores import rendezvous
 
     if moment == "attach":
         watchdog.Watchdog.attach = lambda *args, **kwargs: die()

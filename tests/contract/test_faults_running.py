@@ -1,7 +1,7 @@
 """A member is killed, or stopped and resumed, while operations run one after the other: small ones and half-sent ones.
 
 gloo forgets the buffer of a write or a read that is under way when its connection fails: without
-`multiworld._c10d.unblocking` that operation ends at its timeout (TIMEOUT here), in one kill of six in a loop of 1 MB
+`multiworld._c10d.gloo.unblocking` that operation ends at its timeout (TIMEOUT here), in one kill of six in a loop of 1 MB
 all_reduce, and always where a large payload is half transferred.
 
 ``--soak SECONDS`` (nox -s soak) goes on killing for that long; 300 s are some 500 kills on two cores.
@@ -118,7 +118,7 @@ def test_kills_without_end(cast, soak_seconds):
 
 @pytest.mark.timeout(300)
 def test_gloo_itself_forgets_what_is_half_sent():
-    """What docs/upstream says of torch; once torch is sound, `multiworld._c10d.unblocking` can go for that version."""
+    """What docs/upstream says of torch; once torch is sound, `multiworld._c10d.gloo.unblocking` can go for that version."""
     reproducer = Path(__file__).parents[2] / "docs" / "upstream" / "repro_gloo_half_sent.py"
     done = subprocess.run(
         [sys.executable, str(reproducer)], check=False, capture_output=True, text=True, timeout=250

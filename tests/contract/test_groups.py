@@ -14,7 +14,8 @@ import torch.distributed.distributed_c10d as c10d
 from groupkit import SOON, Crew, blocked, run, settles, sockets, soon, threads
 from worldkit import free_port
 
-from multiworld._c10d import gloo, router
+from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.routing import router
 
 
 def works(member):

@@ -14,9 +14,12 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon, threads
 
-from multiworld._c10d import gloo, groups, nccl, router
-from multiworld._c10d.inflight import Traffic
-from multiworld._net.store import PollingStore
+from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.group_spec import GroupSpec
+from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl.inflight import Traffic
+from multiworld._c10d.routing import router
+from multiworld._net.stores.store import PollingStore
 from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
 
@@ -299,7 +302,7 @@ def test_nccls_names_and_devices():
         assert not nccl.is_nccl(name)
     values = dict.fromkeys(("world", "generation", "rank", "size", "timeout", "store", "local_host"))
     for text, bound in (("cuda:1", "cuda:1"), ("cuda", "cuda:2"), ("cpu", "cuda:2"), (None, "cuda:2")):
-        spec = groups.GroupSpec(
+        spec = GroupSpec(
             **values,
             backend="nccl",
             check_cancelled=None,
@@ -319,7 +322,7 @@ def test_nccls_devices_are_checked(monkeypatch, device, count, text):
     values = dict.fromkeys(
         ("generation", "rank", "size", "timeout", "store", "local_host", "check_cancelled")
     )
-    spec = groups.GroupSpec(**values, world="w7", backend="nccl", device=torch.device(device))
+    spec = GroupSpec(**values, world="w7", backend="nccl", device=torch.device(device))
     with pytest.raises(BackendError, match=text) as caught:
         nccl.validate(spec)
     assert caught.value.world == "w7"

@@ -1,4 +1,4 @@
-"""What `multiworld._c10d.unblocking` and `cxx` rely on: gloo's threads, works and buffers are found, and only those."""
+"""What `multiworld._c10d.gloo.unblocking` and `cxx` rely on: gloo's threads, works and buffers are found, and only those."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from groupkit import run, soon
 
-from multiworld._c10d import cxx, router, unblocking
+from multiworld._c10d.gloo import cxx, unblocking
+from multiworld._c10d.routing import router
 
 
 def known(member):

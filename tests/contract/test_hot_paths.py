@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiworld as mw
-from multiworld._c10d import endings
-from multiworld._c10d.endings import Habit
-from multiworld._c10d.state import owner_of
+from multiworld._c10d.gloo import waiting as module
+from multiworld._c10d.gloo.waiting import Habit
+from multiworld._c10d.routing.state import owner_of
 
 
 @pytest.fixture
@@ -127,14 +127,14 @@ class Slow:
 
 @pytest.fixture
 def waiting(monkeypatch):
-    """`Ending`s of such works: no naps, so each is awaited."""
-    monkeypatch.setattr(endings, "_wait", lambda work: work.over.wait(30))
-    monkeypatch.setattr(endings, "NAP", 0.0)
+    """`AwaitedWork`s of such works: no naps, so each is awaited."""
+    monkeypatch.setattr(module, "_wait", lambda work: work.over.wait(30))
+    monkeypatch.setattr(module, "NAP", 0.0)
 
 
 def begun(loop):
     work = Slow()
-    return work, endings.Ending(work, endings.lane_of(loop), loop)
+    return work, module.AwaitedWork(work, module.queue_of(loop), loop)
 
 
 def test_a_task_goes_on_in_its_own_context_though_it_is_empty(waiting):
@@ -154,7 +154,7 @@ def test_a_task_goes_on_in_its_own_context_though_it_is_empty(waiting):
 
 
 def test_what_ends_during_a_nap_needs_no_turn_of_the_loop(waiting, monkeypatch):
-    monkeypatch.setattr(endings, "NAP", 20.0)
+    monkeypatch.setattr(module, "NAP", 20.0)
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -172,27 +172,27 @@ def test_what_ends_during_a_nap_needs_no_turn_of_the_loop(waiting, monkeypatch):
 
 
 def test_there_is_no_nap_while_another_operation_is_under_way(waiting, monkeypatch):
-    monkeypatch.setattr(endings, "NAP", 20.0)
+    monkeypatch.setattr(module, "NAP", 20.0)
 
     async def main():
         loop = asyncio.get_running_loop()
-        lane = endings.lane_of(loop)
-        lane.pending += 1
+        queue = module.queue_of(loop)
+        queue.pending += 1
         work, ending = begun(loop)
         loop.call_later(0.01, work.over.set)  # which a nap would keep from its turn
         await asyncio.wait_for(ending.until_over(Habit()), 10)
-        lane.pending -= 1
+        queue.pending -= 1
 
     asyncio.run(main())
 
 
 def test_an_error_in_a_nap_is_raised(waiting, monkeypatch):
-    monkeypatch.setattr(endings, "NAP", 20.0)
+    monkeypatch.setattr(module, "NAP", 20.0)
 
     def fail(work):
         raise RuntimeError("the other one went away")
 
-    monkeypatch.setattr(endings, "_wait", fail)
+    monkeypatch.setattr(module, "_wait", fail)
 
     async def main():
         _, ending = begun(asyncio.get_running_loop())
@@ -224,7 +224,7 @@ def test_a_cancellation_keeps_its_message(waiting):
 def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
     async def main():
         loop = asyncio.get_running_loop()
-        lane = endings.lane_of(loop)
+        queue = module.queue_of(loop)
         turns = []
 
         class Again:
@@ -236,7 +236,7 @@ def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
             def step(self):
                 self.left -= 1
                 if self.left:
-                    lane.ended(self, loop)
+                    queue.ended(self, loop)
 
         def count():
             turns.append(sum(each.left for each in every))
@@ -248,7 +248,7 @@ def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
         over = asyncio.Event()
         every = [Again() for _ in range(4)]
         for each in every:
-            lane.ended(each, loop)
+            queue.ended(each, loop)
         loop.call_soon(count)
         await over.wait()
         # Somebody else's callback had a turn between any two steps of a task.

@@ -18,8 +18,8 @@ from netkit import Network
 from worldkit import SOON, enter_netns
 
 import multiworld as mw
-from multiworld._net import opening, torchstore
-from multiworld._net import store as stores
+from multiworld._net.stores import opening, torchstore
+from multiworld._net.stores import store as stores
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from netkit import Network, ip
 from worldkit import SOON, enter_netns
 
 import multiworld as mw
-from multiworld._net import reach
+from multiworld._net import host_address
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_what_is_no_address_of_this_host(monkeypatch, tmp_path, name, value):
 
 
 def test_interfaces_of_this_host(monkeypatch):
-    assert reach._of_interface("lo") == "127.0.0.1"
-    assert reach._of_interface("none0") is None
+    assert host_address._of_interface("lo") == "127.0.0.1"
+    assert host_address._of_interface("none0") is None
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert reach.chosen("w") == "127.0.0.1"
+    assert host_address.chosen("w") == "127.0.0.1"
     monkeypatch.setenv("M8D_HOST", "localhost")
-    assert reach.chosen("w") in {"127.0.0.1", "::1"}
+    assert host_address.chosen("w") in {"127.0.0.1", "::1"}

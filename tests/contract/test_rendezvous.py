@@ -13,10 +13,10 @@ import pytest
 import torch.distributed as dist
 from meetkit import PATIENCE, Clock, ask, together, until_claimed, until_ready
 
-from multiworld._core.roster import Endpoint
-from multiworld._net import rendezvous as module
-from multiworld._net.probe import answers
-from multiworld._net.rendezvous import Rendezvous
+from multiworld._core.membership.roster import Endpoint
+from multiworld._net.stores import rendezvous as module
+from multiworld._net.stores.probe import answers
+from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import (
     BackendError,
     JoinError,

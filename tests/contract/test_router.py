@@ -16,8 +16,8 @@ import torch.distributed.distributed_c10d as c10d
 from routerkit import routed
 from torchstate import differences, everything
 
-from multiworld._c10d import router
-from multiworld._c10d import state as state_module
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing import state as state_module
 from multiworld.errors import RouterError, WorldClosedError
 
 resolve = torch._C._distributed_c10d._resolve_process_group
@@ -52,7 +52,8 @@ def test_import_changes_nothing():
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torchstate
 before = torchstate.everything()
-from multiworld._c10d import captured, groups, mesh, router, selection, state, translate
+from multiworld._c10d import groups
+from multiworld._c10d.routing import default_groups, mesh, router, selection, state, translate
 assert not router.installed()
 found = torchstate.differences(before, torchstate.everything())
 assert not found, found
@@ -130,7 +131,7 @@ def test_a_torch_without_what_the_router_replaces_is_left_alone(monkeypatch):
 
 def test_somebody_elses_world_object_is_refused(monkeypatch):
     monkeypatch.setattr(c10d, "_world", object())
-    with pytest.raises(RouterError, match="replaced by somebody else"):
+    with pytest.raises(RouterError, match="replaced by other code"):
         router.install()
     assert not router.installed()
 
@@ -522,7 +523,7 @@ def test_the_default_group_of_an_import_is_not_remembered(when):
 import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import inspect, torch, torch.distributed as dist
 from routerkit import routed
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 when = {when!r}
 if when == "before":
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

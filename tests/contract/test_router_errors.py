@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from routerkit import routed
 
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 from multiworld.errors import BrokenWorldException
 
 # gloo has no bitwise reduction of floats: an error that needs no second process.

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from routerkit import routed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from multiworld._c10d import mesh as mesh_module
-from multiworld._c10d import router
-from multiworld._c10d.mesh import world_of
+from multiworld._c10d.routing import mesh as mesh_module
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing.mesh import world_of
 from multiworld.errors import RouterError
 
 pytestmark = [

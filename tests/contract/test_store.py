@@ -14,10 +14,10 @@ import pytest
 import torch.distributed as dist
 from worldkit import free_port
 
-from multiworld._net import reach
-from multiworld._net import store as stores
-from multiworld._net.store import PollingStore, StoreAddress, open_store
-from multiworld._net.tcpclient import NotAStoreError, TcpClient
+from multiworld._net import host_address
+from multiworld._net.stores import store as stores
+from multiworld._net.stores.store import PollingStore, StoreAddress, open_store
+from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def _nothing_left():
 
 CHILD = """
 import sys, time
-from multiworld._net.store import open_store
+from multiworld._net.stores.store import open_store
 handle = open_store(sys.argv[1], world="w", serve=True, deadline=time.monotonic() + 60)
 print("up", handle.serves, flush=True)
 sys.stdin.read()
@@ -403,7 +403,7 @@ def test_files(tmp_path):
     second = open_store(f"file://{path}", world="v", serve=False, deadline=soon())
     first.store.set("a", "b")
     assert second.store.get("a") == b"b"
-    assert first.local_host == reach.outward()
+    assert first.local_host == host_address.outward()
     first.close()
     assert second.store.get("a") == b"b"
     second.close()
@@ -420,7 +420,7 @@ def test_objects_stay_the_callers():
     store.set("a", "b")
     tcp = dist.TCPStore("localhost", 0, 1, is_master=True, wait_for_workers=False)
     handle = open_store(dist.PrefixStore("x", tcp), world="w", serve=False, deadline=soon())
-    assert handle.local_host == reach.outward()
+    assert handle.local_host == host_address.outward()
     handle.close()
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from multiworld._net import store as stores
-from multiworld._net.store import open_store
+from multiworld._net.stores import store as stores
+from multiworld._net.stores.store import open_store
 
 
 def opened(address, name="w"):

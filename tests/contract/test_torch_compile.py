@@ -13,7 +13,7 @@ from routerkit import routed
 from worldkit import cast as casting
 
 import multiworld as mw
-from multiworld._c10d import router
+from multiworld._c10d.routing import router
 from multiworld.errors import MultiworldError
 from multiworld.events import Breakage, Cause
 

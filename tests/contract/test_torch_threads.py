@@ -21,7 +21,7 @@ from worldkit import cast as casting
 from worldkit import outcome
 
 import multiworld as mw
-from multiworld._c10d import propagation, router
+from multiworld._c10d.routing import router, threads
 from multiworld.errors import RouterError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch-threads.md"
@@ -182,13 +182,13 @@ class _Asks(torch.nn.Module):
 def test_threads_that_modules_of_torch_start_know_the_world():
     with routed() as kit:
         state = kit.world("a")
-        for name, replaced in propagation.MODULES.items():
+        for name, replaced in threads.MODULES.items():
             with contextlib.suppress(
                 ImportError
             ):  # not in this version, or it needs what torch does not bring
                 module = importlib.import_module(name)
                 for each in replaced:
-                    if each not in vars(module) or each == propagation.IN_A_PROCESS:
+                    if each not in vars(module) or each == threads.IN_A_PROCESS:
                         continue
                     with router.selected(state):
                         assert _asked_in_a_thread(vars(module)[each]) == 1, (name, each)
@@ -273,4 +273,4 @@ def test_the_page_lists_every_module_that_starts_threads_or_processes():
     page = PAGE.read_text(encoding="utf-8")
     missing = {name for name in starters() if f"`{name.removeprefix('torch.')}`" not in page}
     assert not missing, f"not in {PAGE.name}: {sorted(missing)}"
-    assert not {name for name in propagation.MODULES if f"`{name.removeprefix('torch.')}`" not in page}
+    assert not {name for name in threads.MODULES if f"`{name.removeprefix('torch.')}`" not in page}

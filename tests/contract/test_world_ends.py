@@ -14,7 +14,7 @@ from worldkit import SOON, left_over
 import multiworld as mw
 from multiworld import generation
 from multiworld._c10d.groups import Group
-from multiworld._net.rendezvous import Rendezvous
+from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import JoinAbandonedError
 
 # -- gloo does not end what is pending ------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def together(me, size, threads, seed):
 
 
 def pool_of_devices():
-    from multiworld._c10d.devices import pool
+    from multiworld._c10d.gloo.devices import pool
 
     return pool.devices
 

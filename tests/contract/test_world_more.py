@@ -19,7 +19,7 @@ from test_world import tell_error
 from worldkit import PATIENCE, SOON
 
 import multiworld as mw
-from multiworld._core import detector
+from multiworld._core.liveness import detector
 from multiworld.events import Breakage, Cause
 from multiworld.registry import registry
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from multiworld._core.evidence import Standing, question
-from multiworld._core.roster import Endpoint
-from multiworld._net import evidence as evidence_module
-from multiworld._net.evidence import Asker, Helper
-from multiworld._net.evidence_program import Looker
+from multiworld._core.liveness.evidence import Standing, question
+from multiworld._core.membership.roster import Endpoint
+from multiworld._net.liveness import evidence as evidence_module
+from multiworld._net.liveness.evidence import Asker, Helper
+from multiworld._net.liveness.evidence_program import Looker
 
 PATIENCE = 30.0
 TOKEN = b"0123456789abcdef"
@@ -131,8 +131,8 @@ def test_it_sees_that_its_process_computes_sleeps_and_is_stopped(asker):
     """In a process of its own, which says where it listens."""
     code = (
         "import sys, time\n"
-        "from multiworld._net.evidence import Helper\n"
-        "from multiworld._core.roster import Endpoint\n"
+        "from multiworld._net.liveness.evidence import Helper\n"
+        "from multiworld._core.membership.roster import Endpoint\n"
         "h = Helper(); h.listen(Endpoint('127.0.0.1', int(sys.argv[1]))); h.vouch(b'0123456789abcdef'); h.start()\n"
         "while True:\n"
         "    if sys.stdin.readline() == 'compute\\n': sum(range(10**10))\n"

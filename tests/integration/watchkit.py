@@ -26,10 +26,10 @@ SLACK = 15.0  # seconds a busy machine may take beyond a bound; 0.0 is what an i
 class Child:
     """One process. `calls` go in as lines of JSON, events come back the same way."""
 
-    def __init__(self, host="127.0.0.1", netns=None, name="", *, tethers=True):
+    def __init__(self, host="127.0.0.1", netns=None, name="", *, early_close=True):
         prefix = ["ip", "netns", "exec", netns] if netns else []
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, *([] if tethers else ["--no-vault"])],
+            [*prefix, sys.executable, __file__, *([] if early_close else ["--no-early-close"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -141,12 +141,12 @@ def join(children, world="w", *, hang=PATIENCE, generation=1, token=SECRET, time
 
 
 def main():  # noqa: PLR0915  (a list of commands)
-    from multiworld._core.roster import Endpoint, Member, Roster
-    from multiworld._net import vault
+    from multiworld._core.membership.roster import Endpoint, Member, Roster
+    from multiworld._net import descriptor_table
     from multiworld.watchdog import Watchdog
 
-    if "--no-vault" in sys.argv:  # as where the system refuses it
-        vault.alone = lambda _: False
+    if "--no-early-close" in sys.argv:  # as where the system refuses it
+        descriptor_table.isolate = lambda _: False
 
     lock = threading.Lock()
 
@@ -232,7 +232,7 @@ def main():  # noqa: PLR0915  (a list of commands)
             say("cpu", seconds=time.process_time())
         elif command == "snapshot":
             found = dog.snapshot()
-            ties = list(dog._peers.tethers._ties.values())
+            ties = list(dog._peers.early_close._pairs.values())
             say(
                 "snapshot", thread=found.thread, worlds=list(found.worlds), listeners=found.listeners,
                 connections=found.connections, files=len(list(Path("/proc/self/fd").iterdir())), threads=threading.active_count(),
@@ -240,7 +240,7 @@ def main():  # noqa: PLR0915  (a list of commands)
                 watched=sum(each.theirs is not None for each in ties),
             )  # fmt: skip
         elif command == "close":
-            from multiworld._core.roster import Endpoint as Place
+            from multiworld._core.membership.roster import Endpoint as Place
 
             dog.release_endpoint(Place(asked["host"], asked["port"]))
             say("closed")

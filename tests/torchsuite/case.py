@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
         # Here, once: the ranks of each test are forked from this process.
         importlib.import_module("multiworld.joining")
         importlib.import_module("multiworld._c10d.groups")
-        importlib.import_module("multiworld._c10d.router")
+        importlib.import_module("multiworld._c10d.routing.router")
     chosen = names or unittest.TestLoader().getTestCaseNames(kind)
     result = _Telling(Path(out))
     for name in chosen:

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from multiworld._core.ledger import Ledger, decode
-from multiworld._core.request import JoinRequest
-from multiworld._core.roster import Endpoint, Roster
-from multiworld._net.record import Record, StoreLike
-from multiworld._net.rendezvous import Rendezvous
+from multiworld._core.membership.ledger import Ledger, decode
+from multiworld._core.membership.request import JoinRequest
+from multiworld._core.membership.roster import Endpoint, Roster
+from multiworld._net.stores.record import Record, StoreLike
+from multiworld._net.stores.rendezvous import Rendezvous
 
 PATIENCE = 30.0
 """Seconds; no test takes that long when all is well, on a machine that runs."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.actions import Broke, Dial, Drop, Keep, Loose, Ready, Refusal, Send
-from multiworld._core.detector import Ending, Probe
-from multiworld._core.peers import Peers
-from multiworld._core.roster import Endpoint, Member, Roster
-from multiworld._core.wire import Close, Parser, encode
+from multiworld._core.liveness.actions import Broke, Dial, Drop, Keep, Ready, Refusal, Release, Send
+from multiworld._core.liveness.detector import ConnectionEnd, Probe
+from multiworld._core.liveness.peers import Peers
+from multiworld._core.liveness.wire import Close, Parser, encode
+from multiworld._core.membership.roster import Endpoint, Member, Roster
 
 TOKEN = b"0123456789abcdef"
 
@@ -32,7 +32,7 @@ def rosters(name="w", processes=(1, 2), *, generation=1, token=TOKEN, hang=5.0, 
 class Node:
     """One process: its decisions, and what came of them."""
 
-    def __init__(self, net: Net, number: int, *, tethers: bool = False) -> None:
+    def __init__(self, net: Net, number: int, *, early_close: bool = False) -> None:
         self.net = net
         self.number = number
         counter = itertools.count()
@@ -40,7 +40,7 @@ class Node:
         def nonce() -> bytes:
             return f"{number:08d}{next(counter):08d}".encode()
 
-        self.peers = Peers(process(number), nonce=nonce, channel=net.channel, tethers=tethers)
+        self.peers = Peers(process(number), nonce=nonce, channel=net.channel, early_close=early_close)
         self.kept: set[int] = set()
         self.listening = True
         self.alive = True
@@ -71,7 +71,7 @@ class Node:
                 self.net.drop(self, action)
             elif isinstance(action, Keep):
                 self.kept.add(action.channel)
-            elif isinstance(action, Loose):
+            elif isinstance(action, Release):
                 self.kept.remove(action.channel)
                 self.net.send(self, Send(action.channel, Close()))
                 self.net.drop(self, Drop(action.channel, orderly=True))
@@ -87,10 +87,10 @@ class Node:
 class Net:
     """Reliable, ordered connections; what is under way is delivered when the test says so."""
 
-    def __init__(self, *numbers: int, tethers: bool = False) -> None:
+    def __init__(self, *numbers: int, early_close: bool = False) -> None:
         self.now = 100.0
         self.channel = itertools.count(1).__next__
-        self.nodes = {number: Node(self, number, tethers=tethers) for number in numbers}
+        self.nodes = {number: Node(self, number, early_close=early_close) for number in numbers}
         self.other: dict[int, tuple[Node, int]] = {}  # channel -> the far end
         self.owner: dict[int, Node] = {}
         self.queues: dict[int, deque] = {}  # by the channel that receives
@@ -125,7 +125,7 @@ class Net:
         if action.channel in self.other:
             far = self.other.pop(action.channel)[1]
             if far in self.queues:
-                self.queues[far].append(("closed", Ending.LOST))
+                self.queues[far].append(("closed", ConnectionEnd.LOST))
 
     def die(self, number: int) -> None:
         """It was killed; what it keeps is closed, and the rest only when it is to `crash`."""
@@ -171,9 +171,9 @@ class Net:
         else:
             del self.queues[channel], self.owner[channel]
             self.other.pop(channel, None)
-            ending = value if kind == "closed" else Ending.DEAD
+            ending = value if kind == "closed" else ConnectionEnd.DEAD
             node.peers.closed(
-                channel, ending, self.now, refused=kind == "refused", plain=ending is Ending.LOST
+                channel, ending, self.now, refused=kind == "refused", plain=ending is ConnectionEnd.LOST
             )
 
     def run(self, pick=None) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
-from multiworld._core import actions
-from multiworld._core.busy import Busy
-from multiworld._core.detector import Detector
-from multiworld._core.evidence import ANSWER_SIZE, Evidence, Standing, answer, question
+from multiworld._core.liveness import actions
+from multiworld._core.liveness.busy import Busy
+from multiworld._core.liveness.detector import Detector
+from multiworld._core.liveness.evidence import ANSWER_SIZE, Evidence, Standing, answer, question
 from multiworld.events import Cause
 
 RUNS, STOPPED, SLEEPS, NOTHING = (

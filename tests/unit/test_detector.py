@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, process, rosters
 
-from multiworld._core.detector import GRACE, Detector, Ending, Probe, Verdict, world_id
+from multiworld._core.liveness.detector import GRACE, ConnectionEnd, Detector, Probe, Verdict, world_id
 from multiworld.events import Cause
 
 
@@ -42,8 +42,8 @@ def test_a_world_that_needs_more_signs_of_life_waits_for_them_from_its_beginning
 
 def test_several_that_ended_together_are_one_verdict_per_world():
     detector = watching(rosters("a", (1, 2, 3, 4)), rosters("b", (1, 3)), rosters("c", (1, 2)))
-    detector.closed(process(3), Ending.LOST)
-    detector.closed(process(4), Ending.LOST)
+    detector.closed(process(3), ConnectionEnd.LOST)
+    detector.closed(process(4), ConnectionEnd.LOST)
     assert detector.wake() == -math.inf
     first, second = detector.settle(1.0, {})
     assert (first.world, first.breakage.cause, first.breakage.ranks) == (("a/1", 0), Cause.CRASHED, (2, 3))
@@ -56,8 +56,8 @@ def test_several_that_ended_together_are_one_verdict_per_world():
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
-        (Ending.LOST, Cause.CRASHED), (Ending.DEAD, Cause.UNREACHABLE), (Ending.GARBAGE, Cause.FAILED),
-        (Ending.STUCK, Cause.HUNG),
+        (ConnectionEnd.LOST, Cause.CRASHED), (ConnectionEnd.DEAD, Cause.UNREACHABLE), (ConnectionEnd.GARBAGE, Cause.FAILED),
+        (ConnectionEnd.STUCK, Cause.HUNG),
     ],
 )  # fmt: skip
 def test_how_a_connection_ended_is_the_cause(ending, cause):
@@ -68,12 +68,12 @@ def test_how_a_connection_ended_is_the_cause(ending, cause):
 
 def test_a_crash_explains_what_ended_otherwise_at_the_same_time():
     detector = watching(rosters("a", (1, 2, 3)))
-    detector.closed(process(2), Ending.DEAD)
-    detector.closed(process(3), Ending.LOST)
+    detector.closed(process(2), ConnectionEnd.DEAD)
+    detector.closed(process(3), ConnectionEnd.LOST)
     assert the(detector.settle(1.0, {})).breakage.ranks == (2,)
     detector = watching(rosters("a", (1, 2, 3)))
-    detector.closed(process(2), Ending.DEAD)
-    detector.closed(process(3), Ending.GARBAGE)
+    detector.closed(process(2), ConnectionEnd.DEAD)
+    detector.closed(process(3), ConnectionEnd.GARBAGE)
     assert the(detector.settle(1.0, {})).breakage.ranks == (1,)
 
 
@@ -171,7 +171,7 @@ def test_a_failure_waits_for_a_better_reason():
 def test_a_crash_in_the_grace_wins():
     detector = watching(rosters("a", (1, 2, 3)))
     detector.failed(("a/1", 0), (1,), "closed by peer", 1.0)
-    detector.closed(process(3), Ending.LOST)
+    detector.closed(process(3), ConnectionEnd.LOST)
     found = the(detector.settle(1.1, {}))
     assert (found.breakage.cause, found.breakage.ranks) == (Cause.CRASHED, (2,))
     assert detector.settle(2.0, {}) == []
@@ -207,7 +207,7 @@ def test_worlds_that_are_gone_give_no_verdict():
     detector.remove(("b/1", 0))
     detector.disconnected(process(2))
     detector.disconnected(process(2))
-    detector.closed(process(2), Ending.LOST)
+    detector.closed(process(2), ConnectionEnd.LOST)
     assert detector.settle(99.0, {}) == []
 
 
@@ -223,7 +223,7 @@ def test_a_world_with_a_longer_timeout_that_goes_changes_nothing():
 
 def test_a_process_with_two_ranks_is_named_with_both():
     detector = watching(rosters("a", (1, 2, 2)))
-    detector.closed(process(2), Ending.LOST)
+    detector.closed(process(2), ConnectionEnd.LOST)
     assert the(detector.settle(1.0, {})).breakage.ranks == (1, 2)
 
 
@@ -267,7 +267,7 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
             detector.heard(process(value), now)
             last[value] = now
         elif kind == "closed":
-            detector.closed(process(value), Ending.LOST)
+            detector.closed(process(value), ConnectionEnd.LOST)
             hit = {value}
         elif kind == "again":
             detector.connected(process(value), now)

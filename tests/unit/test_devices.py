@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._c10d.devices import Lease, Pool
+from multiworld._c10d.gloo.devices import Lease, Pool
 
 HERE = (("hostname", "127.0.0.1"),)
 THERE = (("hostname", "127.0.0.2"),)

@@ -53,7 +53,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert float(said.pop("M8D_CLOSE_TIMEOUT")) == defaults.close_timeout
     assert said.pop("M8D_SHIM") == defaults.shim
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
-    assert bool(int(said.pop("M8D_TETHERS"))) == defaults.tethers
+    assert bool(int(said.pop("M8D_EARLY_CLOSE"))) == defaults.early_close
     assert int(said.pop("M8D_GLOO_THREADS")) == defaults.gloo_threads
     # What is not set leaves it to the next one.
     assert said.pop("M8D_HOST") == "by `M8D_IFNAME`"
@@ -111,7 +111,7 @@ def test_states_and_causes_are_all_explained() -> None:
     page = rows(text("concepts.md"))
     explained = [bare(row[0]) for row in page if len(row) == 2 and row[0].startswith("`")]
     assert explained == [*(s.name for s in State), *(c.value for c in events.Cause)]
-    for name in ("faults.md", "../README.md"):
+    for name in ("faults.md", "index.md", "../README.md"):
         named = [row[1] for row in rows(text(name)) if len(row) > 2 and re.fullmatch(r"`[a-z]+`", row[1])]
         assert set(map(bare, named)) == {c.value for c in events.Cause}
 

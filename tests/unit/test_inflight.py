@@ -9,8 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld._c10d import faults, inflight, nccl  # noqa: E402  (torch may be missing)
-from multiworld._c10d.inflight import Traffic, failure_of  # noqa: E402
+from multiworld._c10d import faults  # noqa: E402  (torch may be missing)
+from multiworld._c10d.nccl import backend as nccl  # noqa: E402  (torch may be missing)
+from multiworld._c10d.nccl import inflight  # noqa: E402
+from multiworld._c10d.nccl.inflight import Traffic, failure_of  # noqa: E402
 
 Error = inflight._DistBackendError
 

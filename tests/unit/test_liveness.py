@@ -10,11 +10,12 @@ import time
 
 import pytest
 
-from multiworld._core.detector import Ending, Probe
-from multiworld._core.roster import Endpoint
-from multiworld._core.wire import Beat, Hello, encode
-from multiworld._net import liveness, tcpinfo
-from multiworld._net.liveness import Accepted, Closed, Connected, Received, Sockets
+from multiworld._core.liveness.detector import ConnectionEnd, Probe
+from multiworld._core.liveness.wire import Beat, Hello, encode
+from multiworld._core.membership.roster import Endpoint
+from multiworld._net.liveness import sockets as module
+from multiworld._net.liveness import tcpinfo
+from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, Sockets
 from multiworld.errors import MultiworldError
 
 PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
@@ -69,9 +70,9 @@ def test_a_dial_without_a_descriptor_is_a_connection_that_never_was(sockets, mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("multiworld._net.liveness.socket.socket", none_left)
+        patched.setattr("multiworld._net.liveness.sockets.socket.socket", none_left)
         sockets.dial(7, endpoint)
-    assert sockets.wait(PATIENCE) == [Closed(7, Ending.DEAD, refused=False)]
+    assert sockets.wait(PATIENCE) == [Closed(7, ConnectionEnd.DEAD, refused=False)]
     sockets.dial(8, endpoint)
     until(sockets, Connected)
 
@@ -146,7 +147,7 @@ def test_a_peer_that_goes_is_lost_with_its_last_words_first(sockets):
     peer.sendall(encode(Beat(7)))
     peer.close()
     closed, events = until(sockets, Closed)
-    assert closed == Closed(accepted.channel, Ending.LOST, refused=False)
+    assert closed == Closed(accepted.channel, ConnectionEnd.LOST, refused=False)
     assert events.index(Received(accepted.channel, [Beat(7)], None)) < events.index(closed)
     assert sockets.open == 0
 
@@ -157,7 +158,7 @@ def test_a_reset_is_lost_too(sockets):
     until(sockets, Accepted)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     peer.close()
-    assert until(sockets, Closed)[0].ending is Ending.LOST
+    assert until(sockets, Closed)[0].ending is ConnectionEnd.LOST
 
 
 def test_bytes_that_are_no_frame_are_reported_with_the_frames_before_them(sockets):
@@ -187,13 +188,13 @@ def test_nobody_listens(sockets):
     endpoint = sockets.listen("127.0.0.1")
     sockets.unlisten(endpoint)
     sockets.dial(5, endpoint)
-    assert until(sockets, Closed)[0] == Closed(5, Ending.DEAD, refused=True)
+    assert until(sockets, Closed)[0] == Closed(5, ConnectionEnd.DEAD, refused=True)
 
 
 @pytest.mark.parametrize("host", ["not-an-address", "255.255.255.255"])
 def test_an_address_that_cannot_be_dialed_is_closed_like_any_other(sockets, host):
     sockets.dial(5, Endpoint(host, 4))
-    assert until(sockets, Closed)[0] == Closed(5, Ending.DEAD, refused=False)
+    assert until(sockets, Closed)[0] == Closed(5, ConnectionEnd.DEAD, refused=False)
     assert sockets.open == 0
 
 
@@ -215,7 +216,7 @@ def test_a_connection_to_oneself_counts_as_refused(sockets, monkeypatch):
     entry_socket, entry.socket, entry.connecting = entry.socket, Mirror(), True
     events: list = []
     sockets._finish_connect(entry, events)
-    assert events == [Closed(near, Ending.DEAD, refused=True)]
+    assert events == [Closed(near, ConnectionEnd.DEAD, refused=True)]
 
 
 def test_an_orderly_close_delivers_and_waits_for_the_other_end(sockets):
@@ -224,7 +225,7 @@ def test_an_orderly_close_delivers_and_waits_for_the_other_end(sockets):
     sockets.close(near, orderly=True)
     assert sockets.closing == 1
     sockets.send(near, Beat(10))
-    found = gather(sockets, Received(far, [Beat(9)], None), Closed(far, Ending.LOST, refused=False))
+    found = gather(sockets, Received(far, [Beat(9)], None), Closed(far, ConnectionEnd.LOST, refused=False))
     deadline = time.monotonic() + PATIENCE
     while sockets.open:
         assert time.monotonic() < deadline
@@ -270,10 +271,10 @@ def test_a_peer_that_never_reads_is_given_up_and_beats_do_not_pile_up(sockets, m
         waiting = len(entry.unsent)
         sockets.send(accepted.channel, Beat(2), droppable=True)
         assert len(entry.unsent) == waiting
-        monkeypatch.setattr(liveness, "_UNSENT", 100)
+        monkeypatch.setattr(module, "_UNSENT", 100)
         while entry.error is None:
             sockets.send(accepted.channel, Beat(1))
-        assert until(sockets, Closed)[0].ending is Ending.STUCK
+        assert until(sockets, Closed)[0].ending is ConnectionEnd.STUCK
 
 
 @pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN])
@@ -291,7 +292,7 @@ def test_an_error_that_the_kernel_gives_for_a_dead_path_is_dead(sockets, code):
 
     entry.socket = Failing()
     sockets.send(near, Beat(1))
-    closed = Closed(near, Ending.DEAD, refused=False)
+    closed = Closed(near, ConnectionEnd.DEAD, refused=False)
     assert gather(sockets, closed).count(closed) == 1
 
 

@@ -11,13 +11,13 @@ import time
 import pytest
 from meetkit import PATIENCE, Clock, MemoryStore, ask, together, until
 
-from multiworld._core.ledger import decode
-from multiworld._core.roster import Endpoint
-from multiworld._net import probe as probing
-from multiworld._net import rendezvous as module
+from multiworld._core.membership.ledger import decode
+from multiworld._core.membership.roster import Endpoint
 from multiworld._net.patience import NoAnswerError, in_time
-from multiworld._net.probe import answers
-from multiworld._net.rendezvous import Rendezvous
+from multiworld._net.stores import probe as probing
+from multiworld._net.stores import rendezvous as module
+from multiworld._net.stores.probe import answers
+from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import (
     BackendError,
     BrokenWorldException,
@@ -447,7 +447,7 @@ def test_a_member_that_failed_to_see_the_others_become_active_ends_the_generatio
     for one in ways:
         rank = one.request.rank
         one._record.apply(lambda ledger, one=one, rank=rank: module.Move(
-            module.membership.ready(ledger, one._number, one._me, rank)
+            module.steps.ready(ledger, one._number, one._me, rank)
         ))  # fmt: skip
     ways[1].fail(ValueError("the answer got lost"))
     assert record(store).current.over == (1,)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from multiworld._net import callers as callers_module
-from multiworld._net.callers import callers, others
+from multiworld._net.stores import clients as callers_module
+from multiworld._net.stores.clients import callers, others
 from multiworld.releasing import Releaser
 
 PATIENCE = 30.0

@@ -13,7 +13,7 @@ def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
     empty = dict.fromkeys(
         [
             "M8D_HANG_TIMEOUT", "M8D_BUSY_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH",
-            "M8D_GLOO_THREADS", "M8D_TETHERS", "M8D_HOST", "M8D_IFNAME",
+            "M8D_GLOO_THREADS", "M8D_EARLY_CLOSE", "M8D_HOST", "M8D_IFNAME",
         ],
         " ",
     )  # fmt: skip
@@ -23,14 +23,28 @@ def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
 def test_every_variable_is_read():
     env = {
         "M8D_HANG_TIMEOUT": "0.3", "M8D_BUSY_TIMEOUT": "9", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
-        "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3", "M8D_TETHERS": "0",
+        "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3", "M8D_EARLY_CLOSE": "0",
         "M8D_HOST": "10.0.0.7", "M8D_IFNAME": "eth0,eth1",
     }  # fmt: skip
     host = {"host": "10.0.0.7", "ifname": "eth0,eth1"}
     assert load(env) == Settings(
-        0.3, 9.0, 7.0, 1.5, "off", require_patch=True, gloo_threads=3, tethers=False, **host
+        0.3, 9.0, 7.0, 1.5, "off", require_patch=True, gloo_threads=3, early_close=False, **host
     )
     assert all(f"``{name}``" in (settings.__doc__ or "") for name in env)
+
+
+def test_a_former_name_is_read_with_one_warning_and_loses_to_the_new_one(caplog):
+    settings._warn_of.cache_clear()
+    for _ in range(2):
+        assert not load({"M8D_TETHERS": "0", "M8D_EARLY_CLOSE": " "}).early_close
+    [record] = caplog.records
+    assert "M8D_TETHERS" in record.getMessage()
+    assert "M8D_EARLY_CLOSE" in record.getMessage()
+    assert load({"M8D_TETHERS": "0", "M8D_EARLY_CLOSE": "1"}).early_close
+    with pytest.raises(MultiworldError, match=r"M8D_TETHERS='never'.*0 or 1"):
+        load({"M8D_TETHERS": "never"})
+    with pytest.warns(DeprecationWarning, match="early_close"):
+        assert Settings(early_close=False).tethers is False
 
 
 @pytest.mark.parametrize(
@@ -59,7 +73,7 @@ def test_the_run_of_a_process(environ, found):
         ("M8D_SHIM", "maybe", "auto, on, off"),
         ("M8D_REQUIRE_PATCH", "2", "0 or 1"),
         ("M8D_GLOO_THREADS", "65", "0 to 64"),
-        ("M8D_TETHERS", "never", "0 or 1"),
+        ("M8D_EARLY_CLOSE", "never", "0 or 1"),
         ("M8D_GLOO_THREADS", "-1", "0 to 64"),
         ("M8D_GLOO_THREADS", "two", "0 to 64"),
     ],

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from multiworld._c10d.sockets import find, parse_address, shut, still_open
+from multiworld._c10d.gloo.sockets import find, parse_address, shut, still_open
 
 
 def published(family, host, port, name=b"vm", seqs=2):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from multiworld import watchdog
-from multiworld._core import detector
-from multiworld._core.roster import Member, Roster
-from multiworld._core.wire import Attach, Beat, Hello, encode
-from multiworld._net.liveness import Sockets
+from multiworld._core.liveness import detector
+from multiworld._core.liveness.wire import Attach, Beat, Hello, encode
+from multiworld._core.membership.roster import Member, Roster
+from multiworld._net.liveness.sockets import Sockets
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -275,7 +275,7 @@ def test_rosters_that_are_not_for_this_watchdog(group):
     pack.dogs[0].release_endpoint(pack.endpoints[0])
     attachments[0].leave()
     until(lambda: pack.dogs[0].snapshot().listeners == 0)
-    with pytest.raises(InvalidJoinError, match="nobody listens"):
+    with pytest.raises(InvalidJoinError, match="does not listen"):
         pack.attach(0, pack.rosters("x")[0])
     with pytest.raises(MultiworldError, match="numeric"):
         pack.dogs[0].endpoint("localhost")
@@ -431,7 +431,7 @@ def until_dropped(connection):
             continue
 
 
-def strangers(pack):
+def misbehaving(pack):
     dog = pack.dogs[0].process
     other = pack.dogs[1].process
     smaller = min(other, "0" * 31 + "1")
@@ -464,13 +464,13 @@ def test_whatever_else_connects_is_dropped_and_changes_nothing(group):
             until_dropped(connection)
         dropped.append(name)
 
-    run([lambda item=item: one(*item) for item in strangers(pack).items()])
+    run([lambda item=item: one(*item) for item in misbehaving(pack).items()])
     assert len(dropped) == 11
     assert pack.verdicts == {("w/1", 0): [], ("w/1", 1): []}
     until(lambda: pack.dogs[0].snapshot().connections == 1)
 
 
-def test_a_slow_stranger_is_dropped_before_it_has_greeted(group):
+def test_a_slow_client_is_dropped_before_it_has_greeted(group):
     pack = group()
     pack.join()
     data = encode(Hello("0" * 32, pack.dogs[0].process, b"n" * 16))
@@ -485,7 +485,7 @@ def test_a_slow_stranger_is_dropped_before_it_has_greeted(group):
     assert pack.verdicts == {("w/1", 0): [], ("w/1", 1): []}
 
 
-def test_a_flood_of_strangers_does_not_keep_members_out(group):
+def test_a_flood_of_connections_does_not_keep_members_out(group):
     pack = group()
     address = (pack.endpoints[0].host, pack.endpoints[0].port)
     with contextlib.ExitStack() as held:
@@ -497,7 +497,7 @@ def test_a_flood_of_strangers_does_not_keep_members_out(group):
 
 FORK = """
 import os, sys, time
-from multiworld._core.roster import Member, Roster
+from multiworld._core.membership.roster import Member, Roster
 from multiworld.watchdog import Watchdog
 
 PATIENCE = 30.0

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
-from multiworld._core import peers as peers_module
-from multiworld._core.actions import Drop, Send, Why
-from multiworld._core.detector import Ending
-from multiworld._core.dialing import Dialing
-from multiworld._core.roster import Endpoint
-from multiworld._core.wire import (
+from multiworld._core.liveness import peers as peers_module
+from multiworld._core.liveness.actions import Drop, Send, Why
+from multiworld._core.liveness.detector import ConnectionEnd
+from multiworld._core.liveness.dialing import Dialing
+from multiworld._core.liveness.wire import (
     Attach,
     Attached,
     Beat,
@@ -27,6 +26,7 @@ from multiworld._core.wire import (
     Reason,
     Refused,
 )
+from multiworld._core.membership.roster import Endpoint
 from multiworld.events import Cause
 
 
@@ -50,7 +50,7 @@ def test_a_world_is_ready_when_everyone_proved_it_to_everyone():
     net.run()
     assert not net[1].ready
     assert not net[2].ready
-    assert net[1].peers.missing(("w/1", 0)) == {2: "nobody listens there"} or net[1].peers.missing(("w/1", 0))
+    assert net[1].peers.missing(("w/1", 0)) == {2: "its port is closed"} or net[1].peers.missing(("w/1", 0))
     net[3].add(group[2])
     net.pass_time(1.0)
     assert [net[number].ready for number in (1, 2, 3)] == [[("w/1", 0)], [("w/1", 1)], [("w/1", 2)]]
@@ -86,10 +86,10 @@ def test_a_pair_has_one_connection_whatever_the_number_of_worlds():
     net.settle_all()
     net.pass_time(1.0)
     assert len(net[1].ready) == len(net[2].ready) == 60
-    assert net[1].peers.links == net[2].peers.links == 1
+    assert net[1].peers.connections == net[2].peers.connections == 1
 
 
-def test_more_worlds_than_a_stranger_may_offer_are_offered_after_the_first_proof():
+def test_more_worlds_than_an_unproven_peer_may_offer_are_offered_after_the_first_proof():
     net = Net(1, 2)
     groups = [rosters(f"w{number}", (1, 2)) for number in range(200)]
     for group in groups:
@@ -125,12 +125,12 @@ def test_leaving_one_world_leaves_the_others_and_the_connection():
     assert ("x/1", 0) not in net[1].broken
     net[1].remove(("w/1", 0))
     net.run()
-    assert net[1].peers.links == 1
+    assert net[1].peers.connections == 1
     net[1].remove(("x/1", 0))
     net.run()
     assert verdict(net, 2, "x/1", 1).cause is Cause.LEFT
     net[2].remove(("x/1", 1))
-    assert net[1].peers.links == net[2].peers.links == 0
+    assert net[1].peers.connections == net[2].peers.connections == 0
     assert net[1].peers.wake() == math.inf
 
 
@@ -150,7 +150,7 @@ def test_a_connection_that_closes_in_good_order_while_a_world_waits_is_made_anew
 
 def test_a_close_without_goodbyes_counts_as_leaving():
     net = joined((1, 2))
-    channel = next(iter(net[1].peers._links))
+    channel = next(iter(net[1].peers._connections))
     net[1].peers.received(channel, [Close()], net.now)
     net[1].settle()
     assert verdict(net, 1).cause is Cause.LEFT
@@ -242,7 +242,7 @@ def test_suspects_are_named_with_their_connection():
 
 def test_beats_follow_the_more_impatient_end_and_the_smallest_timeout():
     net = joined((1, 2), hangs=(1.0, 60.0))
-    channel = next(iter(net[2].peers._links.values()))
+    channel = next(iter(net[2].peers._connections.values()))
     assert channel.interval == pytest.approx(0.2)
     net.join(rosters("x", (1, 2), hangs=(60.0, 0.3)))
     assert channel.interval == pytest.approx(0.06)
@@ -300,7 +300,7 @@ def test_a_wrong_token_on_a_trusted_connection_is_refused_there():
     net[2].add(rosters("x", (1, 2), token=b"x" * 16)[1])
     net.run()
     assert "token" in net[1].peers.missing(("x/1", 0))[1]
-    assert net[1].peers.links == 1
+    assert net[1].peers.connections == 1
     assert ("w/1", 0) not in net[1].broken
 
 
@@ -389,10 +389,10 @@ def test_a_second_endpoint_of_the_same_process_is_tried():
     assert sorted(net[1].ready) == [("w/1", 0), ("x/1", 0)]
 
 
-# -- strangers
+# -- unauthenticated connections
 
 
-def stranger(net, number, frames=(), channel=9000):
+def unproven(net, number, frames=(), channel=9000):
     """A connection from nowhere; what is sent to it is returned."""
     peers = net[number].peers
     peers.accepted(channel, net.now)
@@ -400,17 +400,17 @@ def stranger(net, number, frames=(), channel=9000):
     return [action for action in peers.take() if getattr(action, "channel", None) == channel]
 
 
-def test_a_silent_stranger_is_dropped_within_a_second():
+def test_a_silent_connection_is_dropped_within_a_second():
     net = joined((1, 2))
-    assert stranger(net, 1) == []
+    assert unproven(net, 1) == []
     net.now += 0.95
     net[1].peers.settle(net.now, {})
     assert Drop(9000, orderly=False) in net[1].peers.take()
 
 
-def test_a_stranger_that_greets_and_proves_nothing_is_dropped_too():
+def test_an_unproven_peer_that_greets_and_proves_nothing_is_dropped_too():
     net = joined((1, 2))
-    sent = stranger(net, 2, [Hello(process(1), process(2), b"n" * 16), Attach("nope/1", 0, b"p" * 32)])
+    sent = unproven(net, 2, [Hello(process(1), process(2), b"n" * 16), Attach("nope/1", 0, b"p" * 32)])
     assert [type(action) for action in sent] == [Send]
     net.now += 0.95
     net[2].peers.settle(net.now, {})
@@ -430,20 +430,20 @@ def test_a_stranger_that_greets_and_proves_nothing_is_dropped_too():
         [Hello(process(1), process(2), b"n" * 16), *(Attach(f"n{i}/1", 0, b"p" * 32) for i in range(65))],
     ],
 )
-def test_a_stranger_that_does_not_follow_the_protocol_is_dropped_at_once(frames):
+def test_an_unproven_peer_that_does_not_follow_the_protocol_is_dropped_at_once(frames):
     net = joined((1, 2))
-    assert stranger(net, 2, [*frames, Beat(2)])[-1] == Drop(9000, orderly=False)
-    assert net[2].peers.links == 1
+    assert unproven(net, 2, [*frames, Beat(2)])[-1] == Drop(9000, orderly=False)
+    assert net[2].peers.connections == 1
 
 
-def test_a_stranger_changes_nothing():
+def test_an_unproven_peer_changes_nothing():
     net = joined((1, 2))
     frames = [
         Hello(process(1), process(2), b"n" * 16),
         Attached("w/1", 1), Refused("w/1", 1, Reason.STALE, 9), Goodbye("w/1", 0),
         Broken("w/1", Cause.CRASHED, (0,), "x"), Beat(1), Need(0.001), Attach("w/1", 0, b"p" * 32),
     ]  # fmt: skip
-    sent = stranger(net, 2, frames)
+    sent = unproven(net, 2, frames)
     assert Send(9000, Refused("w/1", 0, Reason.PROOF, 1)) in sent
     net.pass_time(2.0)
     assert not net[2].broken
@@ -451,24 +451,24 @@ def test_a_stranger_changes_nothing():
     assert not net[1].broken
 
 
-def test_a_stranger_may_hang_up():
+def test_an_unproven_peer_may_hang_up():
     net = joined((1, 2))
-    stranger(net, 2, [Hello(process(1), process(2), b"n" * 16), Close()])
-    assert net[2].peers.links == 1
-    stranger(net, 2, [], channel=9001)
-    net[2].peers.closed(9001, Ending.LOST, net.now)
-    net[2].peers.closed(9001, Ending.LOST, net.now)
+    unproven(net, 2, [Hello(process(1), process(2), b"n" * 16), Close()])
+    assert net[2].peers.connections == 1
+    unproven(net, 2, [], channel=9001)
+    net[2].peers.closed(9001, ConnectionEnd.LOST, net.now)
+    net[2].peers.closed(9001, ConnectionEnd.LOST, net.now)
     net[2].peers.connected(9001, net.now)
     net[2].peers.received(9001, [Beat(1)], net.now, error="gone")
-    assert net[2].peers.links == 1
+    assert net[2].peers.connections == 1
 
 
-def test_the_oldest_stranger_makes_room():
+def test_the_oldest_unproven_connection_makes_room():
     net = Net(1)
-    for number in range(peers_module.MAX_STRANGERS + 3):
+    for number in range(peers_module.MAX_UNAUTHENTICATED + 3):
         net[1].peers.accepted(5000 + number, net.now)
     assert net[1].peers.take() == [Drop(5000 + number, orderly=False) for number in range(3)]
-    assert net[1].peers.links == peers_module.MAX_STRANGERS
+    assert net[1].peers.connections == peers_module.MAX_UNAUTHENTICATED
 
 
 def test_an_answer_that_never_comes_is_given_up_and_dialed_again():
@@ -493,17 +493,17 @@ def test_an_answer_that_never_comes_is_given_up_and_dialed_again():
 
 def test_garbage_from_a_member_is_a_failure_of_that_member():
     net = joined((1, 2))
-    channel = next(iter(net[1].peers._links))
+    channel = next(iter(net[1].peers._connections))
     net[1].peers.received(channel, [Beat(1)], net.now, error="what is this")
     net[1].settle()
     assert (verdict(net, 1).cause, verdict(net, 1).ranks) == (Cause.FAILED, (1,))
 
 
-def test_garbage_from_a_dialed_stranger_is_dialed_again():
+def test_garbage_from_a_dialed_peer_is_dialed_again():
     net = Net(1, 2)
     net[1].add(rosters("w", (1, 2))[0])
     net.settle_all()
-    channel = next(iter(net[1].peers._links))
+    channel = next(iter(net[1].peers._connections))
     net[1].peers.received(channel, [], net.now, error="what is this")
     net[1].act()
     net[2].add(rosters("w", (1, 2))[1])
@@ -514,8 +514,8 @@ def test_garbage_from_a_dialed_stranger_is_dialed_again():
 def test_a_member_that_connects_again_gave_its_old_connection_up():
     net = joined((1, 2))
     node = net[1].peers
-    link = next(iter(node._links.values()))
-    node._links.clear()
+    link = next(iter(node._connections.values()))
+    node._connections.clear()
     node._trusted.clear()
     node._detector.disconnected(link.peer)
     node.remove(("w/1", 0), goodbye=False, now=net.now)
@@ -531,7 +531,7 @@ def test_a_member_that_connects_again_gave_its_old_connection_up():
 def test_gossip_of_a_world_that_the_teller_is_not_in_is_not_believed():
     net = joined((1, 2))
     net.join(rosters("x", (1, 3)) if 3 in net.nodes else rosters("x", (1, 1)))
-    channel = next(iter(net[1].peers._links))
+    channel = next(iter(net[1].peers._connections))
     net[1].peers.received(
         channel,
         [
@@ -574,8 +574,8 @@ def test_only_the_last_generations_are_remembered():
     net = Net(1, 2)
     for generation in range(1, 4200):
         roster = rosters("w", (1, 1), generation=generation)[0]
-        net[1].peers._past.bury(roster)
-    assert len(net[1].peers._past._tokens) == 4096
+        net[1].peers._ended_generations.add(roster)
+    assert len(net[1].peers._ended_generations._tokens) == 4096
 
 
 # -- any order of events
@@ -662,8 +662,8 @@ def test_a_knock_on_a_door_that_is_open_to_it_proves_nothing():
     net.run(lambda busy: busy[-1])
     net.pass_time(2.0)
     assert (net[1].ready, net[2].ready) == ([("w/1", 0)], [("w/1", 1)])
-    assert (net[1].peers.links, net[2].peers.links) == (1, 1)
-    [link] = net[1].peers._links.values()
+    assert (net[1].peers.connections, net[2].peers.connections) == (1, 1)
+    [link] = net[1].peers._connections.values()
     assert (link.dialed, link.knocking) == (True, False)
 
 
@@ -687,7 +687,7 @@ def test_a_world_that_goes_while_its_connection_is_being_made():
     net[1].add(rosters("w", (1, 2))[0])
     net[1].settle()
     net[1].remove(("w/1", 0))
-    assert net[1].peers.links == 0
+    assert net[1].peers.connections == 0
     net.run()
     assert not net[2].broken
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core import wire
-from multiworld._core.links import Link
-from multiworld._core.wire import (
+from multiworld._core.liveness import wire
+from multiworld._core.liveness.connection import PeerConnection
+from multiworld._core.liveness.wire import (
     Attach,
     Attached,
     Beat,
@@ -141,8 +141,8 @@ def test_intervals_are_whole_milliseconds_and_never_nothing():
 
 
 def pair():
-    dialer = Link(1, "1" * 32, b"a" * 16, dialed=True, since=0.0, peer="2" * 32)
-    listener = Link(2, "2" * 32, b"b" * 16, dialed=False, since=0.0)
+    dialer = PeerConnection(1, "1" * 32, b"a" * 16, dialed=True, since=0.0, peer="2" * 32)
+    listener = PeerConnection(2, "2" * 32, b"b" * 16, dialed=False, since=0.0)
     assert listener.greet(dialer.hello())
     assert dialer.greet(listener.hello())
     return dialer, listener
@@ -163,20 +163,20 @@ def test_a_proof_holds_for_its_token_place_and_direction_only():
 def test_a_proof_does_not_hold_on_another_connection():
     dialer, _ = pair()
     given_ = dialer.offer(b"t" * 16, ("w/1", 0)).proof
-    other = Link(3, "2" * 32, b"c" * 16, dialed=False, since=0.0)
+    other = PeerConnection(3, "2" * 32, b"c" * 16, dialed=False, since=0.0)
     other.greet(dialer.hello())
     assert not other.holds(b"t" * 16, ("w/1", 0), given_)
 
 
 def test_greetings_that_are_none():
-    dialer = Link(1, "1" * 32, b"a" * 16, dialed=True, since=0.0, peer="2" * 32)
+    dialer = PeerConnection(1, "1" * 32, b"a" * 16, dialed=True, since=0.0, peer="2" * 32)
     assert not dialer.greet(Hello("3" * 32, "1" * 32, b"n" * 16))
     assert not dialer.greet(Hello("2" * 32, "3" * 32, b"n" * 16))
-    listener = Link(2, "2" * 32, b"b" * 16, dialed=False, since=0.0)
+    listener = PeerConnection(2, "2" * 32, b"b" * 16, dialed=False, since=0.0)
     assert not listener.greet(Hello("2" * 32, "2" * 32, b"n" * 16))
     assert listener.greet(Hello("1" * 32, "2" * 32, b"n" * 16))
     assert not listener.knocking
     assert not listener.greet(Hello("1" * 32, "2" * 32, b"n" * 16))
-    late = Link(3, "2" * 32, b"b" * 16, dialed=False, since=0.0)
+    late = PeerConnection(3, "2" * 32, b"b" * 16, dialed=False, since=0.0)
     assert late.greet(Hello("3" * 32, "2" * 32, b"n" * 16))
     assert late.knocking

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from multiworld._core.roster import Endpoint, Member, Roster
+from multiworld._core.membership.roster import Endpoint, Member, Roster
 from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import Cause
 from multiworld.watchdog import Watchdog
@@ -26,7 +26,7 @@ from multiworld.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._net.attachment import Attachment
+    from multiworld._net.liveness.attachment import Attachment
     from multiworld.events import Breakage
     from multiworld.run.nodes.slots import Membership, Node
 

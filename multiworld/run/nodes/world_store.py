@@ -7,8 +7,8 @@ import errno
 import ipaddress
 import socket
 
-from multiworld._net.address import StoreAddress
-from multiworld._net.storeserver import StoreServer
+from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.server import StoreServer
 from multiworld.run.errors import RunError
 
 __all__ = ["WorldStore"]

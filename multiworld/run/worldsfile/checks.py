@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiworld._net.address import StoreAddress
 from multiworld._net.blocking import BlockingCall
-from multiworld._net.tcpclient import NotAStoreError, TcpClient
+from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld.errors import InvalidJoinError
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER

@@ -88,7 +88,7 @@ def makes(me: Rank) -> None:
     # Who waits for the one that failed waits inside ncclCommInitRank, which nobody can end: on a thread that the join
     # has left behind, for as long as NCCL does. Of all else nothing is left, when what hung has come to its end.
     stuck = int(fails and not faulty)
-    # Tethers, and the line to this process's helper, come a moment after the first world.
+    # Early-close connections, and the line to this process's helper, come a moment after the first world.
     slack = {"python_threads": stuck, "fds": 6 + 5 * stuck, "comms": stuck}
     now: dict[str, int] = {}
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import multiworld as mw
-from multiworld._c10d import nccl
+from multiworld._c10d.nccl import backend as nccl
 from programs.worldkit import JOIN, everything, full, joined, meet, until
 
 if TYPE_CHECKING:

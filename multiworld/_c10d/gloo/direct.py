@@ -1,0 +1,199 @@
+"""Direct calls of a world's gloo backend, with prepared options.
+
+A call of `torch.distributed` finds its group, checks, makes options, and passes torch's dispatcher on its way to the
+backend: 7-10 µs of about 50 for a message of 4 bytes. None of that decides anything where all of it is known before: a
+world whose default group has plain gloo for the CPU, and a plain tensor there. For everything else (other devices,
+subclasses, modes, gradients, complex numbers, coalescing) torch's own way is taken, so that it means what it means
+there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from multiworld._c10d.gloo import write_accounting
+from multiworld._c10d.nccl import inflight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._c10d.routing.state import WorldState
+
+__all__ = ["Direct", "of"]
+
+_Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
+_CPU = torch.device("cpu")
+
+
+class Direct:
+    """What a world's operations call. A value: functions and options, nothing that changes.
+
+    It holds the backend by its bound methods. So keep it in no variable, and in no frame of its functions: a traceback
+    would keep the backend, and its sockets, for as long as the error exists.
+
+    Attributes:
+        sends: ``(tensor) -> bool``: whether a message of it goes this way.
+        takes: ``(tensor) -> bool``: whether a collective on it goes this way.
+        calm: ``() -> bool``: whether a barrier does.
+        wait: ``(work) -> bool``: torch's own ``Work.wait``.
+        send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
+        posted: ``(work) -> work``: lets the end of the world end it.
+        allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
+        gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input, options.
+        barrier: the backend's.
+        of_reduce: ``(op) -> AllreduceOptions``; with None, SUM.
+        of_broadcast: ``(root) -> BroadcastOptions``.
+        of_root: ``(root, op) -> ReduceOptions``.
+        of_scatter: ``(op) -> ReduceScatterOptions``.
+        of_gather: AllgatherOptions.
+        of_barrier: BarrierOptions.
+    """
+
+    __slots__ = (
+        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "of_barrier", "of_broadcast",
+        "of_gather", "of_reduce", "of_root", "of_scatter", "posted", "recv", "reduce", "scatter_from", "send", "sends", "takes",
+        "wait",
+    )  # fmt: skip
+
+    def __init__(self, backend: Any, state: WorldState, *, alone: bool) -> None:
+        # A plain dictionary of the state's: empty but inside `_coalescing_manager`.
+        self.calm = _calm(state.pg_coalesce_state) if alone else _never
+        self.takes = _takes(state.pg_coalesce_state)
+        self.sends = _sends
+        self.wait: Callable[[Any], bool] = inflight.plain_wait
+        self.send, self.recv = (_plain(backend, name) for name in ("send", "recv"))
+        self.posted: Callable[[Any], Any] = state.gloo.posted
+        self.allreduce, self.broadcast, self.reduce = backend.allreduce, backend.broadcast, backend.reduce
+        self.allgather = backend.allgather
+        self.gather_into = getattr(backend, "all_gather_single", None) or backend._allgather_base
+        self.scatter_from = getattr(backend, "reduce_scatter_single", None) or backend._reduce_scatter_base
+        self.barrier = backend.barrier
+        self.of_reduce = _reducing(c10d.AllreduceOptions)
+        self.of_scatter = _reducing(c10d.ReduceScatterOptions)
+        self.of_broadcast = _of_broadcast
+        self.of_root = _of_root
+        self.of_gather = torch._C._distributed_c10d.AllgatherOptions()
+        self.of_barrier = c10d.BarrierOptions()
+        if hasattr(self.of_barrier, "device"):
+            self.of_barrier.device = _CPU
+
+    def post_send(self, tensor: Any, dst: int, tag: int) -> tuple[Any, bool]:
+        """Post a send.
+
+        Returns:
+            The work, and whether waiting for it will surely not block.
+        """
+        mine = write_accounting.here()
+        since = mine.count()
+        try:
+            work = self.posted(self.send([tensor], dst, tag))
+        finally:
+            del self  # an error's traceback has this frame, and must not keep the backend
+        return work, mine.message(tensor.nbytes, since)
+
+
+_messages: dict[str, Any] = {
+    name: getattr(found, "__func__", found)
+    for name in ("send", "recv")
+    if (found := vars(c10d.ProcessGroup).get(name)) is not None
+}
+"""The process group's, as torch has them: the router's wait for a verdict, which an event loop's thread must not."""
+
+
+def _plain(backend: Any, name: str) -> Any:
+    if isinstance(backend, c10d.ProcessGroup):
+        return functools.partial(_messages[name], backend)
+    return getattr(backend, name)
+
+
+def of(group: Any, state: WorldState | None) -> Direct | None:
+    """Return the direct way of a world's default group; None where it has no plain gloo for the CPU.
+
+    Args:
+        group: the ProcessGroup.
+        state: of the world.
+    """
+    if _Gloo is None or state is None or _CPU not in group._device_types:
+        return None
+    backend = group._get_backend(_CPU)
+    # Exactly: with TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper checks each operation first.
+    if type(backend) is not _Gloo:
+        return None
+    alone = all(group._get_backend(device) is backend for device in group._device_types)
+    # From 2.14 on, hooks may be registered with a process group, and its backend knows nothing of them.
+    return Direct(group if hasattr(group, "register_pre_hook") else backend, state, alone=alone)
+
+
+_Tensor = torch.Tensor
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined, unused-ignore]
+_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled  # type: ignore[attr-defined, unused-ignore]
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
+
+
+def _sends(tensor: Any) -> bool:
+    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view that only
+    # says that it is conjugated or negated has another number's bytes, and one of functorch's has none.
+    return (
+        type(tensor) is _Tensor
+        and tensor.is_cpu
+        and not (tensor.is_conj() or tensor.is_neg() or _wrapped(tensor))
+        and not (_dispatch_modes() or _profiled())
+    )
+
+
+def _calm(coalescing: dict[Any, Any]) -> Callable[[], bool]:
+    def calm() -> bool:
+        return not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
+
+    return calm
+
+
+def _never() -> bool:
+    # Another backend of the group might be the one to run it.
+    return False
+
+
+def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
+    def takes(tensor: Any) -> bool:
+        return (
+            type(tensor) is _Tensor
+            and tensor.is_cpu
+            and not tensor.requires_grad
+            and not (tensor.is_complex() or tensor.is_neg() or _wrapped(tensor))
+            and not (_function_mode() or _dispatch_modes() or _profiled() or coalescing)
+        )
+
+    return takes
+
+
+def _reducing(make: Callable[[], Any]) -> Callable[[Any], Any]:
+    # Read only: gloo copies from it, and only NCCL has a hook that writes to it.
+    plain = make()
+
+    def options(op: Any) -> Any:
+        if op is None:
+            return plain
+        made = make()
+        made.reduceOp = op
+        return made
+
+    return options
+
+
+def _of_broadcast(root: int) -> Any:
+    made = c10d.BroadcastOptions()
+    made.rootRank = root
+    return made
+
+
+def _of_root(root: int, op: Any) -> Any:
+    made = c10d.ReduceOptions()
+    made.rootRank = root
+    if op is not None:
+        made.reduceOp = op
+    return made

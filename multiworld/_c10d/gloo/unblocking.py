@@ -1,0 +1,232 @@
+"""Unblock operations of a gloo group that gloo forgot when its connections failed.
+
+When a connection fails, gloo (``Pair::signalException`` in transport/tcp/pair.cc) tells the buffers that wait for their
+turn on it. It forgets two: the one that is being written or stands in the queue of writes (``tx_``), and the one that is
+being read into (``rx_``). A write that the kernel refuses (EPIPE, ECONNRESET) enters that queue just before the connection
+fails, so a message of any size can be forgotten; a large one that is half sent always is. Its operation then ends at
+its timeout only. A receive from any source belongs to no connection, so no connection's end reaches it either.
+
+After a group was shut down, and as soon as gloo has closed the group's sockets (from then on they write into
+no tensor), each such buffer is told what gloo should have told it (`cxx.tell`). A send's or a receive's
+buffer is found in its work. A collective's buffer is the one that a worker thread of the group waits in: the kernel
+says at which address a thread waits (``/proc/self/task/ID/syscall``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multiworld._c10d.completion import pool
+from multiworld._c10d.gloo import cxx, sockets
+from multiworld._c10d.nccl import inflight
+from multiworld._net import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
+
+LIMIT = 10.0
+"""Seconds for which a group that was shut down is looked after; what then still runs ends at its timeout."""
+
+FIRST_PAUSE = 0.0005
+"""Seconds between two looks at first; each pause is half as long again."""
+
+LONGEST_PAUSE = 0.01
+"""Seconds between two looks, so an operation ends this much, and a thread's turn, after gloo has closed the sockets."""
+
+_GROUP = 1024
+"""Bytes of a ProcessGroupGloo in which an idle worker's condition lies: 344 in torch 2.4, 400 in 2.13, 432 in 2.15."""
+
+_CONDITIONS = range(72, 192, 4)
+"""Bytes from the beginning of a gloo buffer to where waiting threads sleep: behind the table, pointer, size, context and
+mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x86-64: 80 to 176, arm64: 88 to 184)."""
+
+_SETTLING = 1.0
+"""Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time for them."""
+
+_MANY = 512
+"""Works after which those that are gone are taken out of the books."""
+
+_TASKS = Path("/proc/self/task")
+_log = logging.getLogger(__name__)
+
+
+class Worker(NamedTuple):
+    """A thread of a group; the kernel gives numbers of threads again, but not at the same time.
+
+    Attributes:
+        thread: its number.
+        began: when it was started, as the kernel writes it.
+    """
+
+    thread: int
+    began: str
+
+
+class Target(NamedTuple):
+    """One group that was shut down.
+
+    Attributes:
+        links: its sockets.
+        workers: its threads.
+        address: of its C++ object; 0 where that is not known.
+    """
+
+    links: tuple[sockets.Link, ...]
+    workers: tuple[Worker, ...]
+    address: int
+
+
+class Posted:
+    """The sends and receives of a world that may not have ended yet; it keeps none of them."""
+
+    def __init__(self) -> None:
+        # By id: that of a work that is gone is soon another one's, so this stays small.
+        self._works: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, work: Any) -> None:
+        """Remember a work, in an atomic step."""
+        works = self._works
+        works[id(work)] = weakref.ref(work)
+        if len(works) > _MANY:
+            self._works = {key: ref for key, ref in list(works.items()) if ref() is not None}
+
+    def take(self) -> list[Any]:
+        """Return those that still exist, once."""
+        works, self._works = self._works, {}
+        return [work for ref in list(works.values()) if (work := ref()) is not None]
+
+
+def threads() -> frozenset[int]:
+    """Return the numbers of this process's threads."""
+    try:
+        return frozenset(map(int, procfs.names(_TASKS)))
+    except OSError:
+        return frozenset()
+
+
+def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[Worker, ...], int]:
+    """Find the threads of a ProcessGroupGloo that was just made.
+
+    Args:
+        backend: as torch returned it.
+        before: `threads` from before it was made.
+        count: how many it has.
+
+    Returns:
+        Its threads, and the address of its C++ object; none and 0 where the build or the system does not tell.
+    """
+    if not cxx.usable():
+        _warn()
+        return (), 0
+    address = cxx.address_of(backend)
+    with closing(cxx.Memory()) as memory:
+        if not memory.is_a(address, cxx.GROUP):
+            _warn()
+            return (), 0
+    end = time.monotonic() + _SETTLING
+    while True:
+        found = [each for each in threads() - before if _rests(each, address)]
+        if len(found) >= count or time.monotonic() > end:
+            return tuple(Worker(each, _began(each)) for each in found), address
+        time.sleep(FIRST_PAUSE / 5)
+
+
+def unblock(targets: Iterable[Target], posted: Posted) -> None:
+    """Tell what gloo forgets about groups that were shut down, in a thread of the pool; returns at once.
+
+    Args:
+        targets: the groups.
+        posted: of their world.
+    """
+    if not cxx.usable():
+        return
+    groups, deadline = tuple(targets), time.monotonic() + LIMIT
+    try:
+        pool.run(lambda: _until_quiet(groups, posted, deadline))
+    except RuntimeError:  # the host has no thread left for this process
+        _log.warning("no thread to end operations that gloo has forgotten: they end at their timeout")
+
+
+def _until_quiet(groups: tuple[Target, ...], posted: Posted, deadline: float) -> None:
+    pause = FIRST_PAUSE
+    try:
+        with closing(cxx.Memory()) as memory:
+            while time.monotonic() < deadline:
+                if not any(sockets.still_open(each.links) for each in groups):
+                    _tell_posted(memory, posted)
+                    working = [_tell_workers(memory, each) for each in groups]
+                    if not any(working):
+                        return
+                time.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 1.5)
+    except OSError as error:
+        _log.warning("operations that gloo has forgotten end at their timeout: %s", error)
+
+
+def _tell_posted(memory: cxx.Memory, posted: Posted) -> None:
+    for work in posted.take():
+        if buffer := cxx.buffer_at(memory, work):
+            cxx.tell(buffer, inflight.ABORTED)
+
+
+def _tell_workers(memory: cxx.Memory, group: Target) -> bool:
+    """Tell the buffers that the group's threads wait in; whether any of the threads has not come to rest."""
+    working = False
+    for worker in group.workers:
+        if _began(worker.thread) != worker.began or _rests(worker.thread, group.address):
+            continue
+        working = True
+        waits = _waits_at(worker.thread)
+        if waits and (buffer := _buffer_around(memory, waits)) and _waits_at(worker.thread) == waits:
+            cxx.tell(buffer, inflight.ABORTED)
+    return working
+
+
+def _buffer_around(memory: cxx.Memory, address: int) -> int:
+    """Return the gloo buffer one of whose condition variables is at `address`; 0 if there is none."""
+    for distance in _CONDITIONS:
+        if (address - distance) % 8 == 0 and memory.is_a(address - distance, cxx.BUFFER):
+            return address - distance
+    return 0
+
+
+def _rests(thread: int, group: int) -> bool:
+    """Whether a thread waits for work in the group at the address `group`."""
+    return 0 <= _waits_at(thread) - group < _GROUP
+
+
+def _waits_at(thread: int) -> int:
+    """Return the first argument of the system call that a thread is in: for one that sleeps, where; 0 if it runs."""
+    try:
+        words = (_TASKS / str(thread) / "syscall").read_text().split()
+        return int(words[1], 16) if len(words) > 1 else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _began(thread: int) -> str:
+    try:
+        # The name of a thread, in brackets, may hold anything.
+        return (_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+_warned = threading.Event()
+
+
+def _warn() -> None:
+    if not _warned.is_set():
+        _warned.set()
+        _log.warning(
+            "this build of torch, or this system, does not show gloo's buffers: an operation that gloo forgets when its "
+            "world breaks ends at its timeout (docs/faults.md)"
+        )

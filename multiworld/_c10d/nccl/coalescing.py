@@ -1,0 +1,149 @@
+"""Coalesced operations (`batch_isend_irecv`, torch's coalescing manager): their NCCL group is always closed.
+
+Between ``_start_coalescing`` and ``_end_coalescing`` a group of NCCL is open in the calling thread. Torch
+does not close it where an exception comes between the two, or where the world is over when the end comes: the
+next operation of a healthy world in that thread would go into it, and do nothing. So it is known what a
+thread has open, and it is closed when an operation in it fails, when the method or the `with` block it was
+opened in ends, when its world is closed in that thread, and at its next operation when its world is over.
+
+NCCL runs over all communicators of a group when it is closed. So while operations are in an open group their
+communicator is not aborted, for as long as an operation may take. That delays only waits for the GPU in the
+same thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiworld._c10d.nccl.inflight import Traffic
+
+__all__ = ["Coalescing", "close_left", "of", "start"]
+
+_here = threading.local()  # .open: by id of the process group, what this thread has open
+
+
+class Coalescing:
+    """Operations that one thread coalesces in one process group.
+
+    Args:
+        group: the process group.
+        traffic: of its world.
+        pending: torch's own list of coalesced operations, by process group: of the world's state.
+        end: closes it; called with no argument, plain torch.
+
+    Attributes:
+        group, traffic: as given.
+        depth: how often it was started and not ended; torch allows more than once.
+        blocks: of the world's `with` blocks that this thread was in.
+    """
+
+    def __init__(self, group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> None:
+        self.group = group
+        self.traffic = traffic
+        self.depth = 1
+        self.blocks = traffic.blocks()
+        self._pending = pending
+        self._end = end
+        self._thread = threading.current_thread()
+        self._queued = self._calling = False
+
+    def __enter__(self) -> None:
+        """An operation is added to it."""
+        self._queued = self._calling = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._calling = False
+
+    @property
+    def queued(self) -> bool:
+        """Whether NCCL may have operations in it, and its thread may yet come to close it."""
+        return self._queued and not self._calling and self._thread.is_alive()
+
+    def ended(self) -> bool:
+        """Torch ends it once; whether that was the last time."""
+        self.depth -= 1
+        if self.depth:
+            return False
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """It is closed."""
+        opened = _open()
+        if opened.get(id(self.group)) is self:
+            del opened[id(self.group)]
+            self.traffic.closed(self)
+
+    def close(self) -> None:
+        """Close it, as often as it was started; what it holds is run, and ends with its communicator."""
+        self._calling = True
+        depth, self.depth = self.depth, 0
+        try:
+            for _ in range(depth):
+                # An operation in it has failed, which closed it, or now does.
+                with contextlib.suppress(Exception):
+                    self._end()
+        finally:
+            self._pending.pop(self.group, None)  # torch would put the next operations to it, and not run them
+            self.forget()
+
+
+def _open() -> dict[int, Coalescing]:
+    found: dict[int, Coalescing] | None = getattr(_here, "open", None)
+    if found is None:
+        found = _here.open = {}
+    return found
+
+
+def of(group: Any) -> Coalescing | None:
+    """Return what this thread has open in a process group; None if nothing."""
+    return _open().get(id(group))
+
+
+@contextlib.contextmanager
+def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[], Any]) -> Iterator[None]:
+    """Context in which torch starts to coalesce operations; see `Coalescing` for the arguments.
+
+    Raises:
+        torch.distributed.DistBackendError: the world is over.
+    """
+    found = of(group)
+    if found is not None:
+        try:
+            with traffic.call():
+                yield
+        except BaseException:
+            found.close()
+            raise
+        found.depth += 1
+        return
+    fresh = Coalescing(group, traffic, pending, end)
+    traffic.opened(fresh)
+    _open()[id(group)] = fresh
+    try:
+        yield
+    except BaseException:
+        fresh.forget()
+        raise
+
+
+def close_left(traffic: Traffic, blocks: int = -1) -> list[Any]:
+    """Close what this thread has left open of a world.
+
+    Args:
+        traffic: of the world.
+        blocks: of the world's `with` blocks that the thread is in; what was opened in no deeper one stays
+            open.
+
+    Returns:
+        The process groups.
+    """
+    left = [each for each in _open().values() if each.traffic is traffic and each.blocks > blocks]
+    for each in left:
+        each.close()
+    return [each.group for each in left]

@@ -1,0 +1,453 @@
+"""Hooks of torch's functions for NCCL worlds: works know their world, and waiting means completion.
+
+Installed with the first NCCL world of the process, so that others pay nothing. Bare calls of
+``torch.distributed`` and the methods of a world go the same way.
+
+- What a process group's method returns is remembered with its world; ``wait`` and ``synchronize`` of it block
+  until the operation has ended (`multiworld._c10d.nccl.inflight`), and its future is done when it is.
+- Operations that torch waits for in C++ (DDP, functional collectives) are waited for where they come back to
+  Python.
+- In torch's older NCCL a send or receive goes over the world's own communicator. Left alone it would make one
+  for every pair of members at its first use, which blocks the caller, or an event loop, until the other one
+  comes.
+- Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next
+  call of a healthy world would be swallowed: it is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch.autograd import Variable
+
+from multiworld._c10d.completion import pool, without_future
+from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl import coalescing
+from multiworld._c10d.routing.selection import current
+from multiworld._c10d.routing.state import owner_of
+from multiworld._core.raising import raise_instead
+from multiworld.errors import WrongDeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from multiworld._c10d.nccl.inflight import Traffic
+    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.routing.state import WorldState
+
+__all__ = ["install", "leave_block"]
+
+_c: Any = torch._C._distributed_c10d
+
+_POSTING = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
+    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced",
+    "gather", "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
+    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
+    "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource", "_end_coalescing",
+)  # fmt: skip
+"""Methods of ProcessGroup that return a work, in any version."""
+
+_owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
+"""By work: whose it is."""
+
+_posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
+"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each
+operation."""
+
+_ALONE = contextlib.nullcontext()
+
+
+class _Owner:
+    """Whose a work is.
+
+    Attributes:
+        state: of the world.
+        traffic: of the world.
+        group: that it was posted to; a kept work must not keep the group.
+        backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry
+            goes when its C++ part has been destroyed.
+    """
+
+    __slots__ = ("backend", "group", "state", "traffic")
+
+    def __init__(self, state: WorldState, traffic: Traffic, group: Any) -> None:
+        self.state = state
+        self.traffic = traffic
+        self.group = weakref.ref(group)
+        self.backend = nccl.needed_by_works(group, traffic.device)
+
+    def finish(self, work: Any, timeout: float | None = None) -> None:
+        """Block until `work` has ended; see `Traffic.finish`."""
+        self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), timeout)
+
+    def raise_(self, error: Exception) -> NoReturn:
+        """Raise `error` as what it means for the world."""
+        translate = self.state.translate
+        try:
+            if translate is None or not self.traffic.ready:
+                raise error  # the join explains it
+            raise_instead(error, translate(self.state, error))
+        finally:
+            del error  # else this frame and the exception hold each other
+
+
+def install(patches: Patches) -> None:
+    """Hook torch's functions.
+
+    Args:
+        patches: the router's, which undoes them.
+    """
+    group, work = _c.ProcessGroup, _c.Work
+    without_future(_owners)
+    start, end = (_bare(vars(group)[name]) for name in ("_start_coalescing", "_end_coalescing"))
+    single = {name: _bare(vars(group)[name]) for name in nccl.SINGLE.values() if name in vars(group)}
+    for name in _POSTING:
+        if name not in vars(group):
+            continue
+        plain = _bare(vars(group)[name])
+        if name in {"send", "recv"}:
+            plain = _on_own_communicator(plain, start, end)
+        elif nccl.SINGLE.get(name) in single:
+            plain = _one_by_one(plain, name, single[nccl.SINGLE[name]])
+        patches.set(group, name, _dressed(_posting(plain, ends=name == "_end_coalescing"), vars(group)[name]))
+    patches.set(group, "_start_coalescing", _dressed(_starting(start, end), start))
+    for name in ("wait", "synchronize"):
+        patches.set(work, name, _dressed(_waiting(_bare(vars(work)[name])), vars(work)[name]))
+    for name, make in (("is_completed", _asking), ("get_future", _promising)):
+        patches.set(work, name, _dressed(make(_bare(vars(work)[name])), vars(work)[name]))
+    for name in ("wait_tensor", "wait_tensors"):
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        if packet is not None:
+            patches.set(packet, "_op", _settling(vars(packet)["_op"]))
+    patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
+    patches.set(c10d, "_new_process_group_helper", _making(vars(c10d)["_new_process_group_helper"]))
+
+
+# -- groups --------------------------------------------------------------------------------------------------
+
+
+def _making(function: Callable[..., Any]) -> Any:
+    """Wrap `function`, which makes a group and may block in C++, so that a world's end ends it."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        state = current()
+        traffic = None if state is None else state.traffic
+        if traffic is None or not traffic.ready:
+            return function(*args, **kwargs)
+
+        def connected() -> Any:
+            made = function(*args, **kwargs)
+            group = made[0] if isinstance(made, tuple) else made
+            if nccl.has_nccl(group):
+                nccl.connect(group, traffic)
+            return made
+
+        return nccl.cancellable(connected, traffic.verify)
+
+    return _dressed(make, function)
+
+
+# -- posting -------------------------------------------------------------------------------------------------
+
+
+def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
+    """`function`, a method of ProcessGroup: its work is its world's, and its failure leaves nothing behind.
+
+    Args:
+        function: plain.
+        ends: whether it ends coalesced operations.
+    """
+
+    def post(group: Any, *args: Any, **kwargs: Any) -> Any:
+        opened = coalescing.of(group)
+        try:
+            owner = _owner_of_call(group, (*args, *kwargs.values()))
+        except WrongDeviceError:
+            if opened is not None:
+                opened.close()
+            raise
+        if owner is None:
+            return function(group, *args, **kwargs)
+        try:
+            with owner.traffic.call():
+                _with_work((*args, *kwargs.values()))
+                try:
+                    with opened or _ALONE:
+                        work = function(group, *args, **kwargs)
+                except Exception:
+                    if opened is not None:
+                        opened.close()  # first: torch resets its coalescing state only where that succeeds
+                    if owner.traffic.fragile:
+                        nccl.close_thread_group(group, owner.traffic.device)
+                    raise
+        except Exception as error:
+            if opened is not None:
+                opened.close()
+            owner.raise_(error)
+        if ends and opened is not None:
+            opened.ended()
+        if work is not None:
+            _owners[work] = owner
+        return work
+
+    return post
+
+
+def _with_work(args: tuple[Any, ...]) -> None:
+    """Request a work for synchronous calls, too: newer versions return none and wait on the stream."""
+    for options in args:
+        if getattr(options, "asyncOp", True) is False:
+            options.asyncOp = True
+
+
+def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
+    """Whose the operation is; None where it is not one of NCCL in a world.
+
+    Raises:
+        WrongDeviceError: a tensor is on another GPU than the world's.
+    """
+    state = owner_of(group)
+    traffic = None if state is None else state.traffic
+    if state is None or traffic is None:
+        return None
+    tensor = _first_tensor(args)
+    if tensor is None:
+        return _poster(state, traffic, group) if nccl.has_nccl(group) else None
+    if not tensor.is_cuda:
+        return None
+    if tensor.device != traffic.device:
+        # The older NCCL would make a communicator for that GPU and wait for peers with the same mistake.
+        raise WrongDeviceError(
+            state.name,
+            f"a tensor on device {tensor.device} in world {state.name!r}",
+            rule=f"This member's device in it is {traffic.device}",
+            next_step=f"Move the tensor, or join with device={str(tensor.device)!r}",
+        )
+    return _poster(state, traffic, group)
+
+
+def _poster(state: WorldState, traffic: Traffic, group: Any) -> _Owner:
+    found = _posters.get(group)
+    if found is None or found.state is not state:
+        found = _posters[group] = _Owner(state, traffic, group)
+    return found
+
+
+def _first_tensor(args: tuple[Any, ...]) -> Any:
+    for arg in args:
+        found = (
+            arg
+            if isinstance(arg, torch.Tensor)
+            else _first_tensor(tuple(arg))
+            if isinstance(arg, list)
+            else None
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable[..., Any]:
+    def start(group: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = _owner_of_call(group, ())
+        if owner is None:
+            return function(group, *args, **kwargs)
+        pending = owner.state.pg_coalesce_state
+        try:
+            with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
+                return function(group, *args, **kwargs)
+        except Exception as error:
+            owner.raise_(error)
+
+    return start
+
+
+def _on_own_communicator(
+    function: Callable[..., Any], start: Callable[..., Any], end: Callable[..., Any]
+) -> Callable[..., Any]:
+    def point_to_point(group: Any, tensors: list[Any], *args: Any, **kwargs: Any) -> Any:
+        device = tensors[0].device
+        if device.type != "cuda" or coalescing.of(group) is not None or not _is_older(group, device):
+            return function(group, tensors, *args, **kwargs)
+        # As a batch of one it is put on the communicator of the collectives, which every version has.
+        start(group, device)
+        try:
+            function(group, tensors, *args, **kwargs)
+        except BaseException:
+            with contextlib.suppress(Exception):  # it has failed
+                end(group, device)
+            raise
+        return end(group, device)
+
+    return point_to_point
+
+
+def _one_by_one(function: Callable[..., Any], name: str, single: Callable[..., Any]) -> Callable[..., Any]:
+    def each(group: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = _first_tensor(args)
+        traffic = None
+        if tensor is not None and tensor.is_cuda and (state := owner_of(group)) is not None:
+            traffic = state.traffic
+        if traffic is None or not traffic.fragile or not _is_older(group, traffic.device):
+            return function(group, *args, **kwargs)
+        return nccl.one_by_one(name, lambda *one: single(group, *one), *args, **kwargs)
+
+    return each
+
+
+def _is_older(group: Any, device: Any) -> bool:
+    owner = owner_of(group)
+    return owner is not None and owner.traffic is not None and nccl.is_older(group, device)
+
+
+# -- waiting -------------------------------------------------------------------------------------------------
+
+
+def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = _owners.get(work)
+        if owner is None or torch.cuda.is_current_stream_capturing():
+            return function(work, *args, **kwargs)
+        limit = args[0] if args else kwargs.get("timeout")
+        seconds = limit.total_seconds() if limit is not None and limit.total_seconds() > 0 else None
+        try:
+            owner.finish(work, seconds)
+            # It has ended: what torch does now (its stream waits, tensors are let go) does not block.
+            with owner.traffic.call():
+                return function(work)
+        except Exception as error:
+            owner.raise_(error)
+
+    return wait
+
+
+def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
+    def is_completed(work: Any) -> bool:
+        owner = _owners.get(work)
+        if owner is None:
+            return bool(function(work))
+        try:
+            with owner.traffic.call():
+                return bool(function(work))
+        except RuntimeError:
+            return True  # the world is over: waiting says so
+
+    return is_completed
+
+
+def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
+    def get_future(work: Any) -> Any:
+        owner = _owners.get(work)
+        if owner is None:
+            return function(work)
+        # Torch's is done when the operation was given to the GPU, and knows of no failure.
+        future: Any = torch.futures.Future(devices=[owner.traffic.device])
+
+        def complete() -> None:
+            try:
+                work.wait()
+            except Exception as error:  # it is the future's
+                future.set_exception(error)
+            else:
+                future.set_result(_result(work))
+
+        pool.run(complete)
+        return future
+
+    return get_future
+
+
+def _result(work: Any) -> list[Any]:
+    """Return an operation's outputs; the value of torch's own future ends the process without any (2.6)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, without a replacement
+        return list(work.result())
+
+
+def _settling(function: Any) -> Any:
+    """`function`, which waits for tensors in C++: until they are real, where a world is selected."""
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+            _settle()
+        finally:
+            nccl.keep_for_unfinished(list)
+        return result
+
+    return _dressed(wait, function)
+
+
+def _groups_of(state: WorldState) -> list[Any]:
+    found = [state.group] if state.group is not None else []
+    with contextlib.suppress(RuntimeError):  # another thread makes a group
+        found += [group for group in state.pg_map if group is not state.group]
+    return found
+
+
+def leave_block(state: WorldState, error: BaseException | None) -> None:
+    """A ``with`` block of an NCCL world ends in this thread: what it gave to the GPU must be real.
+
+    Args:
+        state: of the world.
+        error: that leaves the block.
+
+    Raises:
+        BrokenWorldException: the world broke in the block, and nothing in it has said so.
+    """
+    traffic = state.traffic
+    nccl.keep_for_unfinished(lambda: _groups_of(state))
+    coalescing.close_left(traffic, traffic.blocks() - 1)
+    if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
+        # It may come from a call that torch made in C++.
+        with traffic.call():
+            nccl.close_thread_group(state.group, traffic.device)
+    try:
+        traffic.block_ends(failed=error is not None)
+    except Exception as exc:
+        raise_instead(exc, None if state.translate is None else state.translate(state, exc))
+
+
+def _settle() -> None:
+    state = current()
+    traffic = None if state is None else state.traffic
+    if state is None or traffic is None:
+        return
+    try:
+        traffic.settle()
+    except Exception as error:
+        translate = state.translate
+        raise_instead(error, None if translate is None else translate(state, error))
+
+
+def _engine(original: Any) -> Any:
+    """Complete the gradients of a backward pass in an NCCL world before it returns: DDP waits in C++."""
+
+    class SettlingEngine(type(original)):  # type: ignore[misc]
+        """Torch's autograd engine, and a wait."""
+
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().run_backward(*args, **kwargs)
+            _settle()
+            return result
+
+    return SettlingEngine()
+
+
+def _bare(method: Any) -> Any:
+    # The function under a descriptor: binding it would cost more than the call.
+    return getattr(method, "__func__", method)
+
+
+def _dressed(wrapper: Any, original: Any) -> Any:
+    wrapper.__name__ = getattr(original, "__name__", wrapper.__name__)
+    wrapper.__qualname__ = getattr(original, "__qualname__", wrapper.__name__)
+    wrapper.__doc__ = getattr(original, "__doc__", None)
+    return wrapper

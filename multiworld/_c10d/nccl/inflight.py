@@ -1,0 +1,326 @@
+"""In-flight operations of one NCCL world: waited for on the host, never mistaken for complete after an abort.
+
+An NCCL operation runs on a stream of the GPU. torch's ``wait`` only makes a stream wait for it, and after an
+abort the stream continues with stale output, without an error. So in a world ``wait`` blocks until the
+operation has really ended, and the order is fixed: the world is marked as over, all calls leave torch, then
+the communicator is aborted. An operation that is complete while the world is not over was completed by its
+peers.
+
+Torch's own watchdog would abort in any order; the environment keeps it from that
+(`multiworld._core.nccl_policy`), and in a patched build, where it may, the operation itself says so
+afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Protocol
+
+    class OpenGroup(Protocol):
+        """An NCCL group that a thread has open: `multiworld._c10d.nccl.coalescing.Coalescing`."""
+
+        @property
+        def queued(self) -> bool: ...
+
+
+__all__ = ["Traffic", "failure_of", "plain_wait"]
+
+_DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
+_Work: Any = torch._C._distributed_c10d.Work
+# As torch has it: the hook that replaces it answers for a world that is over, too.
+_is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
+plain_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
+"""torch's own ``Work.wait``, without hooks."""
+
+ABORTED = "multiworld: the groups of this world were aborted"
+"""What is raised in an operation of a world that is over; `multiworld._c10d.faults` knows it."""
+
+_RESULTS = {1: "it timed out", 2: "its communicator failed"}
+
+SPIN = 0.0002
+"""Seconds of asking without a pause: most operations end within."""
+
+LONGEST_PAUSE = 0.005
+"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited
+already."""
+
+TIMEOUT_GRACE = 1.0
+"""Seconds by which the runtime waits longer than torch, whose own word on a timeout says more."""
+
+QUIET = 0.5
+"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may
+end."""
+
+OPEN_PAUSE = 0.05
+"""Seconds between two looks at whether a thread has come to close its NCCL group."""
+
+
+class Traffic:
+    """The calls into torch's NCCL that one world of this process makes, and their end.
+
+    Args:
+        timeout: seconds an operation may take.
+        device: the GPU of this member.
+        fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an
+            unpatched torch).
+        torch_aborts: whether torch's own watchdog may abort a communicator.
+
+    Attributes:
+        over: set when the world's groups are about to be aborted.
+        ready: whether the world has been built.
+        canaries: of each group a work that has succeeded, and the way to ask its backend for errors.
+        timeout, device, fragile, torch_aborts: as given.
+    """
+
+    def __init__(
+        self, *, timeout: float, device: torch.device, fragile: bool = False, torch_aborts: bool = True
+    ) -> None:
+        self.timeout = timeout
+        self.device = device
+        self.fragile = fragile
+        self.torch_aborts = torch_aborts
+        self.over = threading.Event()
+        self.ready = False
+        self.canaries: list[tuple[Any, Callable[[], str | None]]] = []
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._quiet = threading.Event()
+        self._here = threading.local()
+        self._aborting: list[threading.Thread] = []
+        self._open: set[OpenGroup] = set()
+
+    # -- calls into torch ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """For a short call into torch: no abort begins meanwhile.
+
+        An abort frees a communicator that other threads may still use, and asking a work whether it is
+        complete takes a lock, while holding the GIL, that a hanging abort holds.
+
+        Raises:
+            torch.distributed.DistBackendError: the world is over.
+        """
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Begin a call; see `call`."""
+        with self._lock:
+            if not self.over.is_set():
+                self._inside += 1
+                return
+        raise _DistBackendError(ABORTED)
+
+    def leave(self) -> None:
+        """End a call."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self.over.is_set():
+                self._quiet.set()
+
+    def opened(self, group: OpenGroup) -> None:
+        """Count an opened NCCL group as a call until `closed`; raises as `call`."""
+        self.enter()
+        with self._lock:
+            self._open.add(group)
+
+    def closed(self, group: OpenGroup) -> None:
+        """It is through with that."""
+        with self._lock:
+            self._open.discard(group)
+        self.leave()
+
+    def verify(self) -> None:
+        """Raise if the world is over; see `call`."""
+        with self.call():
+            pass
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def finish(
+        self, work: Any, error_of: Callable[[], str | None] = lambda: None, timeout: float | None = None
+    ) -> None:
+        """Block until `work` has ended on the GPU.
+
+        Args:
+            work: torch's, of this world.
+            error_of: what the backend that runs it says is wrong with it.
+            timeout: seconds; None takes the world's.
+
+        Raises:
+            torch.distributed.DistBackendError: it failed, it took too long, or the world is over.
+        """
+        self.until(lambda: bool(_is_completed(work)), timeout)
+        with self.call():
+            if self.torch_aborts:
+                # It may have been torch's watchdog that ended it, after it was asked: it knows by now.
+                _is_completed(work)
+            failed = failure_of(work) or (error_of() if self.torch_aborts else None)
+            if failed is not None and self.torch_aborts:
+                # What it raises says more. It first lets the current stream wait for the operation, which
+                # does not end as long as the abort hangs: not the caller's stream.
+                aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
+                with torch.cuda.stream(aside):
+                    plain_wait(work)
+        if failed is not None:
+            raise _DistBackendError(failed)
+
+    def settle(self) -> None:
+        """Block until what the current stream of the world's GPU has been given has ended.
+
+        For operations that torch waits for in C++ (DDP's gradients, functional collectives): there is no work
+        to ask, but the stream waits for them.
+
+        Raises:
+            torch.distributed.DistBackendError: as `finish`.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        event.record(torch.cuda.current_stream(self.device))
+        self.until(event.query, None)
+        if self.torch_aborts:
+            # Whether the stream went on because torch's watchdog aborted a communicator is told by an older
+            # work of that communicator: waiting for it raises, in a patched build, or its backend knows.
+            with self.call():
+                for work, error_of in tuple(self.canaries):
+                    plain_wait(work)
+                    if (failed := error_of()) is not None:
+                        raise _DistBackendError(failed)
+
+    def until(self, done: Callable[[], bool], timeout: float | None) -> None:
+        """Block until `done`, which must be quick, says so while the world is not over; see `finish`."""
+        limit = self.timeout + TIMEOUT_GRACE if timeout is None else timeout
+        began = time.monotonic()
+        while True:
+            with self.call():
+                if done():
+                    return
+            waited = time.monotonic() - began
+            if waited > limit:
+                raise _DistBackendError(
+                    f"multiworld: an operation of NCCL timed out after {waited:.1f} s on {self.device}"
+                )
+            if waited < SPIN:
+                time.sleep(0)
+            else:
+                self.over.wait(min(LONGEST_PAUSE, waited / 8))
+
+    # -- blocks (`with world:`) ------------------------------------------------------------------------------
+
+    def block_begins(self) -> None:
+        """A block of this world begins in this thread."""
+        here = self._here
+        here.blocks = getattr(here, "blocks", 0) + 1
+        if here.blocks == 1:
+            here.told = self.over.is_set()
+
+    def blocks(self) -> int:
+        """Return how many blocks of this world this thread is in."""
+        count: int = getattr(self._here, "blocks", 0)
+        return count
+
+    def told(self) -> None:
+        """This thread is being told that the world is over."""
+        self._here.told = True
+
+    def block_ends(self, *, failed: bool) -> None:
+        """It ends: what was given to the GPU in it must be real.
+
+        Args:
+            failed: an exception leaves the block.
+
+        Raises:
+            torch.distributed.DistBackendError: the world ended during the block, and no call in it has said
+            so.
+        """
+        here = self._here
+        here.blocks = getattr(here, "blocks", 1) - 1
+        if not failed and not getattr(here, "told", False):
+            self.settle()
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def abort(self, ends: list[Callable[[], None]]) -> None:
+        """Mark the world as over, wake who waits, and abort on a daemon thread each; returns at once.
+
+        Args:
+            ends: each aborts one backend, and may hang for as long as NCCL does.
+        """
+        threads = [
+            threading.Thread(target=self._end, args=(each,), name="m8d-abort", daemon=True) for each in ends
+        ]
+        with self._lock:
+            self.over.set()
+            if not self._inside:
+                self._quiet.set()
+            for thread in threads:
+                thread.start()  # before other threads can find and join it
+            self._aborting += threads
+
+    def _end(self, end: Callable[[], None]) -> None:
+        self._quiet.wait(QUIET)
+        if self._spare():
+            self._quiet.wait(QUIET)  # it is being closed
+        # A backend that fails to abort is dead anyway, and its world over.
+        with contextlib.suppress(Exception):
+            end()
+
+    def _spare(self) -> bool:
+        """Wait until no thread has operations of this world in an open NCCL group; whether there was one."""
+        deadline = time.monotonic() + self.timeout
+        waited = False
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not any(each.queued for each in self._open):
+                    break
+            waited = True
+            self._quiet.wait(OPEN_PAUSE)
+        return waited
+
+    def ended(self, deadline: float) -> bool:
+        """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); return whether they ended."""
+        with self._lock:
+            aborting = list(self._aborting)
+        for thread in aborting:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self._aborting = [thread for thread in self._aborting if thread.is_alive()]
+            return not self._aborting
+
+
+def failure_of(work: Any) -> str | None:
+    """Return what a completed work of torch's failed with, in one or more lines; None if it succeeded.
+
+    Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or
+    comes a moment later where it succeeded; older ones only as its exception.
+    """
+    outcome = getattr(work, "get_future_result", None)
+    result = 0
+    if outcome is not None:
+        with contextlib.suppress(RuntimeError):  # a kind of work that has none
+            future = outcome()
+            result = int(future.value()) if future.done() else 0
+            if result == 0:
+                return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated, without a replacement
+            error = work.exception()
+    except TypeError:  # torch 2.6 cannot hand it over
+        error = f"NCCL operation failed: {_RESULTS.get(result, result)}" if result else None
+    return None if error is None else str(error)

@@ -1,0 +1,207 @@
+"""Translate errors of a world's operations for its users.
+
+Torch's functions are spread by value over torch and user code, so they cannot be wrapped. What they have in common is
+where their errors pass: the decorator of `c10d_logger` looks up `_get_msg_dict` when a function has raised, `Work.wait`
+is an attribute of a type, and so on. Each hook asks the world (`WorldState.translate`) what to raise instead.
+
+Costs nothing where no error is, but for one Python call around `Work.wait`, sends and receives, and a backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Variable
+from torch.distributed import c10d_logger
+
+from multiworld._c10d.routing.selection import current, propagating
+from multiworld._c10d.routing.state import WorldState, owner_of
+from multiworld._core.raising import raise_instead
+from multiworld.errors import MultiworldError, RouterError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from multiworld._c10d.patching import Patches
+
+__all__ = ["install", "translated"]
+
+_c = torch._C._distributed_c10d
+# Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and batches).
+_METHODS = ("send", "recv", "recv_anysource")
+
+
+def translated(error: BaseException, group: Any = None) -> BaseException | None:
+    """Return what to raise instead of `error`; None where it is to stay.
+
+    Args:
+        error: what an operation raised.
+        group: that the operation was called on; None where that is not known: then the selected world is meant.
+    """
+    if isinstance(error, MultiworldError):
+        return None
+    state = (None if group is None else owner_of(group)) or current()
+    if state is None or state.translate is None:
+        return None
+    return state.translate(state, error)
+
+
+def install(patches: Patches) -> None:
+    """Hook the places where errors of operations pass.
+
+    Args:
+        patches: records what was replaced.
+
+    Raises:
+        RouterError: this torch has no such places.
+    """
+    probe = c10d_logger._exception_logger(lambda: None).__code__
+    if "_get_msg_dict" not in vars(c10d_logger) or "_get_msg_dict" not in probe.co_names:
+        raise RouterError(
+            f"torch {torch.__version__}: c10d_logger._exception_logger does not use _get_msg_dict",
+            rule="multiworld translates the errors of torch.distributed's functions there",
+            next_step="Use a version of torch listed in multiworld's compatibility table, or a newer multiworld",
+        )
+    patches.set(
+        c10d_logger, "_get_msg_dict", _describing(vars(c10d_logger)["_get_msg_dict"], probe.co_filename)
+    )
+    patches.set(_c.Work, "wait", _guarded(vars(_c.Work)["wait"]))
+    for name in _METHODS:
+        if name in vars(_c.ProcessGroup):
+            patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
+    for name in ("wait_tensor", "wait_tensors"):
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        if packet is not None:
+            # `_op` is what calling it runs; the packet itself is known to the compiler by identity. Not the overload
+            # below it: newer versions exchange that one's `_op` themselves.
+            patches.set(packet, "_op", _guarded(vars(packet)["_op"]))
+    patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
+
+
+def _describing(original: Any, filename: str) -> Any:
+    @functools.wraps(original)
+    def get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> Any:
+        # Older versions come here when all went well, too, and perhaps inside a caller's `except` block: so it is the
+        # decorator's own variable that says whether there was an error, not sys.exc_info().
+        frame: FrameType = sys._getframe(1)
+        error = _local(frame, "error") if frame.f_code.co_filename == filename else None
+        if not isinstance(error, BaseException):
+            return original(func_name, *args, **kwargs)
+        instead = translated(error, _group_among(args, kwargs))
+        if instead is not None:
+            try:
+                raise instead from error
+            finally:
+                del instead, error, frame  # else this frame and the exception hold each other
+        if isinstance(error, MultiworldError):
+            # The original asks for the default group, which raises in a broken world.
+            return {"func_name": func_name}
+        return original(func_name, *args, **kwargs)
+
+    return get_msg_dict
+
+
+def _local(frame: FrameType, name: str) -> Any:
+    """Read a variable of another function, and leave nothing of it behind."""
+    variables = frame.f_locals
+    value = variables.get(name)
+    if type(variables) is dict:
+        # Before Python 3.13 this is a copy that the frame keeps: the error in it would hold the frame, and the frame
+        # the error, with every work and tensor on the way.
+        variables.clear()
+    return value
+
+
+def _group_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    for value in (kwargs.get("group"), kwargs.get("process_group"), *args):
+        if isinstance(value, _c.ProcessGroup):
+            return value
+    return None
+
+
+def _guarded(original: Any) -> Any:
+    """`original`, a method or an operator, with its errors as the world's."""
+    # The function under a descriptor: binding it would cost more than the call.
+    function = getattr(original, "__func__", original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            # Merging no keywords costs half of what this wrapper does.
+            return function(*args, **kwargs) if kwargs else function(*args)
+        except Exception as error:
+            try:
+                raise_instead(error, translated(error, _group_among(args, kwargs)))
+            finally:
+                del args, kwargs  # who keeps the exception need not keep the work
+
+    return _dressed(call, original)
+
+
+def _posting(original: Any) -> Any:
+    """`original`, a method of ProcessGroup that posts a send or a receive: guarded, and known to its world."""
+    function = getattr(original, "__func__", original)
+    source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
+
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = owner_of(group)
+        try:
+            if source_at != -1 and owner is not None and _claims(owner, group) and not kwargs:
+                work = _after_parked(owner, function, group, args, source_at)
+                if work is not None:
+                    return work
+            work = function(group, *args, **kwargs) if kwargs else function(group, *args)
+        except Exception as error:
+            try:
+                raise_instead(error, translated(error, group))
+            finally:
+                # A kept exception has this frame, and must not keep the group or its world.
+                del group, owner, args, kwargs
+        return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
+
+    return _dressed(call, original)
+
+
+def _claims(owner: WorldState, group: Any) -> bool:
+    return owner.parked is not None and owner.parked.waiting and group is owner.group
+
+
+def _after_parked(
+    owner: WorldState, function: Any, group: Any, args: tuple[Any, ...], source_at: int | None
+) -> Any:
+    """Post a receive that comes after parked ones; None where none of them concerns it."""
+    ((tensor,), *_, tag) = args
+
+    def post(own: Any) -> Any:
+        work = function(group, [own], *args[1:])
+        return work if owner.gloo is None else owner.gloo.posted(work)
+
+    return owner.parked.claim(None if source_at is None else args[source_at], tag, tensor, post)
+
+
+def _dressed(wrapper: Any, original: Any) -> Any:
+    wrapper.__name__ = getattr(original, "__name__", wrapper.__name__)
+    wrapper.__qualname__ = getattr(original, "__qualname__", wrapper.__name__)
+    wrapper.__doc__ = getattr(original, "__doc__", None)
+    return wrapper
+
+
+def _engine(original: Any) -> Any:
+    """Make a backward pass started in a world belong to it in all threads it runs in, and its errors too."""
+
+    class WorldEngine(type(original)):  # type: ignore[misc]
+        """Torch's autograd engine; the engine itself is one per process, also through other objects."""
+
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            state: WorldState | None = current()
+            if state is None:
+                return super().run_backward(*args, **kwargs)
+            try:
+                with propagating(state):
+                    return super().run_backward(*args, **kwargs)
+            except Exception as error:
+                raise_instead(error, translated(error))
+
+    return WorldEngine()

@@ -1,0 +1,565 @@
+"""Peer protocol of one process: connections to the processes that share its worlds, and their verdicts.
+
+`Peers` takes events (a world was added, a connection opened, frames arrived, time passed) and collects
+`Action` records, which the watchdog's thread carries out. It owns no socket, thread or clock, so tests run
+whole groups of processes in any order of events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.liveness.attached import World, Worlds
+from multiworld._core.liveness.connection import PeerConnection, Place
+from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names, world_id
+from multiworld._core.liveness.dialing import Dialing
+from multiworld._core.liveness.early_close import EarlyClose
+from multiworld._core.liveness.ended import EndedGenerations
+from multiworld._core.liveness.wire import (
+    Attach,
+    AttachEarlyClose,
+    Attached,
+    Beat,
+    Broken,
+    Close,
+    Frame,
+    Goodbye,
+    Hello,
+    Need,
+    Reason,
+    Refused,
+)  # fmt: skip
+from multiworld.events import Breakage, Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from multiworld._core.liveness.evidence import Evidence
+    from multiworld._core.membership.roster import Roster
+
+__all__ = ["MAX_UNAUTHENTICATED", "Peers"]
+
+MAX_UNAUTHENTICATED = 256
+"""Unauthenticated connections at a time, at most; a new one replaces the oldest."""
+
+_MAX_WAITING = 64  # proofs for unknown worlds, on an unauthenticated connection
+_MAX_WAITING_TRUSTED = 1024
+_SLOWEST_BEAT = 1.0
+_FASTEST_BEAT = 0.02
+
+
+class Peers:
+    """Events in, actions out.
+
+    Args:
+        own: this process's id, 32 hex digits.
+        nonce: gives 16 fresh random bytes.
+        channel: gives a fresh number for a connection.
+        early_close: whether this process dials early-close connections; `early_close.own_wanted` changes it.
+        busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
+            counts.
+        unauthenticated: connections that may be waiting for their proof at a time.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        *,
+        nonce: Callable[[], bytes],
+        channel: Callable[[], int],
+        early_close: bool = False,
+        busy: float = 0.0,
+        unauthenticated: int = MAX_UNAUTHENTICATED,
+    ) -> None:
+        self.own = own
+        self._nonce = nonce
+        self._channel = channel
+        self._max_unauthenticated = unauthenticated
+        self._worlds = Worlds(own)
+        self._ended_generations = EndedGenerations()
+        self._connections: dict[int, PeerConnection] = {}
+        self._trusted: dict[str, PeerConnection] = {}
+        self._untrusted: dict[int, PeerConnection] = {}  # oldest first
+        self._dialing = Dialing(own)
+        self._detector = Detector(own, busy)
+        self._actions: list[Action] = []
+        self.early_close = EarlyClose(
+            own, nonce=nonce, channel=channel, act=self._actions.append, credentials=self._worlds.credentials
+        )
+        self.early_close.own_wanted = early_close
+
+    # -- worlds
+
+    def add(self, roster: Roster, now: float) -> None:
+        """Attach a world: connect to its members, and answer proofs that arrived early."""
+        self._worlds.add(roster)
+        self._ended_generations.remove(roster)
+        self._detector.add(roster, now)
+        for process in self._worlds.processes(roster):
+            connection = self._trusted.get(process)
+            if connection is None:
+                self._dialing.want(process, now)
+            else:
+                self._offer(connection)
+                self._ask(connection, now)
+        for connection in tuple(self._connections.values()):
+            # Proofs for other generations of the name, too: they may be refused now.
+            for place in [each for each in connection.waiting if each[0].rpartition("/")[0] == roster.world]:
+                self._consider(connection, place, connection.waiting.pop(place), now)
+        self._check(roster.key, now)
+
+    def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
+        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`."""
+        state = self._worlds.pop(world)
+        if state is None:
+            return
+        roster = state.roster
+        self._detector.remove(world)
+        self._ended_generations.add(roster)
+        others = self._worlds.of(roster.key)
+        word: Frame = Goodbye(*world)
+        if failure:
+            # A frame that members of all versions understand.
+            detail = f"{names([roster.members[roster.rank]])}: {failure}"
+            word = Broken(roster.key, Cause.FAILED, (roster.rank,), detail)
+        if goodbye:
+            for other in others:
+                if isinstance(word, Broken):
+                    self._detector.fell(other, roster.rank, word.detail)
+                else:
+                    self._detector.left(other, roster.rank)
+        for process in self._worlds.processes(roster):
+            for connection in [each for each in self._connections.values() if each.peer == process]:
+                if goodbye and world in connection.offered:
+                    self._send(connection, word)
+                connection.offered.discard(world)
+                connection.accepted.discard(world)
+                if not others:
+                    connection.proven = {place for place in connection.proven if place[0] != roster.key}
+                self._ask(connection, now)
+            if not self._worlds.shared(process):
+                self._dialing.drop(process)
+                for connection in [each for each in self._connections.values() if each.peer == process]:
+                    self._part(connection)
+
+    def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
+        """An operation of `world` failed."""
+        self._detector.failed(world, ranks, detail, now)
+
+    def missing(self, world: WorldId) -> dict[int, str]:
+        """Return the ranks that are not attached yet, each with the known reason or ""."""
+        state = self._worlds.get(world)
+        if state is None:
+            return {}
+        absent = (member.rank for member in state.roster.members if not self._there(state, member.rank))
+        return {rank: state.notes.get(rank, "") for rank in absent}
+
+    # -- what happened to connections
+
+    def accepted(self, channel: int, now: float) -> None:
+        """A connection was accepted."""
+        unauthenticated = [connection for connection in self._untrusted.values() if not connection.dialed]
+        if len(unauthenticated) >= self._max_unauthenticated:
+            self._forget(unauthenticated[0])
+            self._actions.append(Drop(unauthenticated[0].channel, orderly=False))
+        self._connections[channel] = self._untrusted[channel] = PeerConnection(
+            channel, self.own, self._nonce(), dialed=False, since=now
+        )
+
+    def connected(self, channel: int, now: float) -> None:
+        """A dialed connection is established."""
+        self.early_close.connected(channel, now)
+        connection = self._connections.get(channel)
+        if connection is not None:
+            connection.established = True
+            connection.since = now
+            self._dialing.connected(connection.peer)
+            self._send(connection, connection.hello())
+
+    def received(
+        self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
+    ) -> None:
+        """Frames arrived; `error`: why the bytes after them do not parse."""
+        left = deque(frames)
+        while left and (connection := self._connections.get(channel)) is not None:
+            if connection.trusted:
+                self._detector.heard(connection.peer, now)
+            self._take(connection, left.popleft(), now)
+        connection = self._connections.get(channel)
+        if connection is None and (left or error is not None):
+            self.early_close.received(channel, left, error=error)  # perhaps since the previous frame
+        elif connection is not None and error is not None:
+            self._reject(connection, now)
+
+    def closed(
+        self, channel: int, ending: ConnectionEnd, now: float, *, refused: bool = False, plain: bool = False
+    ) -> None:
+        """A connection ended; `refused`: the port was closed; `plain`: by end of file."""
+        connection = self._connections.get(channel)
+        if connection is None:
+            self.early_close.closed(channel, plain=plain)
+            return
+        self._forget(connection)
+        if connection.trusted:
+            self._detector.closed(connection.peer, ending)
+            self._again(connection.peer, now)
+        elif connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=refused)
+            self._worlds.note(
+                connection.peer, "its port is closed" if refused else "it closed the connection"
+            )
+
+    # -- time
+
+    def stalled(self, seconds: float, now: float) -> None:
+        """This process itself did not run for `seconds`, until now."""
+        self._detector.stalled(seconds, now)
+
+    def answered(self, process: str, evidence: Evidence, now: float) -> None:
+        """The host of `process` answered a question about it."""
+        self._detector.answered(process, evidence, now)
+
+    def suspects(self, now: float) -> list[tuple[str, int]]:
+        """Return processes that were silent for too long, each with the connection to probe."""
+        return [
+            (process, self._trusted[process].channel)
+            for process in self._detector.suspects(now)
+            if process in self._trusted
+        ]
+
+    def settle(self, now: float, probes: Mapping[str, Probe]) -> None:
+        """Judge the events that were fed; dial, send heartbeats and time out what is due."""
+        for connection in self.early_close.ended():
+            # The process died; its kernel has not closed this connection yet.
+            self._actions.append(Drop(connection.channel, orderly=False))
+            self.closed(connection.channel, ConnectionEnd.LOST, now)
+        while verdicts := self._detector.settle(now, probes):
+            for verdict in verdicts:
+                self._tell(verdict.world, verdict.breakage, verdict.tell)
+                self._actions.append(Broke(verdict.world, verdict.breakage))
+            # Verdicts told to other ranks of this process are settled in the next round.
+        self._actions += [Busy(each.world, each.ranks, each.busy) for each in self._detector.notices()]
+        for process in self._detector.questions(now):
+            shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
+            if shared:
+                roster = shared[-1].roster
+                self._actions.append(
+                    Ask(process, roster.members[shared[-1].ranks(process)[0]].endpoint, roster.token)
+                )
+        for connection in tuple(self._untrusted.values()):
+            if connection.since + connection.patience <= now:
+                self._expire(connection, now)
+        for process in self._dialing.gone(now):
+            for world in self._worlds.shared(process):
+                rank = self._worlds[world].ranks(process)[0]
+                self._refuse(world, Why.GONE, f"rank {rank} is gone: its port is closed")
+            self._dialing.drop(process)
+        for process, attempt in self._dialing.due(now):
+            self._dial(process, attempt, now)
+        self.early_close.settle(now)
+        for connection in self._trusted.values():
+            if connection.beat_at <= now:
+                self._send(connection, Beat(connection.beats))
+                connection.beats += 1
+                # On a grid: connections with the same interval beat together, one wake-up for all.
+                connection.beat_at = (now // connection.interval + 1) * connection.interval
+                if connection.beat_at <= now:  # the division was rounded down to this very moment
+                    connection.beat_at = now + connection.interval
+
+    def wake(self) -> float:
+        """Return when `settle` is due next without further events; infinite for never."""
+        return min(
+            self._detector.wake(),
+            self._dialing.wake(),
+            self.early_close.wake(),
+            min(
+                (connection.since + connection.patience for connection in self._untrusted.values()),
+                default=math.inf,
+            ),
+            min((connection.beat_at for connection in self._trusted.values()), default=math.inf),
+        )
+
+    def take(self) -> list[Action]:
+        """Return the collected actions, in order, and clear them."""
+        actions = self._actions.copy()
+        self._actions.clear()
+        return actions
+
+    def bear(self, busy: float) -> None:
+        """Set the seconds for which a silent process that runs counts as busy."""
+        self._detector.bear(busy)
+
+    @property
+    def connections(self) -> int:
+        """Number of connections, trusted or not, without early-close connections."""
+        return len(self._connections)
+
+    # -- frames
+
+    def _take(self, connection: PeerConnection, frame: Frame, now: float) -> None:
+        if isinstance(frame, Beat):
+            if not connection.greeted:
+                self._reject(connection, now)
+        elif isinstance(frame, Hello):
+            self._greeted(connection, frame, now)
+        elif not connection.greeted:
+            self._reject(connection, now)
+        elif isinstance(frame, Attach):
+            self._consider(connection, (frame.key, frame.rank), frame.proof, now)
+        elif isinstance(frame, AttachEarlyClose):
+            self._consider_early_close(connection, (frame.key, frame.rank), frame.proof, now)
+        elif isinstance(frame, Close):
+            self._parted(connection, now)
+        elif isinstance(frame, Refused):
+            if connection.trusted or connection.dialed:
+                self._refused(connection, frame)
+        elif isinstance(frame, Goodbye):
+            self._left(connection, (frame.key, frame.rank))
+        elif not connection.trusted:
+            return
+        elif isinstance(frame, Attached):
+            connection.accepted.add((frame.key, frame.rank))
+            self._check(frame.key, now)
+        elif isinstance(frame, Broken):
+            self._told(connection, frame)
+        else:
+            connection.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
+            connection.beat_at = min(connection.beat_at, now + connection.interval)
+
+    def _greeted(self, connection: PeerConnection, frame: Hello, now: float) -> None:
+        if not connection.greet(frame):
+            self._reject(connection, now)
+        elif connection.dialed:
+            self._offer(connection)
+        else:
+            self._send(connection, connection.hello())
+
+    def _consider(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
+        """Check the other end's claim to be `place`."""
+        key, rank = place
+        local = self._worlds.of(key)
+        if not local:
+            self._consider_unknown(connection, place, given, now)
+            return
+        roster = self._worlds[local[0]].roster
+        theirs = rank < roster.size and roster.members[rank].process == connection.peer
+        if not theirs or not connection.holds(roster.token, place, given):
+            self._send(connection, Refused(key, rank, Reason.PROOF, roster.generation))
+            if not connection.trusted:
+                self._expire(connection, now)
+        elif not connection.knocking:
+            connection.proven.add(place)
+            if not connection.trusted:
+                self._trust(connection, now)
+            self._send(connection, Attached(key, rank))
+            self._check(key, now)
+
+    def _consider_unknown(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
+        key, rank = place
+        verdict = self._ended_generations.refusal(
+            key, self._worlds.rosters(), lambda token: connection.holds(token, place, given)
+        )
+        if verdict is not None:
+            self._send(connection, Refused(key, rank, *verdict))
+        elif len(connection.waiting) >= (_MAX_WAITING_TRUSTED if connection.trusted else _MAX_WAITING):
+            self._reject(connection, now)
+        else:
+            # Its join may be a few milliseconds ahead of this process's.
+            connection.waiting[place] = given
+
+    def _consider_early_close(
+        self, connection: PeerConnection, place: Place, given: bytes, now: float
+    ) -> None:
+        """Check the other end's claim that this is the early-close connection of `place`."""
+        if connection.dialed or connection.trusted:
+            self._reject(connection, now)
+            return
+        main = self._trusted.get(connection.peer)
+        if main is not None and place in main.proven:
+            token = self._worlds[self._worlds.of(place[0])[0]].roster.token
+            if connection.holds(token, place, given, early_close=True):
+                self._forget(connection)
+                self.early_close.adopt(main, connection, place)
+                return
+        self._expire(connection, now)
+
+    def _trust(self, connection: PeerConnection, now: float) -> None:
+        old = self._trusted.get(connection.peer)
+        connection.trusted = True
+        del self._untrusted[connection.channel]
+        self._dialing.drop(connection.peer)
+        if old is not None:
+            # The other process gave the old connection up; otherwise it would not dial again.
+            self._claim(old, Cause.UNREACHABLE, "it gave its connection up and made another")
+            self._forget(old)
+            self._actions.append(Drop(old.channel, orderly=False))
+        self._trusted[connection.peer] = connection
+        self._detector.connected(connection.peer, now)
+        # The proof first: until then the other end accepts nothing else.
+        self._offer(connection)
+        self._ask(connection, now)
+
+    def _refused(self, connection: PeerConnection, frame: Refused) -> None:
+        world = (frame.key, frame.rank)
+        state = self._worlds.get(world)
+        if state is None or world not in connection.offered:
+            return
+        connection.offered.discard(world)
+        ranks = state.ranks(connection.peer)
+        if frame.reason is Reason.STALE:
+            said = f"rank {ranks[0]} is in generation {frame.generation}"
+            self._refuse(world, Why.STALE, said)
+        elif frame.reason is Reason.OVER:
+            self._refuse(world, Why.GONE, f"rank {ranks[0]} gave up generation {state.roster.generation}")
+        else:
+            state.notes.update(dict.fromkeys(ranks, "it refused this process's proof: its token is another"))
+
+    def _left(self, connection: PeerConnection, place: Place) -> None:
+        connection.waiting.pop(place, None)
+        if place in connection.proven:
+            connection.proven.discard(place)
+            for world in self._worlds.of(place[0]):
+                self._detector.left(world, place[1])
+
+    def _told(self, connection: PeerConnection, frame: Broken) -> None:
+        """The other end reports a broken world."""
+        if not any(key == frame.key for key, _ in connection.proven):
+            return
+        own = [(frame.key, rank) for rank in frame.ranks]
+        itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in connection.proven
+        if itself:
+            connection.proven.discard(own[0])  # no goodbye follows
+        for world in self._worlds.of(frame.key):
+            if itself:
+                self._detector.fell(world, frame.ranks[0], frame.detail)
+            else:
+                self._detector.told(world, frame.cause, frame.ranks, frame.detail)
+
+    def _parted(self, connection: PeerConnection, now: float) -> None:
+        """The other end closes the connection in good order."""
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=True))
+        if connection.trusted:
+            self._detector.disconnected(connection.peer)
+            for key, rank in sorted(connection.proven):
+                for world in self._worlds.of(key):
+                    if self._worlds[world].ready:
+                        self._detector.left(world, rank)
+            self._again(connection.peer, now)
+        elif connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=False)
+
+    # -- doing
+
+    def _reject(self, connection: PeerConnection, now: float) -> None:
+        """Drop a connection that violates the protocol."""
+        self._actions.append(Drop(connection.channel, orderly=False))
+        self.closed(connection.channel, ConnectionEnd.GARBAGE, now)
+
+    def _expire(self, connection: PeerConnection, now: float) -> None:
+        """Drop a connection whose handshake failed or timed out."""
+        if connection.greeted:
+            self._send(connection, Close())
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=connection.greeted))
+        if connection.dialed:
+            self._dialing.ended(connection.peer, now, refused=False)
+            self._worlds.note(
+                connection.peer,
+                "it does not know this generation" if connection.greeted else "it does not answer",
+            )
+
+    def _part(self, connection: PeerConnection) -> None:
+        """Close a connection that no world needs any more."""
+        if connection.greeted:
+            self._send(connection, Close())
+        self._forget(connection)
+        self._actions.append(Drop(connection.channel, orderly=connection.greeted))
+        if connection.trusted:
+            self._detector.disconnected(connection.peer)
+
+    def _forget(self, connection: PeerConnection) -> None:
+        del self._connections[connection.channel]
+        self._untrusted.pop(connection.channel, None)
+        if self._trusted.get(connection.peer) is connection:
+            del self._trusted[connection.peer]
+            self.early_close.forget(connection)
+
+    def _again(self, process: str, now: float) -> None:
+        """Dial again if a world that is being attached needs the process."""
+        if self._worlds.awaits(process):
+            self._dialing.want(process, now)
+
+    def _dial(self, process: str, attempt: int, now: float) -> None:
+        known = self._worlds.endpoints(process)
+        channel = self._channel()
+        connection = PeerConnection(
+            channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False
+        )
+        connection.knocking = self.own > process
+        self._connections[channel] = self._untrusted[channel] = connection
+        self._actions.append(Dial(channel, known[attempt % len(known)]))
+
+    def _offer(self, connection: PeerConnection) -> None:
+        """Prove every world shared with the other end; before it is authenticated, at most `_MAX_WAITING`."""
+        open_ = [each for each in self._worlds.shared(connection.peer) if each not in connection.offered]
+        for world in open_ if connection.trusted else open_[:_MAX_WAITING]:
+            self._send(connection, connection.offer(self._worlds[world].roster.token, world))
+
+    def _ask(self, connection: PeerConnection, now: float) -> None:
+        """Tell the other end the heartbeat interval that this one needs."""
+        interval = min(max(self._detector.shortest(connection.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
+        if connection.trusted and connection.asked != interval:
+            connection.asked = interval
+            self._send(connection, Need(interval))
+            connection.beat_at = (
+                min(connection.beat_at, now + connection.interval) if connection.beats else now
+            )
+
+    def _tell(self, world: WorldId, breakage: Breakage, ranks: Iterable[int]) -> None:
+        roster = self._worlds[world].roster
+        frame = Broken(roster.key, breakage.cause, breakage.ranks, breakage.detail)
+        for process in dict.fromkeys(roster.members[rank].process for rank in ranks):
+            connection = self._trusted.get(process)
+            if connection is not None:
+                self._send(connection, frame)
+                self._ask(connection, breakage.at)
+        for other in self._worlds.of(roster.key):
+            self._detector.told(other, breakage.cause, breakage.ranks, breakage.detail)
+
+    def _claim(self, connection: PeerConnection, cause: Cause, detail: str) -> None:
+        """Report a cause to the worlds that are attached over this connection."""
+        for key, rank in sorted(connection.proven):
+            for world in self._worlds.of(key):
+                self._detector.told(world, cause, (rank,), f"rank {rank}: {detail}")
+
+    def _check(self, key: str, now: float) -> None:
+        for world in self._worlds.of(key):
+            state = self._worlds[world]
+            if not state.ready and all(self._there(state, rank) for rank in range(state.roster.size)):
+                state.ready = True
+                self._actions.append(Ready(world))
+                for process in self._worlds.processes(state.roster):
+                    self.early_close.want(self._trusted[process], now)
+
+    def _there(self, state: World, rank: int) -> bool:
+        roster = state.roster
+        process = roster.members[rank].process
+        if process == self.own:
+            return (roster.key, rank) in self._worlds
+        connection = self._trusted.get(process)
+        return (
+            connection is not None
+            and (roster.key, rank) in connection.proven
+            and world_id(roster) in connection.accepted
+        )
+
+    def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
+        if not self._worlds[world].ready:
+            self._actions.append(Refusal(world, why, detail))
+
+    def _send(self, connection: PeerConnection, frame: Frame) -> None:
+        self._actions.append(Send(connection.channel, frame))

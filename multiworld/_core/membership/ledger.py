@@ -1,0 +1,306 @@
+"""Ledger: a world's membership record in the store, one small JSON text replaced by compare-and-set.
+
+With one record per world every step of a member is one atomic replacement: no order of keys matters, and no
+part of an older attempt can be mistaken for the current one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from multiworld._core.membership.roster import Endpoint, Member
+from multiworld.errors import JoinError
+
+__all__ = [
+    "FAILURES_KEPT",
+    "MAX_RECORD",
+    "MAX_SIZE",
+    "MAX_TEXT",
+    "Attempt",
+    "Claim",
+    "Failure",
+    "Ledger",
+    "Terms",
+    "decode",
+    "encode",
+]
+
+MAX_RECORD = 1 << 20
+"""Bytes. A claim takes about 130; a longer record was not written by multiworld and is not read."""
+MAX_SIZE = 1 << 12
+"""Members of a world. Their claims fit into `MAX_RECORD`."""
+MAX_TEXT = 600
+"""Characters of each part of a failure's message that go on the store."""
+FAILURES_KEPT = 4
+"""How many closed attempts keep their reason, for members that were too slow to read it at once."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms of a join on which all members must agree.
+
+    Attributes:
+        size: how many members the world has.
+        backend: as given to the join, "gloo" for instance.
+        device: the type of device, "cpu" or "cuda" for instance.
+    """
+
+    size: int
+    backend: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A member's claim of its rank in one attempt.
+
+    Attributes:
+        id: drawn anew for every join: two joins of one process are two claims.
+        member: the claimant, with its rank.
+        last: the last generation of the world that its process knows of.
+    """
+
+    id: str
+    member: Member
+    last: int
+
+    @property
+    def rank(self) -> int:
+        """The claimed rank."""
+        return self.member.rank
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to make a generation: open, then sealed (all claimed), then active (all ready).
+
+    Attributes:
+        number: counts the attempts of the world in this store.
+        terms: those of all its members.
+        claims: ascending by rank.
+        generation: 0 while it is open.
+        token: 32 hex digits, empty while it is open.
+        ready: ranks that reported ready, ascending.
+        over: ranks for which the generation is over, ascending.
+    """
+
+    number: int
+    terms: Terms
+    claims: tuple[Claim, ...]
+    generation: int = 0
+    token: str = ""
+    ready: tuple[int, ...] = ()
+    over: tuple[int, ...] = ()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Unclaimed ranks."""
+        there = {claim.rank for claim in self.claims}
+        return tuple(rank for rank in range(self.terms.size) if rank not in there)
+
+    @property
+    def unready(self) -> tuple[int, ...]:
+        """Ranks that have not reported ready."""
+        said = set(self.ready)
+        return tuple(rank for rank in range(self.terms.size) if rank not in said)
+
+    @property
+    def active(self) -> bool:
+        """Whether every member has reported ready."""
+        return self.generation > 0 and not self.unready
+
+    def at(self, rank: int) -> Claim | None:
+        """Return the claim of `rank`."""
+        return next((claim for claim in self.claims if claim.rank == rank), None)
+
+    def has(self, me: str) -> bool:
+        """Whether the claim `me` is part of this attempt."""
+        return any(claim.id == me for claim in self.claims)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt was closed: the parts of the error that every one of its members raises.
+
+    Attributes:
+        attempt: its number.
+        kind: the name of a class in `multiworld.errors`.
+        value, rule, next_step: as for `MultiworldError`.
+    """
+
+    attempt: int
+    kind: str
+    value: str
+    rule: str = ""
+    next_step: str = ""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Membership state of a world in its store.
+
+    Attributes:
+        number: of the latest attempt.
+        last: the latest generation number in use.
+        current: the sealed or active attempt.
+        waiting: the open attempt, which may fill up while `current` is still active.
+        failures: of the attempts closed last, oldest first.
+    """
+
+    number: int = 0
+    last: int = 0
+    current: Attempt | None = None
+    waiting: Attempt | None = None
+    failures: tuple[Failure, ...] = ()
+
+    def failure_of(self, number: int) -> Failure | None:
+        """Return why attempt `number` was closed, where that is still known."""
+        return next((failure for failure in self.failures if failure.attempt == number), None)
+
+
+def encode(ledger: Ledger) -> str:
+    """Return the record's text: ASCII JSON."""
+    fields: dict[str, Any] = {"m8d": _FORMAT, "n": ledger.number, "g": ledger.last}
+    if ledger.current is not None:
+        fields["current"] = _attempt_to_json(ledger.current)
+    if ledger.waiting is not None:
+        fields["waiting"] = _attempt_to_json(ledger.waiting)
+    if ledger.failures:
+        fields["failures"] = [
+            [each.attempt, each.kind, *(part[:MAX_TEXT] for part in (each.value, each.rule, each.next_step))]
+            for each in ledger.failures
+        ]
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def decode(raw: str, world: str) -> Ledger:
+    """Parse a record; the empty string is an empty ledger.
+
+    Raises:
+        JoinError: it is not a record, or one of another version of multiworld.
+    """
+    if not raw:
+        return Ledger()
+    try:
+        if len(raw) > MAX_RECORD:
+            raise _Garbage(f"{len(raw)} characters")
+        if not raw.isascii():
+            raise _Garbage("not ASCII")
+        fields = json.loads(raw)
+        if not isinstance(fields, dict) or fields.get("m8d") != _FORMAT:
+            raise _Garbage("not a record of format 1")
+        return Ledger(
+            number=_number(fields, "n"),
+            last=_number(fields, "g"),
+            current=_attempt_from_json(fields["current"]) if "current" in fields else None,
+            waiting=_attempt_from_json(fields["waiting"]) if "waiting" in fields else None,
+            failures=tuple(_failure_from_json(each) for each in _list(fields, "failures")),
+        )
+    except (ValueError, RecursionError) as error:
+        raise JoinError(
+            world,
+            f"The store's record of world {world!r} cannot be read ({error}): {raw[:120]!r}",
+            rule="It is written by multiworld alone, in the same version on all members",
+            next_step="Use the same version everywhere, and another store, or another name, for this world",
+        ) from error
+
+
+class _Garbage(ValueError):
+    """Something in the record is not what it should be."""
+
+
+def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "n": attempt.number,
+        "terms": [attempt.terms.size, attempt.terms.backend, attempt.terms.device],
+        "g": attempt.generation,
+        "token": attempt.token,
+        "ready": list(attempt.ready),
+        "over": list(attempt.over),
+        "claims": [_claim_to_json(claim) for claim in attempt.claims],
+    }
+
+
+def _claim_to_json(claim: Claim) -> list[Any]:
+    member = claim.member
+    where = [member.endpoint.host, member.endpoint.port]
+    return [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
+
+
+def _attempt_from_json(fields: Any) -> Attempt:
+    if not isinstance(fields, dict):
+        raise _Garbage("an attempt is not an object")
+    size, backend, device = _row(fields.get("terms"), (int, str, str))
+    if not 1 <= size <= MAX_SIZE:
+        raise _Garbage(f"a world of {size}")
+    claims = tuple(_claim_from_json(row) for row in _list(fields, "claims"))
+    attempt = Attempt(
+        number=_number(fields, "n"),
+        terms=Terms(size, backend, device),
+        claims=claims,
+        generation=_number(fields, "g"),
+        token=_text(fields, "token"),
+        ready=_ranks(fields, "ready", size),
+        over=_ranks(fields, "over", size),
+    )
+    ranks = [claim.rank for claim in claims]
+    if ranks != sorted(set(ranks)) or not all(0 <= rank < size for rank in ranks):
+        raise _Garbage(f"claims of the ranks {ranks} in a world of {size}")
+    if attempt.generation and (attempt.missing or not _is_token(attempt.token)):
+        raise _Garbage("a sealed attempt without all its members or its token")
+    return attempt
+
+
+def _claim_from_json(row: Any) -> Claim:
+    rank, me, process, host, port, pid, hostname, last = _row(row, (int, str, str, str, int, int, str, int))
+    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname), last)
+
+
+def _failure_from_json(row: Any) -> Failure:
+    return Failure(*_row(row, (int, str, str, str, str)))
+
+
+def _row(row: Any, kinds: tuple[type, ...]) -> list[Any]:
+    if not isinstance(row, list) or len(row) != len(kinds):
+        raise _Garbage(f"{len(kinds)} values were expected")
+    for value, kind in zip(row, kinds, strict=True):
+        # `type`, not isinstance: True is no number here. Numbers are counts and ranks, never negative.
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
+            raise _Garbage(f"{value!r} is not what belongs there")
+    return row
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise _Garbage(f"{name}={value!r}")
+    return value
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise _Garbage(f"{name}={value!r}")
+    return value
+
+
+def _list(fields: dict[str, Any], name: str) -> list[Any]:
+    value = fields.get(name, [])
+    if not isinstance(value, list):
+        raise _Garbage(f"{name} is not a list")
+    return value
+
+
+def _ranks(fields: dict[str, Any], name: str, size: int) -> tuple[int, ...]:
+    ranks = _list(fields, name)
+    if not all(type(rank) is int and 0 <= rank < size for rank in ranks):
+        raise _Garbage(f"{name}={ranks!r}")
+    return tuple(sorted(set(ranks)))
+
+
+def _is_token(text: str) -> bool:
+    return len(text) == 32 and all(digit in "0123456789abcdef" for digit in text)

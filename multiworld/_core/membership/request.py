@@ -1,0 +1,104 @@
+"""Join request: the arguments of one process's join, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multiworld._core.membership.ledger import MAX_SIZE, Terms
+from multiworld._core.membership.roster import Endpoint, Member
+from multiworld.errors import InvalidJoinError
+
+__all__ = ["MAX_NAME", "JoinRequest", "validate"]
+
+MAX_NAME = 200
+"""Characters of a world's name, and of a backend's."""
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """The arguments of one process's join.
+
+    Attributes:
+        world: name, 1 to 200 characters.
+        rank: 0 to ``size - 1``.
+        size: how many members the world has.
+        backend: as given by the caller; all members must say the same.
+        device_type: "cpu", "cuda", ...; all members must say the same.
+        process: 32 hex digits, drawn once per process.
+        endpoint: where its watchdog listens.
+        pid, hostname: for messages.
+        hang_timeout: seconds; goes into this process's roster as it is.
+        last_generation: the latest generation of this world that the process knows of; 0 if none.
+        run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without
+            an id.
+        held_rank: the rank it had in `last_generation`; None if it was no member.
+    """
+
+    world: str
+    rank: int
+    size: int
+    backend: str
+    device_type: str
+    process: str
+    endpoint: Endpoint
+    pid: int
+    hostname: str
+    hang_timeout: float
+    last_generation: int = 0
+    held_rank: int | None = None
+    run: str = ""
+
+    @property
+    def member(self) -> Member:
+        """The process as a member."""
+        return Member(self.rank, self.process, self.endpoint, self.pid, self.hostname[:64])
+
+    @property
+    def terms(self) -> Terms:
+        """What all members must say alike."""
+        return Terms(self.size, self.backend, self.device_type)
+
+
+def validate(request: JoinRequest) -> None:
+    """Check what can be checked without the others.
+
+    Raises:
+        InvalidJoinError: a name, size, rank, backend or generation that no world can have.
+    """
+    world = request.world
+    if not isinstance(world, str) or not 1 <= len(world) <= MAX_NAME:
+        raise InvalidJoinError(
+            str(world)[:MAX_NAME],
+            f"name={str(world)[:50]!r}",
+            rule=f"A world's name is a string of 1 to {MAX_NAME} characters",
+            next_step="Choose another name, the same on all members",
+        )
+    if type(request.size) is not int or not 1 <= request.size <= MAX_SIZE:
+        raise InvalidJoinError(
+            world,
+            f"world_size={request.size!r} in world {world!r}",
+            rule=f"It is a whole number from 1 to {MAX_SIZE}",
+            next_step="Pass the number of members, the same on all of them",
+        )
+    if type(request.rank) is not int or not 0 <= request.rank < request.size:
+        raise InvalidJoinError(
+            world,
+            f"rank={request.rank!r} in world {world!r} of {request.size}",
+            rule=f"A rank is a whole number from 0 to world_size-1, here {request.size - 1}",
+            next_step="Pass another rank, or another world_size on all members",
+        )
+    for name, text in (("backend", request.backend), ("device", request.device_type)):
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_NAME:
+            raise InvalidJoinError(
+                world,
+                f"{name}={str(text)[:50]!r} in world {world!r}",
+                rule=f"It is a string of 1 to {MAX_NAME} characters",
+                next_step=f"Pass the {name}'s name, the same on all members",
+            )
+    if type(request.last_generation) is not int or request.last_generation < 0:
+        raise InvalidJoinError(
+            world,
+            f"last_generation={request.last_generation!r} in world {world!r}",
+            rule="It is the number of a generation, or 0",
+            next_step="Pass what the roster said",
+        )

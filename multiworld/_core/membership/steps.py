@@ -1,0 +1,312 @@
+"""Membership protocol: pure steps on a world's `Ledger`.
+
+An attempt makes a generation. Members claim their ranks in the open attempt; the claim that completes the
+attempt seals it, which fixes members, generation and token; once every member has reported ready, the
+generation is active. A failed attempt is closed with its reason, which all its members raise; the next join
+opens another.
+
+- An attempt may fill up while a generation is active. It is sealed only once that generation is known to be
+  over: one of its members reported so or claims anew, or none of its processes lives.
+- A claim on a claimed rank closes the attempt for all members, with three exceptions. A member of the
+  generation before takes precedence over newcomers. A claim whose process gives no sign of life is taken over
+  (a crashed process that was started again). A claim on a rank of an active generation waits, unnoticed by
+  the active members.
+- An attempt is sealed only after the processes of all members have been seen: the claim of a member that died
+  while it waited is dropped, and its rank is waited for.
+- A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt
+  fails after that, no other roster has it.
+
+The store is trusted: every process that can write to it can join and can read the tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from multiworld._core.membership import refusals
+from multiworld._core.membership.ledger import FAILURES_KEPT, Attempt, Claim, Failure, Ledger
+from multiworld._core.membership.request import JoinRequest
+from multiworld._core.membership.roster import Roster
+
+__all__ = [
+    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal",
+    "over", "ready", "refuse", "roster", "seal", "stand", "withdraw",
+]  # fmt: skip
+
+
+class Phase(enum.Enum):
+    """Phase of a claim."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """State of a claim, according to the ledger.
+
+    Attributes:
+        phase: of its attempt, as far as this claim is concerned.
+        attempt: the attempt, unless it is closed for this claim.
+        failure: why it is closed.
+    """
+
+    phase: Phase
+    attempt: Attempt | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Move:
+    """Result of a step.
+
+    Attributes:
+        ledger: the new one; the same object where there is nothing to write.
+        attempt: number of the attempt concerned; 0 for none.
+        refusal: failure for the caller to raise, once `ledger` is written.
+        holder: claim that holds the requested rank; the caller checks whether its process lives.
+    """
+
+    ledger: Ledger
+    attempt: int = 0
+    refusal: Failure | None = None
+    holder: Claim | None = None
+
+
+def fenced(ledger: Ledger, request: JoinRequest) -> Failure | None:
+    """Return the failure of a process that holds an older generation; None where it may claim.
+
+    Its rank belongs to another process in a later, active generation.
+    """
+    now = ledger.current
+    if now is None or not now.active or now.over or request.held_rank != request.rank:
+        return None
+    holder = now.at(request.rank)
+    if (
+        holder is None
+        or holder.member.process == request.process
+        or now.generation <= request.last_generation
+    ):
+        return None
+    return refusals.stale(now, holder.member, request)
+
+
+def claim(
+    ledger: Ledger,
+    request: JoinRequest,
+    me: str,
+    token: str,
+    *,
+    dead: frozenset[str] = frozenset(),
+    seen: frozenset[str] = frozenset(),
+    living: str = "",
+) -> Move:
+    """Claim the rank that `request` asks for in the open attempt; open one if there is none.
+
+    The claim that completes the attempt seals it, if the processes of the others are known to exist.
+
+    Args:
+        ledger: the current one.
+        request: validated.
+        me: id of the claim.
+        token: for the generation, should this claim seal it.
+        dead: ids of claims whose processes are gone, or silent for too long.
+        seen: ids of claims whose processes exist.
+        living: id of a claim that gave a sign of life.
+    """
+    if (stale := fenced(ledger, request)) is not None:
+        return Move(ledger, refusal=stale)
+    mine = Claim(me, request.member, request.last_generation)
+    waiting = ledger.waiting
+    if waiting is None:
+        opened = Attempt(ledger.number + 1, request.terms, (mine,))
+        ledger = dataclasses.replace(ledger, number=opened.number, waiting=opened)
+        return Move(seal(ledger, opened.number, me, token), opened.number)
+    waiting = _without(waiting, dead)
+    if waiting.claims and waiting.terms != request.terms:
+        return _close(ledger, waiting, refusals.mismatch(waiting, request))
+    holder = waiting.at(request.rank)
+    if holder is not None and holder.id == me:
+        return Move(ledger, waiting.number)
+    if holder is not None:
+        ours, theirs = _incumbent(ledger, mine), _incumbent(ledger, holder)
+        if theirs and not ours:
+            return Move(ledger, waiting.number, refusal=refusals.contested(waiting.number, request, holder))
+        if ours == theirs:
+            if holder.id == living:
+                return _close(ledger, waiting, refusals.contested(waiting.number, request, holder))
+            return Move(ledger, waiting.number, holder=holder)
+    others = tuple(each for each in waiting.claims if each.rank != request.rank)
+    claims = tuple(sorted((*others, mine), key=lambda each: each.rank))
+    filled = dataclasses.replace(waiting, terms=request.terms, claims=claims)
+    claimed = dataclasses.replace(ledger, waiting=filled)
+    if {each.id for each in others} <= seen:
+        claimed = seal(claimed, filled.number, me, token)
+    return Move(claimed, filled.number)
+
+
+def drop(ledger: Ledger, number: int, me: str, dead: frozenset[str]) -> Ledger:
+    """Remove the claims of dead processes from the open attempt, as one of its members."""
+    waiting = ledger.waiting
+    if waiting is None or waiting.number != number or not waiting.has(me):
+        return ledger
+    left = _without(waiting, dead - {me})
+    return ledger if left is waiting else dataclasses.replace(ledger, waiting=left)
+
+
+def may_seal(ledger: Ledger, gone: int = 0) -> bool:
+    """Whether the open attempt can be sealed once its members are complete.
+
+    Args:
+        ledger: the current one.
+        gone: number of an attempt all of whose processes are dead, as the caller found.
+    """
+    now, waiting = ledger.current, ledger.waiting
+    if now is None or now.over or now.number == gone or waiting is None:
+        return waiting is not None
+    before = {each.member.process for each in now.claims}
+    return any(each.member.process in before for each in waiting.claims)
+
+
+def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> Ledger:
+    """Seal the open attempt if it is complete and the previous generation is over.
+
+    Sealing fixes members and number.     `number` and `me` are the attempt and claim of the calling member.
+    """
+    waiting, before = ledger.waiting, ledger.current
+    if waiting is None or waiting.number != number or not waiting.has(me):
+        return ledger
+    if waiting.missing or not may_seal(ledger, gone):
+        return ledger
+    generation = max(ledger.last, *(each.last for each in waiting.claims)) + 1
+    failures = ledger.failures
+    if before is not None and not before.active:
+        failures = _kept(
+            failures, refusals.abandoned(before.number, "All its members joined anew before it was active")
+        )
+    sealed = dataclasses.replace(waiting, generation=generation, token=token)
+    return dataclasses.replace(ledger, last=generation, current=sealed, waiting=None, failures=failures)
+
+
+def stand(ledger: Ledger, number: int, me: str, request: JoinRequest) -> Standing:
+    """Return the state of the claim `me` in attempt `number`."""
+    waiting, now = ledger.waiting, ledger.current
+    if waiting is not None and waiting.number == number:
+        if waiting.has(me):
+            return Standing(Phase.OPEN, waiting)
+        return Standing(Phase.CLOSED, failure=refusals.replaced(waiting, request))
+    if now is not None and now.number == number:
+        if now.has(me):
+            return Standing(Phase.ACTIVE if now.active else Phase.SEALED, now)
+        return Standing(Phase.CLOSED, failure=refusals.replaced(now, request))
+    failure = ledger.failure_of(number)
+    return Standing(
+        Phase.CLOSED,
+        failure=failure or refusals.abandoned(number, "It was closed, and the store knows no more"),
+    )
+
+
+def ready(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
+    """Report the member ready; the last one makes the generation active."""
+    now = ledger.current
+    if now is None or now.number != number or not now.has(me) or rank in now.ready:
+        return ledger
+    said = tuple(sorted((*now.ready, rank)))
+    return dataclasses.replace(ledger, current=dataclasses.replace(now, ready=said))
+
+
+def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
+    """Close the attempt with a reason; an active generation, or another attempt, is left unchanged."""
+    waiting, now = ledger.waiting, ledger.current
+    if waiting is not None and waiting.number == number and waiting.has(me):
+        return _close(ledger, waiting, failure).ledger
+    if now is not None and now.number == number and now.has(me) and not now.active:
+        failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=number))
+        return dataclasses.replace(ledger, current=None, failures=failures)
+    return ledger
+
+
+def withdraw(ledger: Ledger, number: int, me: str) -> Ledger:
+    """Remove a claim from the open attempt, which continues without it."""
+    waiting = ledger.waiting
+    if waiting is None or waiting.number != number or not waiting.has(me):
+        return ledger
+    claims = tuple(each for each in waiting.claims if each.id != me)
+    left = dataclasses.replace(waiting, claims=claims) if claims else None
+    return dataclasses.replace(ledger, waiting=left)
+
+
+def refuse(ledger: Ledger, failure: Failure) -> Ledger:
+    """Close the open attempt, if any, because of a process that cannot claim a rank."""
+    return ledger if ledger.waiting is None else _close(ledger, ledger.waiting, failure).ledger
+
+
+def over(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
+    """Report the generation over for this member; once it is for all, only its number is kept."""
+    now = ledger.current
+    if now is None or now.number != number or not now.has(me) or rank in now.over:
+        return ledger
+    said = tuple(sorted((*now.over, rank)))
+    left = None if len(said) == now.terms.size else dataclasses.replace(now, over=said)
+    return dataclasses.replace(ledger, current=left)
+
+
+def expire(
+    ledger: Ledger, number: int, me: str, request: JoinRequest, *, timeout: float, gone: int = 0
+) -> Move:
+    """Time the member's join out: close its attempt, or only withdraw where an active generation blocks it.
+
+    Args:
+        ledger: the current one.
+        number: of the attempt.
+        me: id of the claim.
+        request: of the claim.
+        timeout: of the join, seconds.
+        gone: see `may_seal`.
+    """
+    standing = stand(ledger, number, me, request)
+    attempt, now = standing.attempt, ledger.current
+    if attempt is None or standing.phase is Phase.ACTIVE:
+        return Move(ledger, number)
+    if standing.phase is Phase.OPEN and now is not None and not may_seal(ledger, gone):
+        holder = now.at(request.rank)
+        refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
+        return Move(withdraw(ledger, number, me), number, refusal=refusal)
+    late = refusals.late(attempt, request, timeout)
+    return Move(fail(ledger, number, me, late), number, refusal=late)
+
+
+def roster(attempt: Attempt, request: JoinRequest) -> Roster:
+    """Return the roster of the sealed attempt for this member."""
+    return Roster(
+        world=request.world,
+        generation=attempt.generation,
+        rank=request.rank,
+        members=tuple(each.member for each in attempt.claims),
+        token=bytes.fromhex(attempt.token),
+        hang_timeout=request.hang_timeout,
+    )
+
+
+def _without(attempt: Attempt, dead: frozenset[str]) -> Attempt:
+    claims = tuple(each for each in attempt.claims if each.id not in dead)
+    return attempt if len(claims) == len(attempt.claims) else dataclasses.replace(attempt, claims=claims)
+
+
+def _close(ledger: Ledger, waiting: Attempt, failure: Failure) -> Move:
+    closed = dataclasses.replace(failure, attempt=waiting.number)
+    new = dataclasses.replace(ledger, waiting=None, failures=_kept(ledger.failures, closed))
+    return Move(new, closed.attempt, refusal=closed)
+
+
+def _kept(failures: tuple[Failure, ...], new: Failure) -> tuple[Failure, ...]:
+    return (*failures, new)[-FAILURES_KEPT:]
+
+
+def _incumbent(ledger: Ledger, one: Claim) -> bool:
+    holder = ledger.current.at(one.rank) if ledger.current is not None else None
+    return holder is not None and holder.member.process == one.member.process

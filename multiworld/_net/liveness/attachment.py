@@ -1,0 +1,173 @@
+"""Attachment: a world's registration with the watchdog."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from multiworld._core.liveness.actions import Refusal, Why
+from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from multiworld._core.membership.roster import Roster
+    from multiworld.events import Breakage
+
+__all__ = ["Attachment", "Owner"]
+
+
+class Owner(Protocol):
+    """Methods that an attachment calls of its watchdog."""
+
+    def report(self, attachment: Attachment, detail: str, ranks: tuple[int, ...], *, deadline: float) -> None:
+        """Have a failed operation judged, and wait for that."""
+
+    def detach(self, attachment: Attachment, failure: str = "") -> None:
+        """Remove the attachment; tell the members goodbye, or the failure, unless the world is broken."""
+
+
+class Attachment:
+    """A world's registration with the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
+
+    Its users call `report`, `leave` and `detach`, and read `breakage`; the watchdog calls the rest.
+
+    Attributes:
+        breakage: the verdict, once there is one; final.
+        roster: of the world.
+        error: why it was not attached.
+        ready: whether it was attached.
+        detached: whether it is, or is being, detached; callbacks are not called any more.
+        settled: set when the attachment succeeded or failed.
+        ended: set when the world broke or was detached.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        roster: Roster,
+        on_verdict: Callable[[Breakage], None],
+        on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
+    ) -> None:
+        self._owner = owner
+        self._on_busy = on_busy
+        self._on_verdict = on_verdict
+        self.roster = roster
+        self.breakage: Breakage | None = None
+        self.error: JoinError | None = None
+        self.ready = False
+        self.detached = False
+        self.settled = threading.Event()
+        self.ended = threading.Event()
+
+    def report(self, detail: str, ranks: tuple[int, ...] = (), *, deadline: float) -> Breakage | None:
+        """Report a failed operation of the world, and wait for the verdict. Any thread.
+
+        Without a more specific cause within min(0.5 s, hang_timeout / 2), the verdict is "failed" with
+        `detail` and `ranks`; a crash detected meanwhile is the verdict instead.
+
+        Args:
+            detail: what failed, in one sentence.
+            ranks: of the suspected members; may be empty.
+            deadline: of the wait, ``time.monotonic()`` seconds.
+
+        Returns:
+            The verdict; None where the world was detached meanwhile, where the deadline passed, and in the
+            watchdog's own thread, which cannot wait for itself.
+        """
+        if not self.ended.is_set():
+            self._owner.report(self, detail, ranks, deadline=deadline)
+        return self.breakage
+
+    def leave(self, failure: str = "") -> None:
+        """Tell all members goodbye and detach; takes a millisecond, at most about a second.
+
+        With `failure` (the reason for this member's end), the members are told that instead of a goodbye.
+
+        After it returns, ``on_verdict`` is not called any more. Idempotent. With the last world and endpoint
+        the watchdog's thread ends and its sockets are closed. A broken world is detached without a goodbye:
+        the members were told the verdict.
+        """
+        self._owner.detach(self, failure)
+
+    def detach(self) -> None:
+        """Detach a broken world, whose members need no further message.
+
+        A world that is not broken is left as by `leave`, so that its members do not wait for this one.
+        """
+        self.leave()
+
+    def attached(self) -> None:
+        """Succeed: every member is connected. Called by the watchdog's thread."""
+        if not self.settled.is_set():
+            self.ready = True
+            self.settled.set()
+
+    def refused(self, refusal: Refusal) -> None:
+        """Fail: a member refused. Called by the watchdog's thread."""
+        world, generation = self.roster.world, self.roster.generation
+        if refusal.why is Why.STALE:
+            self._fail(
+                StaleGenerationError(
+                    world,
+                    f"generation {generation} of {world} is over: {refusal.detail}",
+                    rule="Every member of a world is in the same generation",
+                    next_step="Join the world again",
+                )
+            )
+        else:
+            self._fail(
+                JoinAbandonedError(
+                    world, f"generation {generation} of {world} cannot come about: {refusal.detail}"
+                )
+            )
+
+    def late(self, missing: Mapping[int, str]) -> JoinTimeoutError:
+        """Return the error for a deadline that passed; `missing`: ranks, each with the known reason."""
+        told = []
+        for rank, note in sorted(missing.items()):
+            member = self.roster.members[rank]
+            place = f"pid {member.pid} on {member.hostname}, {member.endpoint.host}:{member.endpoint.port}"
+            told.append(f"{rank} ({place}{': ' + note if note else ''})")
+        who = f"rank{'' if len(told) == 1 else 's'} {', '.join(told)}" if told else "a member"
+        return JoinTimeoutError(
+            self.roster.world,
+            f"{who} of {self.roster.key} did not connect in time",
+            rule="Every member connects to every other one before the timeout",
+            next_step="See whether those processes run, and whether their addresses can be reached from here",
+        )
+
+    def broke(self, breakage: Breakage) -> None:
+        """Record the verdict and report it, once. Called by the watchdog's thread."""
+        if self.detached or self.breakage is not None:
+            return
+        self.breakage = breakage
+        self.ended.set()
+        if self.ready:
+            self._on_verdict(breakage)
+        else:
+            key = self.roster.key
+            self._fail(
+                JoinAbandonedError(self.roster.world, f"{key} broke while it was joined: {breakage.detail}")
+            )
+
+    def busy(self, ranks: tuple[int, ...], *, busy: bool) -> None:
+        """Report members that run without answering, or answer again. Called by the watchdog's thread."""
+        if self._on_busy is not None and self.ready and not self.ended.is_set():
+            self._on_busy(ranks, busy)
+
+    def over(self) -> None:
+        """Mark as detached. Called by the watchdog's thread; in a forked child, by the child."""
+        self.detached = True
+        self.ended.set()
+        self.settled.set()
+
+    def forked(self) -> None:
+        """Detach a forked child's copy, with new events: locks of the old ones may be held for good."""
+        self.settled, self.ended = threading.Event(), threading.Event()
+        self.over()
+
+    def _fail(self, error: JoinError) -> None:
+        if not self.settled.is_set():
+            self.error = error
+            self.settled.set()

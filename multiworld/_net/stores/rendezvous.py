@@ -1,0 +1,503 @@
+"""Rendezvous of a world's members through a store: all get the same roster, or all raise.
+
+`multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
+through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
+compare-and-set, in one round trip. No call waits inside the store, whose client may be shared with other
+worlds.
+
+A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside
+torch without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
+
+The store is trusted: it holds the tokens with which the members of a generation authenticate each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from multiworld._core.membership import refusals, steps
+from multiworld._core.membership.reachability import apart
+from multiworld._core.membership.request import JoinRequest, validate
+from multiworld._core.membership.steps import Move, Phase
+from multiworld._net.patience import NoAnswerError, in_time
+from multiworld._net.stores.probe import answers
+from multiworld._net.stores.record import Record, StoreLike
+from multiworld.errors import InvalidJoinError, JoinAbandonedError, JoinError, StoreUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from multiworld._core.membership.ledger import Attempt, Claim, Failure, Ledger
+    from multiworld._core.membership.roster import Endpoint, Roster
+
+__all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "StoreLike"]
+
+BEAT_EVERY = 0.25
+"""Seconds between the signs of life of a member that waits for others."""
+LOST_AFTER = 2.0
+"""Seconds without one after which a claim may be taken over; longer than a thread commonly holds the GIL."""
+CHECK_EVERY = 0.01
+"""Seconds between two reads of the store by `Rendezvous.check`."""
+REFUSING = 1.0
+"""Seconds for which a process that cannot claim a rank tries to tell the members that wait for it."""
+PARTING = 0.5
+"""Seconds that `fail`, `over` and other final reports may take."""
+MISSED_AFTER = 5.0
+"""Seconds after which a waiting member logs the missing ranks; the interval then doubles."""
+_SLACK = 0.25
+"""Seconds after a deadline in which a thread may still report it to the others before it is abandoned."""
+_LAST_WORDS = 2.0
+"""Seconds for the same report when a call is interrupted (Ctrl-C) and the process may end."""
+_PROBE_WITHIN = 0.2
+_PROBE_EVERY = 0.5
+_SEAL_AFTER = (
+    0.02  # seconds; normally the claim that completes an attempt seals it, so the others wait before they try
+)
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Rendezvous:
+    """One process's join of one generation of a world.
+
+    Call `agree`, build the generation's resources, then `commit`; `fail` if building fails; `over` when the
+    generation has ended for this process. Use one object per join.
+
+    Args:
+        store: shared by all members; see `StoreLike`. Its calls may be made from other threads.
+        request: of this process.
+        deadline: by `clock`; for `agree` and `commit` together.
+        cancelled: polled from another thread; True gives up. Must not block.
+        clock: monotonic seconds.
+        sleep: waits that many seconds.
+        probe: which endpoints accept connections; see `answers`. Members listen at theirs while they live.
+    """
+
+    def __init__(
+        self,
+        store: StoreLike,
+        request: JoinRequest,
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
+    ) -> None:
+        self.request = request
+        self._record = Record(store, request.world, sleep, request.run)
+        self._deadline = deadline
+        self._cancelled = cancelled
+        self._clock = clock
+        self._sleep = sleep
+        self._probe = probe
+        self._timeout = max(0.0, deadline - clock())
+        self._me = secrets.token_hex(8)
+        self._token = secrets.token_hex(16)
+        self._number = 0
+        self._active = False
+        self._beaten = False
+        self._gone = 0
+        self._next_check = 0.0
+        self._doubts: dict[str, tuple[str, float]] = {}
+        self._given_up = threading.Event()
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the store keys of this attempt's process group; known after `agree`."""
+        return f"{self._record.root}/{self._number}/pg"
+
+    def agree(self) -> Roster:
+        """Claim the rank and wait until all members are there.
+
+        Returns:
+            The roster, the same on all members but for their own rank and ``hang_timeout``.
+
+        Raises:
+            InvalidJoinError: an argument breaks a rule; raised on waiting members, too.
+            RankTakenError: another process claims the rank, or an active generation holds it until the
+                deadline.
+            MismatchError: members disagree about size, backend or device.
+            JoinTimeoutError: members were missing at the first deadline of a member.
+            StaleGenerationError: this process's rank in the current generation is taken.
+            JoinAbandonedError: cancelled, here or on another member.
+            StoreUnreachableError: the store fails or does not answer.
+            JoinError: the store's record cannot be read.
+        """
+        try:
+            validate(self.request)
+        except InvalidJoinError as error:
+            self._refuse(error)
+            raise
+        return self._within(self._agree, self._deadline + _SLACK)
+
+    def check(self) -> None:
+        """Raise if the attempt has failed elsewhere, was cancelled, or is out of time; else return quickly.
+
+        At most every `CHECK_EVERY` seconds it makes one round trip.
+
+        Raises:
+            JoinError: the kind that every member of the attempt raises.
+        """
+        now = self._clock()
+        if not self._number or self._active or now < self._next_check:
+            return
+        self._next_check = now + CHECK_EVERY
+        self._within(self._look, max(self._deadline, now) + _SLACK)
+
+    def commit(self, check: Callable[[], None] = lambda: None) -> None:
+        """Report this member ready and wait until all are: the generation is then active on every member.
+
+        Args:
+            check: called often, in another thread, while this waits; raises to end the wait, as when a member
+                died that was not ready. Its error is raised here; call `fail` with it.
+
+        Raises:
+            JoinTimeoutError: not every member was ready before the first deadline.
+            JoinError: the kind that every member of the attempt raises.
+        """
+        self._within(lambda: self._commit(check), max(self._deadline, self._clock()) + _SLACK)
+        self._active = True
+
+    def fail(self, error: Exception, keys: Iterable[str] = ()) -> None:
+        """Tell the others that this member cannot go on: they raise the same kind of `JoinError`.
+
+        Does nothing if the attempt has failed already; is `over` if it has succeeded. Takes `PARTING` seconds
+        at most and never raises.
+
+        Args:
+            error: why; any but a `JoinError` reaches the others as a `JoinAbandonedError`.
+            keys: store keys of the attempt, to delete.
+        """
+        if self._active:
+            return self.over(keys)
+        return self._part(lambda: self._leave(refusals.failure_from(error, self.request)), keys)
+
+    def over(self, keys: Iterable[str] = ()) -> None:
+        """Report the generation ended, broken or closed, for this process, so that the next may begin.
+
+        Takes `PARTING` seconds at most and never raises.
+
+        Args:
+            keys: store keys of the generation, of all members, to delete.
+        """
+        if not self._active:
+            return self.fail(
+                JoinAbandonedError(self.request.world, "The world was closed while it was joined"), keys
+            )
+        rank = self.request.rank
+        return self._part(
+            lambda: self._record.apply(lambda ledger: Move(steps.over(ledger, self._number, self._me, rank))),
+            keys,
+        )
+
+    # In the call's own thread.
+
+    def _agree(self) -> Roster:
+        try:
+            return self._wait_for_members()
+        except BaseException as error:
+            # Any error: leave no claim behind. A closed attempt stays as it is.
+            self._last_words(error)
+            raise
+        finally:
+            if self._beaten:
+                with contextlib.suppress(JoinError):  # a leftover counter is harmless
+                    self._record.forget_beats(self.request.rank)
+
+    def _wait_for_members(self) -> Roster:
+        watch: _Watch | None = None
+        self._record.read()
+        news = self._clock()
+        next_beat, next_seal = news + BEAT_EVERY, news
+        began, next_word = news, news + MISSED_AFTER
+        while True:
+            if self._number == 0:
+                watch = self._claim(watch)
+            if self._number != 0:
+                ledger = self._record.ledger
+                standing = steps.stand(ledger, self._number, self._me, self.request)
+                attempt = standing.attempt
+                if attempt is None:
+                    raise self._error(standing.failure)
+                if standing.phase is not Phase.OPEN:
+                    return steps.roster(attempt, self.request)
+                now = self._clock()
+                if attempt.missing:
+                    next_seal = now + _SEAL_AFTER
+                elif now >= next_seal:
+                    next_seal = now + _PROBE_EVERY
+                    if self._seal():
+                        continue
+                if now >= next_beat:
+                    next_beat = now + BEAT_EVERY
+                    self._beaten = True
+                    self._record.beat(self.request.rank)
+                if now >= next_word:
+                    next_word = now + (now - began)
+                    told = refusals.awaited(attempt, self.request, now - began, self._deadline - now)
+                    _log.warning("%s", told)
+            self._pause(news)
+            if self._record.read():
+                news = self._clock()
+            self._keep_time(watch)
+
+    def _claim(self, watch: _Watch | None) -> _Watch | None:
+        """Claim the rank; where another process holds it, return a watch of that process."""
+        waiting = self._record.ledger.waiting
+        dead, seen = self._look_at(() if waiting is None else self._of_interest(waiting))
+        if watch is not None and watch.verdict == "lost":
+            dead |= {watch.holder}
+        living = watch.holder if watch is not None and watch.verdict == "living" else ""
+        move = self._record.apply(
+            lambda ledger: steps.claim(
+                ledger, self.request, self._me, self._token, dead=dead, seen=seen, living=living
+            )
+        )
+        if move.refusal is not None:
+            raise self._error(move.refusal)
+        if move.holder is None:
+            self._number = move.attempt
+            return None
+        now = self._clock()
+        count = self._record.beats(self.request.rank)
+        if watch is None or watch.holder != move.holder.id:
+            return _Watch(
+                move.holder.id, refusals.contested(move.attempt, self.request, move.holder), count, now
+            )
+        watch.look(count, now)
+        return watch
+
+    def _keep_time(self, watch: _Watch | None) -> None:
+        """Raise at the deadline."""
+        if self._cancelled() or self._given_up.is_set():
+            raise self._cancel()
+        if (stale := steps.fenced(self._record.ledger, self.request)) is not None:
+            self._record.apply(lambda ledger: Move(steps.withdraw(ledger, self._number, self._me)))
+            raise self._error(stale)
+        if self._clock() < self._deadline:
+            return
+        if self._number == 0:
+            # The holder was found neither alive nor dead, so only this process's join fails.
+            raise self._error(watch.failure if watch is not None else None)
+        if not self._seal():
+            self._expire()
+
+    def _expire(self) -> None:
+        """Close the attempt at its deadline and raise; return if it became active just before."""
+        move = self._record.apply(
+            lambda ledger: steps.expire(
+                ledger, self._number, self._me, self.request, timeout=self._timeout, gone=self._gone
+            )
+        )
+        if move.refusal is not None:
+            raise self._error(move.refusal)
+
+    def _of_interest(self, waiting: Attempt) -> tuple[Claim, ...]:
+        """Return the claims to probe first: the rank's holder; all, where the claim seals or closes."""
+        if waiting.terms != self.request.terms or set(waiting.missing) <= {self.request.rank}:
+            return waiting.claims
+        return tuple(claim for claim in waiting.claims if claim.rank == self.request.rank)
+
+    def _look_at(self, claims: Iterable[Claim]) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the ids of the claims whose processes are gone, and of those that may exist."""
+        every = list(claims)
+        others = [claim.member for claim in every if claim.member.process != self.request.process]
+        found = self._probe([member.endpoint for member in others], _PROBE_WITHIN) if others else {}
+        gone, doubted = set[str](), set[str]()
+        for claim in every:
+            if found.get(claim.member.endpoint) is False:
+                (gone if self._is_gone(claim) else doubted).add(claim.id)
+        return frozenset(gone), frozenset(claim.id for claim in every) - gone - doubted
+
+    def _is_gone(self, claim: Claim) -> bool:
+        """Whether a process is gone whose address does not answer.
+
+        Where that address may mean another host here, its signs of life in the store decide.
+        """
+        if not apart(self.request.member, claim.member):
+            return True
+        count, now = self._record.beats(claim.rank), self._clock()
+        before, since = self._doubts.setdefault(claim.id, (count, now))
+        if count != before:
+            raise self._refused_by(refusals.elsewhere(self.request, claim.member))
+        return now - since >= LOST_AFTER
+
+    def _refused_by(self, failure: Failure) -> JoinError:
+        self._record.apply(lambda ledger: Move(steps.refuse(ledger, failure)))
+        return self._error(failure)
+
+    def _seal(self) -> bool:
+        """Seal this member's open attempt, or find it no longer open; False if it stays open.
+
+        Two things delay sealing: claims of members that died while they waited, which are dropped, and a
+        generation that was not reported over, as long as one of its processes exists.
+        """
+        ledger = self._record.ledger
+        now, waiting = ledger.current, ledger.waiting
+        if now is not None and not steps.may_seal(ledger, self._gone):
+            found = self._probe([claim.member.endpoint for claim in now.claims], _PROBE_WITHIN)
+            if any(found.values()):
+                return False
+            self._gone = now.number
+        claims = waiting.claims if waiting is not None else ()
+        gone, seen = self._look_at(claims)
+        if not {claim.id for claim in claims} <= gone | seen:
+            return False
+        move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone)))
+        return steps.stand(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
+
+    def _sealed(self, ledger: Ledger, gone: frozenset[str]) -> Ledger:
+        left = steps.drop(ledger, self._number, self._me, gone)
+        return steps.seal(left, self._number, self._me, self._token, gone=self._gone)
+
+    def _look(self) -> None:
+        if self._cancelled() or self._given_up.is_set():
+            raise self._cancel()
+        self._record.read()
+        self._raise_if_closed()
+        if self._clock() >= self._deadline:
+            self._expire()
+
+    def _commit(self, check: Callable[[], None] = lambda: None) -> None:
+        began = self._clock()
+        rank = self.request.rank
+        self._record.apply(lambda ledger: Move(steps.ready(ledger, self._number, self._me, rank)))
+        while self._raise_if_closed() is not Phase.ACTIVE:
+            try:
+                check()
+            except BaseException:
+                # A member that was active already may be gone by now. Then this one is active, too, and the
+                # watchdog reports the loss.
+                self._record.read()
+                if self._raise_if_closed() is Phase.ACTIVE:
+                    return
+                raise
+            self._pause(began)
+            self._look()
+
+    def _raise_if_closed(self) -> Phase:
+        standing = steps.stand(self._record.ledger, self._number, self._me, self.request)
+        if standing.phase is Phase.CLOSED:
+            raise self._error(standing.failure)
+        return standing.phase
+
+    def _cancel(self) -> JoinError:
+        """Close the attempt because this member gives up; return the error to raise."""
+        request = self.request
+        who = f"host {request.hostname}, pid {request.pid}"
+        why = f"Rank {request.rank} of world {request.world!r} ({who}) gave up"
+        failure = refusals.abandoned(self._number, why)
+        self._leave(failure)
+        return self._error(failure)
+
+    def _leave(self, failure: Failure) -> None:
+        if self._number:
+            self._record.apply(lambda ledger: Move(self._left(ledger, failure)))
+
+    def _left(self, ledger: Ledger, failure: Failure) -> Ledger:
+        # The generation may have become active on other members meanwhile: then report it over.
+        closed = steps.fail(ledger, self._number, self._me, failure)
+        if closed is ledger:
+            closed = steps.over(ledger, self._number, self._me, self.request.rank)
+        return closed
+
+    def _last_words(self, error: BaseException) -> None:
+        told = error if isinstance(error, Exception) else JoinAbandonedError(self.request.world, repr(error))
+        with contextlib.suppress(JoinError):  # the store failed
+            self._leave(refusals.failure_from(told, self.request))
+
+    def _refuse(self, error: InvalidJoinError) -> None:
+        """Tell the members that wait for this one that it cannot join.
+
+        Repeated for a while, because they may start to wait a moment later. A refusal left in the store would
+        hit the next, correct join instead.
+        """
+        failure = refusals.failure_from(error, self.request)
+        told: list[bool] = []
+
+        def step(ledger: Ledger) -> Move:
+            refused = steps.refuse(ledger, failure)
+            told.append(refused is not ledger)
+            return Move(refused)
+
+        end = min(self._clock() + REFUSING, self._deadline)
+        while True:
+            self._part(lambda: self._record.apply(step))
+            if (told and told[-1]) or self._clock() >= end or self._cancelled():
+                return
+            self._sleep(0.02)
+
+    def _error(self, failure: Failure | None) -> JoinError:
+        failure = failure or refusals.abandoned(self._number, "The attempt ended and left no reason")
+        return refusals.error_of(failure, self.request.world)
+
+    # Waiting.
+
+    def _pause(self, news: float) -> None:
+        """Sleep before the next read of the record.
+
+        0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s
+        a four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s
+        in sum: a record has about 130 bytes for each.
+        """
+        now = self._clock()
+        age = now - news
+        wait = min(max(0.0002, age / 50), max(0.005, min(age / 400, 0.02)))
+        wait = max(wait, min(self.request.size**2 * 6.5e-6, 0.5))
+        self._sleep(max(0.0, min(wait, self._deadline - now)))
+
+    def _part(self, last_words: Callable[[], object], keys: Iterable[str] = ()) -> None:
+        names = list(keys)
+
+        def speak() -> None:
+            last_words()
+            self._record.delete(names)
+
+        # Best effort: the store may be unreachable, and the caller is leaving anyway.
+        with contextlib.suppress(JoinError):
+            self._within(speak, self._clock() + PARTING)
+
+    def _within(self, function: Callable[[], T], deadline: float) -> T:
+        try:
+            return in_time(
+                function,
+                deadline=deadline,
+                clock=self._clock,
+                hurry=self._cancelled,
+                give_up=self._given_up.set,
+                parting=_SLACK,
+                last_words=_LAST_WORDS,
+            )
+        except NoAnswerError as error:
+            raise StoreUnreachableError(
+                self.request.world,
+                f"The store of world {self.request.world!r} gave {error}",
+                rule="The store has to answer as long as a world is joined",
+                next_step="Check that the process that serves it (rank 0's for tcp://) runs; then join again",
+            ) from error
+
+
+class _Watch:
+    """Watches the holder of a rank for signs of life."""
+
+    def __init__(self, holder: str, failure: Failure, count: str, now: float) -> None:
+        self.holder = holder
+        self.failure = failure
+        self.verdict = ""
+        self._count = count
+        self._since = now
+
+    def look(self, count: str, now: float) -> None:
+        """Compare the holder's counter with the last one."""
+        if count != self._count:
+            self.verdict = "living"
+        elif now - self._since >= LOST_AFTER:
+            self.verdict = "lost"

@@ -1,0 +1,211 @@
+"""TCPStore client whose calls keep deadlines.
+
+torch's own client waits in C++ without a limit while the server is silent, with one mutex for all callers,
+and prints warnings when the server dies. This client speaks the same protocol with timeouts. Query numbers
+are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+__all__ = ["NotAStoreError", "TcpClient"]
+
+_VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7, 8
+_MAGIC = 0x3C85F7CE  # TCPStoreBackend.hpp, validationMagicNumber
+_BITS = 0  # a reply of 8 bytes of length, then that many bytes; every other reply has a fixed size
+_ORDER = sys.byteorder  # torch sends numbers as they lie in memory
+_MOST = 1 << 30  # longer than any value: the other end does not speak the protocol
+
+
+class NotAStoreError(ConnectionError):
+    """Something answers at the address, and it is not a TCPStore."""
+
+
+class TcpClient:
+    """Calls of one process to one TCPStore server; thread-safe.
+
+    Every call takes a deadline (``time.monotonic()`` seconds) and raises TimeoutError when it passes. A late
+    answer is discarded by the next call. Any other error (ConnectionError) ends the connection for good: the
+    server's data may be gone.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._owed: collections.deque[int] = (
+            collections.deque()
+        )  # sizes of the replies that are still to come
+        self._buffer = bytearray()
+        self._error: str | None = None
+        # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round
+        # trip.
+        self._nothing = b"m8d-nothing-" + os.urandom(16)
+        self.local = sock.getsockname()
+        self.remote = sock.getpeername()
+
+    @classmethod
+    def connect(cls, family: int, address: tuple[str, int], *, deadline: float) -> TcpClient:
+        """Connect to `address` and see that a TCPStore answers.
+
+        Raises:
+            NotAStoreError: something else answers, or nothing that was accepted.
+            OSError: no connection.
+        """
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.connect(address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client = cls(sock)
+            try:
+                client._send(
+                    struct.pack("=BI", _VALIDATE, _MAGIC), deadline
+                )  # the server drops connections without it
+                client.ping(deadline=deadline)
+            except (TimeoutError, ConnectionError) as error:
+                raise NotAStoreError(f"what listens there does not answer as a TCPStore ({error})") from error
+        except BaseException:
+            sock.close()
+            raise
+        return client
+
+    def alive(self, *, deadline: float) -> bool:
+        """Whether the server still answers on this connection."""
+        try:
+            self.ping(deadline=deadline)
+        except OSError:
+            return False
+        return True
+
+    def ping(self, *, deadline: float) -> None:
+        """Ask for a sign of life."""
+        # A key that does not exist: the answer repeats 28 bytes of the query. (torch 2.4 has no PING.)
+        if self.get("m8d/ping", deadline=deadline) is not None:
+            raise self._end("it sends more than was asked for")
+
+    def set(self, key: str, value: bytes, *, deadline: float) -> None:
+        """Store `value` at `key`; the server does not answer to it."""
+        self._call(struct.pack("=B", _SET) + _key(key) + _bits(value), None, deadline)
+
+    def get(self, key: str, *, deadline: float) -> bytes | None:
+        """Return the value at `key`; None where there is none."""
+        value = self.compare_set(key, self._nothing, self._nothing, deadline=deadline)
+        return None if value == self._nothing else value
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes, *, deadline: float) -> bytes:
+        """Store `desired` if the value is `expected` (or missing, if that is empty); return the value then.
+
+        A missing key with an `expected` that is not empty is left alone, and `expected` is returned
+        (TCPStore's rule).
+        """
+        return self._call(
+            struct.pack("=B", _COMPARE_SET) + _key(key) + _bits(expected) + _bits(desired), _BITS, deadline
+        )
+
+    def add(self, key: str, amount: int, *, deadline: float) -> int:
+        """Add to the number at `key` (0 where there is none); return the sum."""
+        reply = self._call(struct.pack("=B", _ADD) + _key(key) + struct.pack("=q", amount), 8, deadline)
+        return int.from_bytes(reply, _ORDER, signed=True)
+
+    def check(self, keys: list[str], *, deadline: float) -> bool:
+        """Whether every key has a value."""
+        payload = struct.pack("=BQ", _CHECK, len(keys)) + b"".join(map(_key, keys))
+        return self._call(payload, 1, deadline) == b"\0"
+
+    def count(self, *, deadline: float) -> int:
+        """Return the number of keys on the server, of all clients."""
+        return int.from_bytes(self._call(struct.pack("=B", _COUNT), 8, deadline), _ORDER, signed=True)
+
+    def delete(self, key: str, *, deadline: float) -> bool:
+        """Remove `key`; return whether it existed."""
+        reply = self._call(struct.pack("=B", _DELETE) + _key(key), 8, deadline)
+        return int.from_bytes(reply, _ORDER, signed=True) == 1
+
+    def close(self) -> None:
+        """End the connection; a call under way in another thread raises ConnectionError."""
+        self._error = self._error or "it was closed here"
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        except OSError:  # not connected any more
+            self._error = self._error or "it is closed"
+        with self._lock:
+            self._sock.close()
+
+    def _call(self, payload: bytes, size: int | None, deadline: float) -> bytes:
+        """Send a query; return its reply (nothing for a `size` of None)."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimeoutError("the store's server does not answer")
+        try:
+            if self._error is not None:
+                raise ConnectionError(f"the connection to the store is over: {self._error}")
+            self._send(payload, deadline)
+            if size is None:
+                return b""
+            self._owed.append(size)
+            return self._receive(deadline)
+        finally:
+            self._lock.release()
+
+    def _send(self, payload: bytes, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the store's server does not answer")
+        try:
+            self._sock.settimeout(left)
+            self._sock.sendall(payload)
+        except OSError as error:  # after a query that was partly sent the connection is unusable
+            raise self._end(str(error)) from error
+
+    def _receive(self, deadline: float) -> bytes:
+        while True:
+            while (reply := self._parse()) is not None:
+                self._owed.popleft()
+                if not self._owed:
+                    return reply
+            left = deadline - time.monotonic()
+            try:
+                if left <= 0:
+                    raise TimeoutError("time is up")  # noqa: TRY301  (the socket raises the same)
+                self._sock.settimeout(left)
+                chunk = self._sock.recv(65536)
+            except TimeoutError as error:
+                raise TimeoutError("the store's server does not answer") from error
+            except OSError as error:
+                raise self._end(str(error)) from error
+            if not chunk:
+                raise self._end("its server closed it")
+            self._buffer += chunk
+
+    def _parse(self) -> bytes | None:
+        """Take the next reply out of the buffer, if it is complete."""
+        start, size = 0, self._owed[0]
+        if size == _BITS:
+            if len(self._buffer) < 8:
+                return None
+            start, size = 8, int.from_bytes(self._buffer[:8], _ORDER)
+            if size > _MOST:
+                raise self._end("it does not speak TCPStore's protocol")
+        if len(self._buffer) < start + size:
+            return None
+        reply = bytes(self._buffer[start : start + size])
+        del self._buffer[: start + size]
+        return reply
+
+    def _end(self, why: str) -> ConnectionError:
+        self._error = self._error or why
+        return ConnectionError(f"the connection to the store is over: {self._error}")
+
+
+def _bits(value: bytes) -> bytes:
+    return struct.pack("=Q", len(value)) + value
+
+
+def _key(key: str) -> bytes:
+    return _bits(b"/" + key.encode())  # TCPStore.hpp, keyPrefix_: torch's own clients see the same keys
