@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.events import MemberBusy
-from multiworld.joinall.launcher import LauncherClient
+from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
 from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
