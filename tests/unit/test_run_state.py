@@ -1,4 +1,4 @@
-"""The picture of a run: what is in it after which happenings, and that nothing that may happen breaks it."""
+"""The state of a run: its snapshot after which events, and that no event breaks it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_worker_that_ended_well_leaves_no_trouble_behind():
 
 
 def test_a_local_place_holds_one_worker():
-    """After a new seating the same place may have another rank."""
+    """After a new assignment the same local rank may have another rank."""
     moved = h.WorkerStarted(AT + 10, 11, "worker", 10, 1, 5000, 0)
     seen = run_of(
         *begun(1), h.WorkerStopped(AT + 9, 1, 4001, -15), h.SlotTaken(AT + 9, 1, 2), moved
