@@ -45,7 +45,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     }.items()},
     # the launcher's decisions
     "multiworld/run/workers/restarts.py": (UNIT.format("run_restarts"),),
-    "multiworld/run/nodes/slots.py": (UNIT.format("run_seats"),),
+    "multiworld/run/nodes/decisions.py": (UNIT.format("run_seats"),),
     "multiworld/run/view/state.py": (UNIT.format("run_state"),),
     "multiworld/run/workers/orphan_reaper.py": (UNIT.format("guard"),),
     "multiworld/run/worldsfile/parse.py": (UNIT.format("worlds_file"),),

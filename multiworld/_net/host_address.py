@@ -26,11 +26,15 @@ try:
 except ImportError:  # not on Linux: interfaces have no addresses here, and names of them are refused
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOOPBACK", "chosen", "is_loopback", "outward"]
+__all__ = [
+    "ELSEWHERE", "LOOPBACK", "chosen", "is_loopback", "is_own", "outward", "resolved", "source_towards",
+]  # fmt: skip
 
 LOOPBACK = "127.0.0.1"
 
-_ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): stands for any other host; nothing is sent there
+ELSEWHERE = "192.0.2.1"
+"""An address of TEST-NET-1 (RFC 5737) that stands for any other host; nothing is sent there."""
+
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
 
@@ -43,8 +47,8 @@ def chosen(world: str) -> str | None:
     """
     wanted = settings.load()
     if wanted.host:
-        for each in _resolved(wanted.host):
-            if _own(each):
+        for each in resolved(wanted.host):
+            if is_own(each):
                 return each
         raise InvalidJoinError(
             world,
@@ -66,12 +70,11 @@ def chosen(world: str) -> str | None:
 
 def outward() -> str:
     """Return the local address that leads to other hosts; loopback where there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((_ELSEWHERE, 9))  # UDP: nothing is sent, the kernel picks the interface
-        return str(probe.getsockname()[0])
+    if source := source_towards(ELSEWHERE):
+        return source
     for _, name in socket.if_nameindex():
         address = _of_interface(name)
-        if address is not None and not is_loopback(address) and _own(address):
+        if address is not None and not is_loopback(address) and is_own(address):
             return address
     return LOOPBACK
 
@@ -102,7 +105,8 @@ def _of_interface(name: str) -> str | None:
     return None
 
 
-def _resolved(host: str) -> list[str]:
+def resolved(host: str) -> list[str]:
+    """Return the numeric addresses of a host, IPv4 first; none if it does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
@@ -110,9 +114,19 @@ def _resolved(host: str) -> list[str]:
     return [str(to[0]) for *_, to in sorted(found, key=lambda each: each[0] != socket.AF_INET)]
 
 
-def _own(address: str) -> bool:
+def is_own(address: str) -> bool:
+    """Whether a numeric address belongs to an interface of this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.bind((address, 0))
         return True
     return False
+
+
+def source_towards(address: str) -> str:
+    """Return the address of this host on the route to a numeric address; "" without a route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((address, 9))  # UDP: nothing is sent, the kernel picks the interface
+        return str(probe.getsockname()[0])
+    return ""

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from multiworld.joinall.joins import UNDO_BUDGET, JoinRequest, Joins, close
+from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins, close
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def join_all(
         JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
             again.
     """
-    worlds, _ = _here().join(names, JoinRequest(rejoin, timeout, _gpu_here(), threading.Event()))
+    worlds, _ = _here().join(names, JoinAllRequest(rejoin, timeout, _gpu_here(), threading.Event()))
     return worlds
 
 
@@ -54,7 +54,7 @@ async def join_all_async(
 ) -> dict[str, World]:
     """`join_all`, awaitable. Cancelling it closes what was joined here."""
     loop = asyncio.get_running_loop()
-    request = JoinRequest(rejoin, timeout, _gpu_here(), threading.Event())
+    request = JoinAllRequest(rejoin, timeout, _gpu_here(), threading.Event())
     result: asyncio.Future[dict[str, World]] = loop.create_future()
     result.add_done_callback(seen)  # its awaiter may be cancelled
     taken = threading.Lock()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from multiworld import joining
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
 from multiworld.events import State
-from multiworld.joinall.launcher import LauncherClient
+from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.joinall.rejoining import Rejoiner
 from multiworld.world import worlds
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiworld.joinplan import JoinPlan
     from multiworld.world import World
 
-__all__ = ["UNDO_BUDGET", "JoinRequest", "Joins", "close"]
+__all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
 
 ANSWER = 10.0
 """Seconds that the launcher has to answer; its process may be busy starting workers."""
@@ -36,7 +36,7 @@ _RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
 """Errors that another member's end, or its deadline, can cause: retried while there is time."""
 
 
-class JoinRequest:
+class JoinAllRequest:
     """Options of one call of `join_all`; `stop` is set when the call was cancelled."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Joins:
         self._pending: dict[str, PendingJoin] = {}
         self._kept: dict[str, Rejoiner] = {}
 
-    def join(self, names: Sequence[str], request: JoinRequest) -> tuple[dict[str, World], list[World]]:
+    def join(self, names: Sequence[str], request: JoinAllRequest) -> tuple[dict[str, World], list[World]]:
         """Return the worlds of `names`, active, and those of them that this call joined."""
         assigned = self.launcher.ask(ANSWER)
         for name in names:
@@ -112,7 +112,7 @@ class Joins:
         ]
 
     def _await(
-        self, pending_joins: dict[str, PendingJoin], request: JoinRequest, news: threading.Event
+        self, pending_joins: dict[str, PendingJoin], request: JoinAllRequest, news: threading.Event
     ) -> None:
         """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
         left = dict(pending_joins)
@@ -144,7 +144,7 @@ class Joins:
         plan: JoinPlan,
         pending: PendingJoin,
         before: list[PendingJoin],
-        request: JoinRequest,
+        request: JoinAllRequest,
         news: threading.Event,
     ) -> None:
         try:
@@ -167,7 +167,7 @@ class Joins:
             pending.done.set()
             news.set()
 
-    def _bring(self, plan: JoinPlan, request: JoinRequest) -> tuple[World, bool]:
+    def _bring(self, plan: JoinPlan, request: JoinAllRequest) -> tuple[World, bool]:
         """Return the world, active, and whether this call joined it."""
         world, kept = worlds().get(plan.name), self._kept.get(plan.name)
         if world is not None and (
@@ -185,7 +185,7 @@ class Joins:
         return joined, True
 
     def _try(
-        self, plan: JoinPlan, request: JoinRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
+        self, plan: JoinPlan, request: JoinAllRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
     ) -> World:
         """Join, and retry until the plan's timeout: another member's deadline, or end, fails an attempt."""
         deadline = time.monotonic() + plan.timeout
@@ -206,7 +206,9 @@ class Joins:
                 last = exc
             request.stop.wait(AGAIN)
 
-    def _giving_up(self, plan: JoinPlan, request: JoinRequest, deadline: float | None) -> Callable[[], bool]:
+    def _giving_up(
+        self, plan: JoinPlan, request: JoinAllRequest, deadline: float | None
+    ) -> Callable[[], bool]:
         def give_up() -> bool:
             late = deadline is not None and time.monotonic() >= deadline
             return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)

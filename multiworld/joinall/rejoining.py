@@ -19,7 +19,7 @@ from multiworld.errors import (
 from multiworld.events import Cause, State
 
 if TYPE_CHECKING:
-    from multiworld.joinall.launcher import LauncherClient
+    from multiworld.joinall.launcher_client import LauncherClient
     from multiworld.world import World
 
 __all__ = ["Rejoiner"]

@@ -8,13 +8,13 @@ from typing import Any
 
 from multiworld.launch.errors import signal_name
 
-__all__ = ["Failure", "first_failure"]
+__all__ = ["FailedProcess", "first_failure"]
 
 _FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT})
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedProcess:
     """How a process failed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Failure:
         return f"rank {self.rank}: {signal_name(self.exit_code) or f'exit code {self.exit_code}'}"
 
 
-def first_failure(failures: list[Failure]) -> tuple[Failure, list[Failure]]:
+def first_failure(failures: list[FailedProcess]) -> tuple[FailedProcess, list[FailedProcess]]:
     """Return the first one and the others.
 
     A process that was killed from outside comes first: its peers raise because of it, possibly before its end

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.launch.child import INTERRUPTED, Job, run
 from multiworld.launch.complete import LaunchPlan, complete
 from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
-from multiworld.launch.first_failure import Failure, first_failure
+from multiworld.launch.first_failure import FailedProcess, first_failure
 from multiworld.launch.host import environment_of, gather, serving, with_environment
 from multiworld.launch.result_file import ResultFile
 
@@ -80,8 +80,8 @@ def launch_subprocesses(
             for each in served.configs:
                 result_file = ResultFile()
                 result_files.callback(result_file.close)
-                workers.append(_Worker(Job(func, each, setup, args, kwargs, result_file)))
-            return _Crew(workers, cfg.grace, cfg.launch_method).run()
+                workers.append(_Child(Job(func, each, setup, args, kwargs, result_file)))
+            return _Children(workers, cfg.grace, cfg.launch_method).run()
 
 
 def _in_place(made: LaunchPlan, func: Any, setup: Any, args: Any, kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _in_place(made: LaunchPlan, func: Any, setup: Any, args: Any, kwargs: Any) -
 
 
 @dataclass
-class _Worker:
+class _Child:
     """One process and its job."""
 
     job: Job
@@ -105,9 +105,9 @@ class _Worker:
     def running(self) -> bool:
         return self.process is not None and self.process.exitcode is None
 
-    def failure(self) -> Failure:
+    def failure(self) -> FailedProcess:
         cfg, told = self.job.cfg, self.job.result_file.failure()
-        return Failure(
+        return FailedProcess(
             rank=cfg.rank or 0,
             local_rank=cfg.local_rank or 0,
             pid=self.process.pid,
@@ -118,10 +118,10 @@ class _Worker:
         )
 
 
-class _Crew:
+class _Children:
     """All processes of one launch; none outlives `run`."""
 
-    def __init__(self, workers: list[_Worker], grace: float, method: str) -> None:
+    def __init__(self, workers: list[_Child], grace: float, method: str) -> None:
         self._workers = workers
         self._grace = grace
         self._method = method
@@ -145,7 +145,7 @@ class _Crew:
         self._end(0)
         return results
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: _Child) -> None:
         engine: Any = import_module("torch.multiprocessing")
 
         cfg = worker.job.cfg
@@ -163,7 +163,7 @@ class _Crew:
             ) from exc
         (worker.process,) = context.processes
 
-    def _watch(self) -> list[Failure]:
+    def _watch(self) -> list[FailedProcess]:
         """Wait until all processes have ended with 0, or return the failures as soon as there are any."""
         while waiting := [worker for worker in self._workers if not worker.done]:
             connection.wait([worker.process.sentinel for worker in waiting], timeout=_GLANCE)
@@ -208,7 +208,7 @@ class _Crew:
             connection.wait([worker.process.sentinel for worker in running], timeout=min(left, _GLANCE))
 
 
-def _error(failures: list[Failure]) -> LaunchError:
+def _error(failures: list[FailedProcess]) -> LaunchError:
     first, others = first_failure(failures)
     also = tuple(each.line() for each in others)
     if first.raised is not None:

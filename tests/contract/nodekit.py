@@ -1,4 +1,4 @@
-"""Nodes of a run as processes: a rendezvous handler of torch's and `make_nodes`, driven over pipes, without workers.
+"""Nodes of a run as processes: a rendezvous handler of torch's and `MultiNode`, driven over pipes, without workers.
 
 Run as a program, it is one of them.
 """

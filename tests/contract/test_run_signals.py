@@ -247,7 +247,7 @@ def test_the_guard_is_told_of_each_worker_that_is_gone(tmp_path, restart):
 
 
 def test_the_guard_lets_the_launchers_signals_be_the_launchers_business(tmp_path):
-    """Whatever ends a whole session or container at once reaches the guard as well."""
+    """Whatever ends a whole session or container at once reaches the orphan reaper as well."""
     with runkit.launched(tmp_path, PLAIN, options=three()) as run:
         run.wait_told("up", 3)
         (guard,) = reapers(run)

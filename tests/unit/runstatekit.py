@@ -1,4 +1,4 @@
-"""A run's happenings for tests: a hub and workers in a world each, and what goes wrong there."""
+"""A run's events for tests: a hub and workers in a world each, and what goes wrong there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def killed(rank: int = 3, at: float = AT + 100) -> list[h.RunEvent]:
 
 
 def run_of(*told: h.RunEvent, at: float = AT + 200) -> RunState:
-    """A state of these happenings, looked at `at`."""
+    """A state of these events, looked at `at`."""
     state = RunState(clock=lambda: at)
     for each in told:
         state.apply(each)
@@ -77,4 +77,4 @@ ANYTHING = st.one_of(
     st.builds(h.Note, _TIME, st.integers(0, 60), _TEXT),
     st.builds(h.RunEnded, _TIME, st.integers(0, 255), _TEXT),
 )
-"""Any happening at all, in any order."""
+"""Any events, in any order."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multiworld.launch.complete import Facts, address, complete
 from multiworld.launch.config import MultiprocessConfig
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
-from multiworld.launch.first_failure import Failure, first_failure
+from multiworld.launch.first_failure import FailedProcess, first_failure
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
 
 CPU = Facts({}, 0, frozenset({"gloo", "fake"}), "gloo")
@@ -219,7 +219,7 @@ def test_groups_divide_all_ranks_evenly(pipeline, data, model):
 
 def failure(rank, code, at, message=None):
     raised = None if message is None else {"type": "ValueError", "message": message, "traceback": "..."}
-    return Failure(rank, rank, 100 + rank, code, at, raised, began=True)
+    return FailedProcess(rank, rank, 100 + rank, code, at, raised, began=True)
 
 
 def test_who_was_killed_comes_before_who_complains_of_it():

@@ -114,11 +114,11 @@ def test_a_log_that_is_not_verbose_has_what_people_have_to_know():
 
 @given(st.lists(ANYTHING, max_size=60))
 def test_what_is_left_out_of_the_short_log_is_no_failure(told):
-    digest = LogFilter()
+    log_filter = LogFilter()
     for each in told:
-        picked = digest.picks(each)
+        picked = log_filter.picks(each)
         assert picked or isinstance(each, (h.SlotTaken, h.WorkerEnded, h.WorkerStopped, h.WorldChanged))
-    summary = digest.summary(AT)
+    summary = log_filter.summary(AT)
     assert summary["failures"] == sum(isinstance(each, h.WorkerFailed) for each in told)
     assert all(value >= 0 for value in summary.values())
 
@@ -204,7 +204,7 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
         event_log = EventLog(stream, "json")
-        for at in range(30_000):  # the pipe holds 64 KiB, the journal 10,000 lines
+        for at in range(30_000):  # the pipe holds 64 KiB, the log 10,000 lines
             event_log(h.Note(AT, 20, f"note {at}"))
         got = []
         with os.fdopen(reader) as lines:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multiworld.run.nodes.slots import Assignment
 from multiworld.run.workers.ranks import WorkerRank, environment, prefixes, worker_ranks
 from multiworld.run.workers.restarts import Restart, Restarts
-from multiworld.run.worldsfile.worlds_plan import Member, PlannedWorld, Role, WorldsPlan
+from multiworld.run.worldsfile.worlds_plan import PlannedMember, PlannedWorld, Role, WorldsPlan
 
 
 def test_no_restarts_by_default_as_under_torchrun():
@@ -73,7 +73,15 @@ PLAN = WorldsPlan(
     (Role("hub", 1, 1), Role("worker", 3, 2)),
     (
         PlannedWorld(
-            "w", (Member("hub", 0), Member("worker", 2)), "gloo", "launcher", None, None, None, (), 3
+            "w",
+            (PlannedMember("hub", 0), PlannedMember("worker", 2)),
+            "gloo",
+            "launcher",
+            None,
+            None,
+            None,
+            (),
+            3,
         ),
     ),
     "w.toml",

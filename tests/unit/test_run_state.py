@@ -1,4 +1,4 @@
-"""The picture of a run: what is in it after which happenings, and that nothing that may happen breaks it."""
+"""The state of a run: its snapshot after which events, and that no event breaks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.events import MemberBusy
-from multiworld.joinall.launcher import LauncherClient
+from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
 from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
@@ -112,7 +112,7 @@ def test_a_worker_that_ended_well_leaves_no_trouble_behind():
 
 
 def test_a_local_place_holds_one_worker():
-    """After a new seating the same place may have another rank."""
+    """After a new assignment the same local rank may have another rank."""
     moved = h.WorkerStarted(AT + 10, 11, "worker", 10, 1, 5000, 0)
     seen = run_of(
         *begun(1), h.WorkerStopped(AT + 9, 1, 4001, -15), h.SlotTaken(AT + 9, 1, 2), moved

@@ -16,7 +16,7 @@ from multiworld.run.worldsfile.checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 from multiworld.run.worldsfile.parse import parse
 from multiworld.run.worldsfile.positions import Positions
-from multiworld.run.worldsfile.worlds_plan import Member
+from multiworld.run.worldsfile.worlds_plan import PlannedMember
 
 GOOD = """\
 # who is there
@@ -62,12 +62,12 @@ def test_a_good_file():
     plan = parse(GOOD, "good.toml")
     assert [(role.name, role.count, role.line) for role in plan.roles] == [("hub", 1, 3), ("worker", 8, 4)]
     everyone, first = plan.worlds[:2]
-    assert everyone.members == (Member("hub", 0), *(Member("worker", i) for i in range(8)))
+    assert everyone.members == (PlannedMember("hub", 0), *(PlannedMember("worker", i) for i in range(8)))
     assert (everyone.backend, everyone.timeout, everyone.hang_timeout) == ("cpu:gloo,cuda:nccl", 30, 0.5)
     assert (everyone.device, everyone.store) == ("cuda:{local_rank}", "tcp://127.0.0.1:29500")
     assert (everyone.line, first.line) == (7, 18)
     assert len(plan.worlds) == 9
-    assert (first.name, first.members) == ("w0", (Member("hub", 0), Member("worker", 0)))
+    assert (first.name, first.members) == ("w0", (PlannedMember("hub", 0), PlannedMember("worker", 0)))
     assert (first.backend, first.timeout, first.device, first.after) == ("gloo", None, None, ("all",))
     assert plan.worlds[8].store == "file:///tmp/m8d/w7"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiworld.run.worldsfile.parse import parse
-from multiworld.run.worldsfile.worlds_plan import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER, PlannedMember, PlannedWorld, Role, WorldsPlan
 
 ROLES = st.dictionaries(
     st.text("abcXYZ019_.-", min_size=1, max_size=12), st.integers(1, 9), min_size=1, max_size=4
@@ -27,7 +27,7 @@ WORDS = st.text("abc:/.0123456789 é'\"\\", min_size=1, max_size=20)
 def plans(draw):
     """Any plan that keeps the rules."""
     roles = [Role(name, count, 0) for name, count in draw(ROLES).items()]
-    members = [Member(role.name, index) for role in roles for index in range(role.count)]
+    members = [PlannedMember(role.name, index) for role in roles for index in range(role.count)]
     worlds, names = [], draw(st.lists(NAMES, unique=True, max_size=5)) if len(members) > 1 else []
     for number, name in enumerate(names):
         worlds.append(
@@ -123,8 +123,8 @@ def test_ranks_are_dealt_in_the_files_order():
         "f",
     )
     assert plan.world_size == 9
-    assert (plan.rank_of(Member("hub", 0)), plan.rank_of(Member("worker", 0))) == (0, 1)
-    assert plan.member_at(8) == Member("worker", 7)
+    assert (plan.rank_of(PlannedMember("hub", 0)), plan.rank_of(PlannedMember("worker", 0))) == (0, 1)
+    assert plan.member_at(8) == PlannedMember("worker", 7)
     assert [world.name for world in plan.worlds_of(0)] == [f"w{i}" for i in range(8)]
     assert [world.name for world in plan.worlds_of(3)] == ["w2"]
     assert plan.worlds_without({3, 8}) == ("w2", "w7")
@@ -132,6 +132,6 @@ def test_ranks_are_dealt_in_the_files_order():
     for rank in (-1, 9):
         with pytest.raises(ValueError, match=f"has ranks 0 to 8, not {rank}"):
             plan.member_at(rank)
-    for member in (Member("hub", 1), Member("worker", -1), Member("nobody", 0)):
+    for member in (PlannedMember("hub", 1), PlannedMember("worker", -1), PlannedMember("nobody", 0)):
         with pytest.raises(ValueError, match=f"has no member {member}"):
             plan.rank_of(member)

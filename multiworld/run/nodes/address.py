@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import socket
 
+from multiworld._net.host_address import ELSEWHERE, is_loopback, is_own, resolved, source_towards
 from multiworld.run.errors import RunError
 
 __all__ = ["reachable_address"]
-
-_ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): stands for any other host; nothing is sent there
 
 
 def reachable_address(endpoint: str, local_addr: str | None) -> str:
@@ -24,8 +22,8 @@ def reachable_address(endpoint: str, local_addr: str | None) -> str:
         RunError: `local_addr` is no address of this host.
     """
     if local_addr:
-        for address in _resolved(local_addr):
-            if _own(address):
+        for address in _addresses(local_addr):
+            if is_own(address):
                 return address
         raise RunError(
             f"--local-addr {local_addr}",
@@ -33,14 +31,13 @@ def reachable_address(endpoint: str, local_addr: str | None) -> str:
             next_step="Give an address that `ip address` shows, and that the other nodes can reach",
         )
     host = _host_of(endpoint)
-    for address in _resolved(host) if host else []:
-        source = _towards(address)
-        if source and (not _loopback(source) or _means_loopback(host)):
+    for address in _addresses(host) if host else []:
+        source = source_towards(address)
+        if source and (not is_loopback(source) or _means_loopback(host)):
             return source
     # The endpoint's name resolves to this host's loopback (as /etc/hosts often has it), which the others
     # cannot reach. The interface of the default route is the best guess then.
-
-    return _towards(_ELSEWHERE) or "127.0.0.1"
+    return source_towards(ELSEWHERE) or "127.0.0.1"
 
 
 def _host_of(endpoint: str) -> str:
@@ -49,34 +46,8 @@ def _host_of(endpoint: str) -> str:
     return bare.strip("[]")
 
 
-def _resolved(host: str) -> list[str]:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
-        return []
-    return [
-        str(to[0]).partition("%")[0] for *_, to in sorted(found, key=lambda each: each[0] != socket.AF_INET)
-    ]
-
-
-def _own(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.bind((address, 0))
-        return True
-    return False
-
-
-def _towards(address: str) -> str:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((address, 9))  # UDP: nothing is sent, the kernel picks the interface
-        return str(probe.getsockname()[0])
-    return ""
-
-
-def _loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
+def _addresses(host: str) -> list[str]:
+    return [address.partition("%")[0] for address in resolved(host)]
 
 
 def _means_loopback(host: str) -> bool:

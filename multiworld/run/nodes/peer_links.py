@@ -68,7 +68,7 @@ def link_epoch(mine: Node, other: Node) -> int:
 
 
 @dataclass
-class _Link:
+class _PeerLink:
     node: Node
     epoch: int
     attachments: dict[str, Attachment] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class PeerLinks:
         self._hang_timeout = max(0.3, hang_timeout)
         self._on_signal = on_signal
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
-        self._links: dict[tuple[str, int], _Link] = {}
+        self._links: dict[tuple[str, int], _PeerLink] = {}
         self._left: set[str] = set()
 
     @property
@@ -123,7 +123,7 @@ class PeerLinks:
         )
         with self._lock:
             gone = [self._links.pop(key) for key in tuple(self._links) if key not in wanted]
-            new = [_Link(node, key[1]) for key, node in wanted.items() if key not in self._links]
+            new = [_PeerLink(node, key[1]) for key, node in wanted.items() if key not in self._links]
             for link in new:
                 self._links[link.node.id, link.epoch] = link
             for link in gone:
@@ -164,7 +164,7 @@ class PeerLinks:
 
     # -- one link
 
-    def _connect(self, link: _Link, mine: Node, token: str) -> None:
+    def _connect(self, link: _PeerLink, mine: Node, token: str) -> None:
         """Connect, in a thread of its own: the other side may be slow."""
         deadline = time.monotonic() + CONNECTING
         try:
@@ -177,7 +177,7 @@ class PeerLinks:
         finally:
             link.made.set()
 
-    def _attach(self, link: _Link, kind: str, roster: Roster, deadline: float) -> None:
+    def _attach(self, link: _PeerLink, kind: str, roster: Roster, deadline: float) -> None:
         try:
             attachment = self._watchdog.attach(
                 roster, self._verdict(link, kind), deadline=deadline, cancelled=lambda: link.dropped
@@ -195,7 +195,7 @@ class PeerLinks:
         if leave:
             attachment.leave()
 
-    def _verdict(self, link: _Link, kind: str) -> Callable[[Breakage], None]:
+    def _verdict(self, link: _PeerLink, kind: str) -> Callable[[Breakage], None]:
         def heard(breakage: Breakage) -> None:
             if kind == _ALIVE and not link.dropped:
                 self._lose(link, str(breakage.cause), breakage.at)
@@ -204,19 +204,19 @@ class PeerLinks:
 
         return heard
 
-    def _heard(self, link: _Link, kind: str, at: float) -> None:
+    def _heard(self, link: _PeerLink, kind: str, at: float) -> None:
         if kind == _GOING:
             self._tell(link, "failed", "", at)
         elif kind == _working(link.node.id):
             self._tell(link, "done", "", at)
 
-    def _lose(self, link: _Link, cause: str, at: float) -> None:
+    def _lose(self, link: _PeerLink, cause: str, at: float) -> None:
         with self._lock:
             first, link.lost = not link.lost, True
         if first:
             self._tell(link, "lost", cause, at)
 
-    def _tell(self, link: _Link, what: str, cause: str, at: float) -> None:
+    def _tell(self, link: _PeerLink, what: str, cause: str, at: float) -> None:
         self._on_signal(PeerSignal(link.node.id, link.epoch, what, cause, at))
 
     def _leave(self, kind: str) -> None:
@@ -227,7 +227,7 @@ class PeerLinks:
             if attachment is not None:
                 attachment.leave()
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, link: _PeerLink) -> None:
         with self._lock:
             attachments = list(link.attachments.values())
         for attachment in attachments:

@@ -50,7 +50,7 @@ _OVER = frozenset({"closed", "gone"})
 
 
 @dataclass
-class _Report:
+class _WorldReport:
     """Last report of one worker about one world."""
 
     state: str
@@ -58,7 +58,7 @@ class _Report:
 
 
 @dataclass
-class _Worker:
+class _WorkerState:
     rank: int
     role: str
     role_rank: int
@@ -72,7 +72,7 @@ class _Worker:
 
 
 @dataclass
-class _Peer:
+class _OtherNode:
     slot: int | None
     state: str
     since: float
@@ -126,11 +126,11 @@ class RunState:
         }  # fmt: skip
         self._slot: int | None = None
         self._nodes = 0
-        self._workers: dict[int, _Worker] = {}
-        self._worlds: dict[str, dict[int, _Report]] = {}
+        self._workers: dict[int, _WorkerState] = {}
+        self._worlds: dict[str, dict[int, _WorldReport]] = {}
         self._notes: dict[str, str] = {}
         self._busy: dict[str, str] = {}
-        self._peers: dict[str, _Peer] = {}
+        self._other_nodes: dict[str, _OtherNode] = {}
         self._last: deque[tuple[float, str]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
 
@@ -179,7 +179,7 @@ class RunState:
                 "nodes": self._nodes,
                 "peers": [
                     {"node": node, "seat": each.slot, "state": each.state, "since": each.since}
-                    for node, each in sorted(self._peers.items(), key=lambda item: natural(item[0]))
+                    for node, each in sorted(self._other_nodes.items(), key=lambda item: natural(item[0]))
                 ],
                 "workers": [
                     {**vars(each), "state": _state_of(each, now), "worlds": of_worker.get(rank, [])}
@@ -219,9 +219,9 @@ class RunState:
             case WorldChanged():
                 self._world(event, text)
             case NodeJoined(node=node, slot=slot):
-                self._peers[node] = _Peer(slot, "spare" if slot is None else "seated", at)
+                self._other_nodes[node] = _OtherNode(slot, "spare" if slot is None else "seated", at)
             case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
-                self._peers[node] = _Peer(slot, "lost", at)
+                self._other_nodes[node] = _OtherNode(slot, "lost", at)
                 for world in worlds:
                     self._worlds.setdefault(world, {})
                     self._notes[world] = f"not whole: node {node} is lost ({cause})"
@@ -238,7 +238,7 @@ class RunState:
             if other != rank and each.local_rank == event.local_rank
         )
         self._leave(rank)
-        self._workers[rank] = _Worker(
+        self._workers[rank] = _WorkerState(
             rank=rank,
             role=event.role,
             role_rank=event.role_rank,
@@ -270,7 +270,7 @@ class RunState:
         world = self._worlds.setdefault(event.world, {})
         before = world.get(event.rank)
         known = before.generation if before is not None else 0
-        world[event.rank] = _Report(event.state, event.generation or known)
+        world[event.rank] = _WorldReport(event.state, event.generation or known)
         self._busy.pop(event.world, None)
         if event.state == "active" and event.detail:
             self._busy[event.world] = event.detail
@@ -305,7 +305,7 @@ class RunState:
                 self._busy.pop(name, None)
 
 
-def _state_of(worker: _Worker, now: float) -> str:
+def _state_of(worker: _WorkerState, now: float) -> str:
     if worker.state == "starting" and now - worker.since >= UP_AFTER:
         return "up"
     return worker.state

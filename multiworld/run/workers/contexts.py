@@ -143,10 +143,10 @@ class FunctionContext(MultiprocessContext):
         signals: Iterable[int] = (),
         tails: Iterable[TailLog] = (),
     ) -> None:
-        entry = _Entry(entrypoint, local_rank, numa_options, tuple(signals))
+        entry = _EntryPoint(entrypoint, local_rank, numa_options, tuple(signals))
         super().__init__(name, entry, {0: args}, {0: env}, start_method, LoneLogs(dest), prefixes)
         self._more_tails = list(tails)
-        self._said = _Said()
+        self._filter = _WithoutFailures()
 
     def start(self) -> None:
         """Start the process, and the readers of its output."""
@@ -163,11 +163,11 @@ class FunctionContext(MultiprocessContext):
         """Return torch's ``RunProcsResult`` once the function is over, else None. Never waits for it."""
         # torch logs each failure with its traceback. The launcher's log has one line, and the last report is
         # shown.
-        _TORCH_LOG.addFilter(self._said)
+        _TORCH_LOG.addFilter(self._filter)
         try:
             return self.wait(0)
         finally:
-            _TORCH_LOG.removeFilter(self._said)
+            _TORCH_LOG.removeFilter(self._filter)
 
     def send(self, signum: int) -> None:
         """Send a signal where there are no pidfds: SIGKILL, or SIGTERM for any other."""
@@ -176,12 +176,12 @@ class FunctionContext(MultiprocessContext):
             (process.kill if signum == signal.SIGKILL else process.terminate)()
 
 
-class _Said(logging.Filter):
+class _WithoutFailures(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("failed (exitcode")
 
 
-class _Entry:
+class _EntryPoint:
     """Entry point of the worker's process: resets signals, binds it to CPUs, calls the function."""
 
     def __init__(

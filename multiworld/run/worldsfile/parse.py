@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.positions import Positions
-from multiworld.run.worldsfile.worlds_plan import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER, PlannedMember, PlannedWorld, Role, WorldsPlan
 from multiworld.settings import MIN_HANG_TIMEOUT
 
 if sys.version_info >= (3, 11):
@@ -170,13 +170,13 @@ class _Reader:
             line=self._positions.line("worlds", key),
         )
 
-    def _members(self, name: str, said: Mapping[str, Any], at: tuple[str, ...]) -> tuple[Member, ...]:
+    def _members(self, name: str, said: Mapping[str, Any], at: tuple[str, ...]) -> tuple[PlannedMember, ...]:
         at = (*at, "members")
         if "members" not in said:
             raise self._fault(
                 f"world {name!r} has no members", _MEMBER_RULE, 'Add members = ["ROLE:0", "ROLE:1"]', *at
             )
-        members: dict[Member, None] = {}
+        members: dict[PlannedMember, None] = {}
         for text in self._list(said, "members", at[:-1]):
             for member in self._member(text, name, at):
                 if member in members:
@@ -197,14 +197,14 @@ class _Reader:
             )
         return tuple(members)
 
-    def _member(self, text: str, name: str, at: tuple[str, ...]) -> Iterable[Member]:
+    def _member(self, text: str, name: str, at: tuple[str, ...]) -> Iterable[PlannedMember]:
         role_name, colon, index = text.rpartition(":")
         found = f"world {name!r}: member {text!r}"
         if not colon or (index != "*" and not (index.isascii() and index.isdigit() and len(index) <= 9)):
             raise self._fault(found, _MEMBER_RULE, 'Write it like "worker:0"', *at, text=text)
         role = self._role_named(role_name, found, *at, text=text)
         if index == "*":
-            return [Member(role_name, each) for each in range(role.count)]
+            return [PlannedMember(role_name, each) for each in range(role.count)]
         if int(index) >= role.count:
             raise self._fault(
                 found,
@@ -214,7 +214,7 @@ class _Reader:
                 *at,
                 text=text,
             )
-        return [Member(role_name, int(index))]
+        return [PlannedMember(role_name, int(index))]
 
     def _check_order(self, worlds: Mapping[str, PlannedWorld]) -> None:
         for world in worlds.values():

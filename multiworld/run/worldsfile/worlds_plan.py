@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["LAUNCHER", "Member", "PlannedWorld", "Role", "WorldsPlan"]
+__all__ = ["LAUNCHER", "PlannedMember", "PlannedWorld", "Role", "WorldsPlan"]
 
 LAUNCHER = "launcher"
 """Value of ``store`` for worlds that meet at the launcher's own store."""
@@ -30,7 +30,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Member:
+class PlannedMember:
     """One worker, by role and index.
 
     Attributes:
@@ -62,7 +62,7 @@ class PlannedWorld:
     """
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[PlannedMember, ...]
     backend: str
     store: str
     timeout: float | None
@@ -95,7 +95,7 @@ class WorldsPlan:
         """Number of workers of a role; 0 for one that the file does not name."""
         return next((role.count for role in self.roles if role.name == name), 0)
 
-    def rank_of(self, member: Member) -> int:
+    def rank_of(self, member: PlannedMember) -> int:
         """Global rank of a member.
 
         Raises:
@@ -108,7 +108,7 @@ class WorldsPlan:
             first += role.count
         raise ValueError(f"{self.path} has no member {member}")
 
-    def member_at(self, rank: int) -> Member:
+    def member_at(self, rank: int) -> PlannedMember:
         """Role and index of a global rank.
 
         Raises:
@@ -117,7 +117,7 @@ class WorldsPlan:
         left = rank
         for role in self.roles:
             if 0 <= left < role.count:
-                return Member(role.name, left)
+                return PlannedMember(role.name, left)
             left -= role.count
         raise ValueError(f"{self.path} has ranks 0 to {self.world_size - 1}, not {rank}")
 
