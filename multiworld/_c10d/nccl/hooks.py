@@ -47,7 +47,8 @@ _c: Any = torch._C._distributed_c10d
 
 _POSTING = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
-    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
+    "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced", "gather",
     "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource", "_end_coalescing",
