@@ -28,6 +28,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/actions": ("detector", "watchdog_peers"),
         "liveness/attached": ("watchdog_peers", "detector"),
         "liveness/connection": ("watchdog_peers", "wire"),
+        "liveness/connections": ("watchdog_peers",),
         "liveness/detector": ("detector",),
         "liveness/dialing": ("watchdog_peers",),
         "liveness/early_close": ("early_close",),
