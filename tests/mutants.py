@@ -34,6 +34,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/early_close": ("early_close",),
         "liveness/ended": ("watchdog_peers",),
         "liveness/peers": ("watchdog_peers",),
+        "liveness/proofs": ("watchdog_peers", "early_close"),
         "liveness/wire": ("wire",),
         "lifecycle": ("lifecycle",),
         "membership/ledger": ("membership", "membership_rendezvous"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from multiworld._core.liveness.actions import Ask
 from multiworld._core.liveness.detector import WorldId, world_id
 from multiworld._core.liveness.early_close import Credentials
 
@@ -34,6 +35,11 @@ class World:
     def ranks(self, process: str) -> list[int]:
         """Return the ranks that `process` has in this world."""
         return [member.rank for member in self.roster.members if member.process == process]
+
+    def question(self, process: str) -> Ask:
+        """Return the question to the helper of `process`, a member."""
+        endpoint = self.roster.members[self.ranks(process)[0]].endpoint
+        return Ask(process, endpoint, self.roster.token)
 
 
 class Worlds:

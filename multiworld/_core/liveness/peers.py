@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
-from multiworld._core.liveness.attached import World, Worlds
+from multiworld._core.liveness.actions import Action, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.liveness.attached import Worlds
 from multiworld._core.liveness.connections import (
     FASTEST_BEAT,
     MAX_UNAUTHENTICATED,
     SLOWEST_BEAT,
     Connections,
 )
-from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names, world_id
+from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names
 from multiworld._core.liveness.dialing import Dialing
 from multiworld._core.liveness.early_close import EarlyClose
 from multiworld._core.liveness.ended import EndedGenerations
+from multiworld._core.liveness.proofs import Judgement, Proofs
 from multiworld._core.liveness.wire import (
     Attach,
     AttachEarlyClose,
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Roster
 
 __all__ = ["MAX_UNAUTHENTICATED", "Peers"]
-
-_MAX_WAITING = 64  # proofs for unknown worlds, on an unauthenticated connection
-_MAX_WAITING_TRUSTED = 1024
 
 
 class Peers:
@@ -79,6 +77,7 @@ class Peers:
         self._ended_generations = EndedGenerations()
         self._connections = Connections(own, nonce=nonce, channel=channel, unauthenticated=unauthenticated)
         self._trusted = self._connections.trusted
+        self._proofs = Proofs(own, self._worlds, self._ended_generations, self._trusted)
         self._dialing = Dialing(own)
         self._detector = Detector(own, busy)
         self._actions: list[Action] = []
@@ -150,8 +149,7 @@ class Peers:
         state = self._worlds.get(world)
         if state is None:
             return {}
-        absent = (member.rank for member in state.roster.members if not self._there(state, member.rank))
-        return {rank: state.notes.get(rank, "") for rank in absent}
+        return {rank: state.notes.get(rank, "") for rank in self._proofs.missing(state)}
 
     # -- what happened to connections
 
@@ -239,10 +237,7 @@ class Peers:
         for process in self._detector.questions(now):
             shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
             if shared:
-                roster = shared[-1].roster
-                self._actions.append(
-                    Ask(process, roster.members[shared[-1].ranks(process)[0]].endpoint, roster.token)
-                )
+                self._actions.append(shared[-1].question(process))
         for connection in self._connections.expired(now):
             self._expire(connection, now)
         for process in self._dialing.gone(now):
@@ -322,36 +317,19 @@ class Peers:
 
     def _consider(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
         """Check the other end's claim to be `place`."""
-        key, rank = place
-        local = self._worlds.of(key)
-        if not local:
-            self._consider_unknown(connection, place, given, now)
-            return
-        roster = self._worlds[local[0]].roster
-        theirs = rank < roster.size and roster.members[rank].process == connection.peer
-        if not theirs or not connection.holds(roster.token, place, given):
-            self._send(connection, Refused(key, rank, Reason.PROOF, roster.generation))
-            if not connection.trusted:
+        judgement = self._proofs.judge(connection, place, given)
+        if isinstance(judgement, Refused):
+            self._send(connection, judgement)
+            if judgement.reason is Reason.PROOF and not connection.trusted:
                 self._expire(connection, now)
-        elif not connection.knocking:
+        elif judgement is Judgement.EXCESS:
+            self._reject(connection, now)
+        elif judgement is Judgement.VALID and not connection.knocking:
             connection.proven.add(place)
             if not connection.trusted:
                 self._trust(connection, now)
-            self._send(connection, Attached(key, rank))
-            self._check(key, now)
-
-    def _consider_unknown(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
-        key, rank = place
-        verdict = self._ended_generations.refusal(
-            key, self._worlds.rosters(), lambda token: connection.holds(token, place, given)
-        )
-        if verdict is not None:
-            self._send(connection, Refused(key, rank, *verdict))
-        elif len(connection.waiting) >= (_MAX_WAITING_TRUSTED if connection.trusted else _MAX_WAITING):
-            self._reject(connection, now)
-        else:
-            # Its join may be a few milliseconds ahead of this process's.
-            connection.waiting[place] = given
+            self._send(connection, Attached(*place))
+            self._check(place[0], now)
 
     def _consider_early_close(
         self, connection: PeerConnection, place: Place, given: bytes, now: float
@@ -359,15 +337,11 @@ class Peers:
         """Check the other end's claim that this is the early-close connection of `place`."""
         if connection.dialed or connection.trusted:
             self._reject(connection, now)
-            return
-        main = self._trusted.get(connection.peer)
-        if main is not None and place in main.proven:
-            token = self._worlds[self._worlds.of(place[0])[0]].roster.token
-            if connection.holds(token, place, given, early_close=True):
-                self._forget(connection)
-                self.early_close.adopt(main, connection, place)
-                return
-        self._expire(connection, now)
+        elif (main := self._proofs.early_close_of(connection, place, given)) is not None:
+            self._forget(connection)
+            self.early_close.adopt(main, connection, place)
+        else:
+            self._expire(connection, now)
 
     def _trust(self, connection: PeerConnection, now: float) -> None:
         old = self._trusted.get(connection.peer)
@@ -477,10 +451,9 @@ class Peers:
         self._actions.append(Dial(connection.channel, known[attempt % len(known)]))
 
     def _offer(self, connection: PeerConnection) -> None:
-        """Prove every world shared with the other end; before it is authenticated, at most `_MAX_WAITING`."""
-        open_ = [each for each in self._worlds.shared(connection.peer) if each not in connection.offered]
-        for world in open_ if connection.trusted else open_[:_MAX_WAITING]:
-            self._send(connection, connection.offer(self._worlds[world].roster.token, world))
+        """Prove the worlds that are shared with the other end."""
+        for attach in self._proofs.offers(connection):
+            self._send(connection, attach)
 
     def _ask(self, connection: PeerConnection, now: float) -> None:
         """Tell the other end the heartbeat interval that this one needs."""
@@ -512,23 +485,11 @@ class Peers:
     def _check(self, key: str, now: float) -> None:
         for world in self._worlds.of(key):
             state = self._worlds[world]
-            if not state.ready and all(self._there(state, rank) for rank in range(state.roster.size)):
+            if not state.ready and self._proofs.complete(state):
                 state.ready = True
                 self._actions.append(Ready(world))
                 for process in self._worlds.processes(state.roster):
                     self.early_close.want(self._trusted[process], now)
-
-    def _there(self, state: World, rank: int) -> bool:
-        roster = state.roster
-        process = roster.members[rank].process
-        if process == self.own:
-            return (roster.key, rank) in self._worlds
-        connection = self._trusted.get(process)
-        return (
-            connection is not None
-            and (roster.key, rank) in connection.proven
-            and world_id(roster) in connection.accepted
-        )
 
     def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
         if not self._worlds[world].ready:
