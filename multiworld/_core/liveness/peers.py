@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
-from multiworld._core.liveness.attached import Worlds
+from multiworld._core.liveness.actions import Action, Break, BusyReport, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.liveness.attached import AttachedWorlds
 from multiworld._core.liveness.connections import (
     FASTEST_BEAT,
     MAX_UNAUTHENTICATED,
@@ -73,7 +73,7 @@ class Peers:
         unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
         self.own = own
-        self._worlds = Worlds(own)
+        self._worlds = AttachedWorlds(own)
         self._ended_generations = EndedGenerations()
         self._connections = Connections(own, nonce=nonce, channel=channel, unauthenticated=unauthenticated)
         self._trusted = self._connections.trusted
@@ -231,9 +231,9 @@ class Peers:
         while verdicts := self._detector.settle(now, probes):
             for verdict in verdicts:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
-                self._actions.append(Broke(verdict.world, verdict.breakage))
+                self._actions.append(Break(verdict.world, verdict.breakage))
             # Verdicts told to other ranks of this process are settled in the next round.
-        self._actions += [Busy(each.world, each.ranks, each.busy) for each in self._detector.notices()]
+        self._actions += [BusyReport(each.world, each.ranks, each.busy) for each in self._detector.notices()]
         for process in self._detector.questions(now):
             shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
             if shared:

@@ -11,7 +11,7 @@ from multiworld._core.liveness.wire import Attach, Reason, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from multiworld._core.liveness.attached import World, Worlds
+    from multiworld._core.liveness.attached import AttachedWorld, AttachedWorlds
     from multiworld._core.liveness.connection import PeerConnection, Place
     from multiworld._core.liveness.ended import EndedGenerations
 
@@ -44,7 +44,7 @@ class Proofs:
     """
 
     def __init__(
-        self, own: str, worlds: Worlds, ended: EndedGenerations, trusted: Mapping[str, PeerConnection]
+        self, own: str, worlds: AttachedWorlds, ended: EndedGenerations, trusted: Mapping[str, PeerConnection]
     ) -> None:
         self._own = own
         self._worlds = worlds
@@ -89,15 +89,15 @@ class Proofs:
         token = self._worlds[self._worlds.of(place[0])[0]].roster.token
         return main if connection.holds(token, place, given, early_close=True) else None
 
-    def complete(self, state: World) -> bool:
+    def complete(self, state: AttachedWorld) -> bool:
         """Whether every member is connected and authenticated, in both directions."""
         return all(self._proved(state, rank) for rank in range(state.roster.size))
 
-    def missing(self, state: World) -> list[int]:
+    def missing(self, state: AttachedWorld) -> list[int]:
         """Return the ranks of members for which that is not so."""
         return [rank for rank in range(state.roster.size) if not self._proved(state, rank)]
 
-    def _proved(self, state: World, rank: int) -> bool:
+    def _proved(self, state: AttachedWorld, rank: int) -> bool:
         roster = state.roster
         process = roster.members[rank].process
         if process == self._own:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Ready, Release, Send
+from multiworld._core.liveness.actions import (
+    Action,
+    Ask,
+    Break,
+    BusyReport,
+    Dial,
+    Drop,
+    Keep,
+    Ready,
+    Release,
+    Send,
+)
 from multiworld._core.liveness.wire import Beat, Close
 from multiworld._net.liveness.evidence import Answered
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, SocketEvent, Sockets
@@ -64,7 +75,7 @@ class Executor:
         Returns:
             The attachments that became ready.
         """
-        broken: list[Broke] = []
+        broken: list[Break] = []
         released: list[int] = []
         ready: list[Attachment] = []
         sockets = self._sockets
@@ -81,14 +92,14 @@ class Executor:
                 sockets.asker.ask(action.process, action.endpoint, action.token)
             elif isinstance(action, Release):
                 released.append(action.channel)
-            elif isinstance(action, Broke):
+            elif isinstance(action, Break):
                 broken.append(action)
             elif (attachment := attachments.get(action.world)) is None:
                 continue
             elif isinstance(action, Ready):
                 attachment.attached()
                 ready.append(attachment)
-            elif isinstance(action, Busy):
+            elif isinstance(action, BusyReport):
                 attachment.busy(action.ranks, busy=action.busy)
             else:
                 attachment.refused(action)
