@@ -131,7 +131,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]
     """Return family and socket address of a numeric host.
 
     Raises:
-        OSError: it is none.
+        OSError: `host` is not numeric.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     family, _, _, _, address = found[0]
