@@ -2,8 +2,7 @@
 
 `multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
 through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
-compare-and-set, in one round trip. No call waits inside the store, whose client may be shared with other
-worlds.
+compare-and-set, in one round trip. No call waits inside the store, which other worlds may share.
 
 A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside
 torch without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
@@ -55,12 +54,9 @@ _LAST_WORDS = 2.0
 """Seconds for the same report when a call is interrupted (Ctrl-C) and the process may end."""
 _PROBE_WITHIN = 0.2
 _PROBE_EVERY = 0.5
-_SEAL_AFTER = (
-    0.02  # seconds; normally the claim that completes an attempt seals it, so the others wait before they try
-)
-
+_SEAL_AFTER = 0.02
+"""Seconds before other members try to seal an attempt: the claim that completes it normally does."""
 T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
 
