@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
+import time
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
+
+sys.path.insert(0, str(Path(__file__).parent / "build"))
+from m8d_build.testing import versions
 
 nox.needs_version = ">=2024.4.15"
 nox.options.reuse_venv = "yes"
@@ -85,11 +92,63 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/mutants.py", *session.posargs, env=ENV)
 
 
+MATRIX = argparse.ArgumentParser(prog="nox -s tests-torch --", epilog="Other arguments go to pytest.")
+MATRIX.add_argument("--torch", nargs="+", default=[], choices=versions.VERSIONS, help="only these")
+MATRIX.add_argument(
+    "--python",
+    action="append",
+    default=[],
+    metavar="VERSION=PATH",
+    help="a Python with this torch, not changed",
+)
+MATRIX.add_argument("--write", type=Path, metavar="PAGE", help="put the results into this page")
+MATRIX.add_argument(
+    "--limit", type=int, default=versions.LIMIT, metavar="SECONDS", help="of each version's tests"
+)
+
+
 @nox.session(name="tests-torch")
-def tests_torch(session: nox.Session) -> None:
-    """The contract tests on torch 2.4 to 2.15, one after the other (`-- --help`; about 6 GB for each version)."""
-    session.install(*TOOLCHAIN)
-    session.run("python", "-m", "m8d_build", "battery", *session.posargs, env=ENV)
+@nox.parametrize("torch", [nox.param(each, id=each) for each in versions.VERSIONS])
+def tests_torch(session: nox.Session, torch: str) -> None:
+    """The contract tests on a torch: `nox -s "tests-torch(2.6.0)"` (`-- --help`; about 6 GB for each version)."""
+    args, more = MATRIX.parse_known_args(session.posargs)
+    given = dict(each.partition("=")[::2] for each in args.python)
+    if torch not in (args.torch or given or versions.VERSIONS):
+        session.skip("not asked for")
+    if args.write and more:
+        session.error(
+            "--write excludes pytest's arguments: a page about some of the tests would claim too much"
+        )
+    run = versions.Run(torch, ROOT / "out" / "versions")
+    python, external = given.get(torch, "python"), torch in given
+    needs = [*TEST, "numpy>=1.26,<2" if torch.startswith("2.4.") else "numpy>=1.26"]  # of its time
+    packages = session.create_tmp()
+    try:
+        if external:
+            session.run(
+                python, "-m", "pip", "install", "--quiet", "--target", packages, *needs, external=True
+            )
+        else:
+            session.install(f"torch=={torch}" if torch.count(".") > 1 else f"torch=={torch}.*", *needs)
+        said = session.run(python, "-I", "-W", "ignore", "-c", versions.ASK, silent=True, external=external)
+        reason = "" if versions.matches(torch, said) else f"{python} has another torch: {said.strip()}"
+    except CommandFailed:  # its lines stand above
+        reason = "this torch, or what the tests need, cannot be had"
+    if reason:
+        outcome = run.missing(reason)
+    else:
+        env = {**ENV, "PYTHONPATH": os.pathsep.join((packages, ENV["PYTHONPATH"]))}
+        began, good = time.monotonic(), True
+        try:
+            session.run(python, *run.command(more, args.limit), env=env, external=external)
+        except CommandFailed:
+            good = False
+        outcome = run.done(said, time.monotonic() - began, good=good, whole=not more)
+    if args.write:
+        versions.write_page(args.write, versions.columns(ROOT / "out" / "versions"))
+    session.log(f"torch {torch}: {outcome.summary()}")
+    if not outcome.ok:
+        session.error(f"torch {torch}: {outcome.summary()}")
 
 
 @nox.session

@@ -1,1 +1,1 @@
-"""What multiworld costs: `python -m benchmarks --help`, and the same for each part (`python -m benchmarks.latency`)."""
+"""Costs of multiworld, measured: `python -m benchmarks --help`; one part: `python -m benchmarks.latency`."""

@@ -1,9 +1,8 @@
-"""The command line of the benchmarks: which parts, how long, where the record goes; exit statuses."""
+"""The command line: choice of parts, form, place of the record; exit statuses."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,33 +10,21 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchmarks import records
-from benchmarks.compare import compare
+from benchmarks.figures import records
+from benchmarks.figures.compare import compare
+from benchmarks.figures.table import show_comparison, show_goals
+from benchmarks.parts import NOT_QUICK, PARTS, load
 from benchmarks.runner import Runner
-from benchmarks.table import show_comparison, show_goals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.part import Part
-    from benchmarks.records import Record
+    from benchmarks.figures.records import Record
+    from benchmarks.measuring.part import Part
 
-PARTS = ("overheads", "latency", "fanin", "worlds", "detection", "rebuild", "toolchain", "peers")
-NOT_QUICK = frozenset({"peers"})
-"""Parts that download gigabytes: run with --full, by name, or alone."""
 MISSED, FAILED = 1, 2
 WIDTH = 140
 """Columns where the output is no terminal."""
-
-
-def load(name: str) -> Part:
-    """The part of that name.
-
-    Raises:
-        ImportError: it needs a package that is not installed.
-    """
-    part: Part = importlib.import_module(f"benchmarks.{name}").PART
-    return part
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +93,7 @@ def _run(
     if args.keep or args.page:
         paths.append(records.save(record, records.KEPT))
     if args.page:
-        from benchmarks.page import write  # noqa: PLC0415  (it asks this module for the parts)
+        from benchmarks.page.write import write  # noqa: PLC0415  (it draws with matplotlib, which only this needs)
 
         paths.append(write(sorted(records.KEPT.glob("*.json"))))
     console.print()

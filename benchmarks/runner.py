@@ -1,4 +1,4 @@
-"""Runs parts one after the other and makes the record; a part that fails leaves the others alone."""
+"""Runs parts one after the other and makes the record; a failing part leaves the others alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import traceback
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from benchmarks import machine
-from benchmarks.part import Part, Run, Unavailable
-from benchmarks.records import PartRun, Record
-from benchmarks.table import FigureTable
+from benchmarks.figures import machine
+from benchmarks.figures.records import PartRun, Record
+from benchmarks.figures.table import FigureTable
+from benchmarks.measuring.part import Part, Run, Unavailable
 from multiworld import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from benchmarks.figures import Figure
+    from benchmarks.figures.figure import Figure
 
 
 class Runner:

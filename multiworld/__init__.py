@@ -45,9 +45,9 @@ if TYPE_CHECKING:
         WorldJoining,
         subscribe,
     )
+    from multiworld.joinall import join_all, join_all_async
     from multiworld.joinblock import joined
     from multiworld.joining import join, join_async
-    from multiworld.planned import join_all, join_all_async
     from multiworld.world import World, worlds
 
 __version__ = "1.0.0"
@@ -72,7 +72,7 @@ _LAZY = {
     ),
     "joined": "multiworld.joinblock",
     **dict.fromkeys(("join", "join_async"), "multiworld.joining"),
-    **dict.fromkeys(("join_all", "join_all_async"), "multiworld.planned"),
+    **dict.fromkeys(("join_all", "join_all_async"), "multiworld.joinall"),
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from multiworld._core.raising import not_a_tensor, raise_instead
 from multiworld.collectives import _flat, _op_of, _peer
 from multiworld.errors import MultiworldError
-from multiworld.generation import Generation, posting
+from multiworld.explaining import posting
 from multiworld.receives import Parked, TakenOver, next_order
 from multiworld.work import WorldWork, seen
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
+    from multiworld.generation import Generation
     from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]

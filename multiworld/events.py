@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,10 @@ __all__ = [
     "WorldJoinFailed",
     "WorldJoining", "bus", "subscribe",
 ]  # fmt: skip
+
+
+E = TypeVar("E")
+"""Base of the events of one bus: `Event` for worlds; the launcher has its own."""
 
 
 class State(str, enum.Enum):
@@ -131,21 +135,29 @@ class MemberBusy(Event):
     busy: bool
 
 
-class Bus:
-    """Calls subscribers with events, in the thread that observed them.
+class Bus(Generic[E]):
+    """Calls subscribers with events, in the thread that publishes them.
 
     Publishing without subscribers costs very little. An exception of a subscriber (SystemExit too: the thread
     is not its own) is reported to ``on_error``; the other subscribers are still called.
 
     Args:
         on_error: called with the event and the exception; logs them by default.
+        signals: exceptions that a signal handler may raise anywhere, inside a subscriber too. They are not an
+            error of the subscriber: `publish` raises them.
     """
 
-    def __init__(self, on_error: Callable[[Event, BaseException], None] | None = None) -> None:
-        self._subscribers: dict[_Entry, None] = {}
-        self._on_error = _logged if on_error is None else on_error
+    def __init__(
+        self,
+        on_error: Callable[[E, BaseException], None] | None = None,
+        *,
+        signals: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self._subscribers: dict[_Entry[E], None] = {}
+        self._on_error: Callable[[E, BaseException], None] = _logged if on_error is None else on_error
+        self._signals = signals
 
-    def subscribe(self, fn: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, fn: Callable[[E], None]) -> Callable[[], None]:
         """Call ``fn(event)`` for every event from now on.
 
         ``fn`` runs in the thread that observed the event (often the watchdog's): it must be quick and must
@@ -164,30 +176,39 @@ class Bus:
 
         return unsubscribe
 
-    def publish(self, event: Event) -> None:
-        """Call every subscriber with `event`."""
+    def publish(self, event: E) -> None:
+        """Call every subscriber with `event`.
+
+        Raises:
+            BaseException: one of `signals`, once all subscribers were called.
+        """
+        signalled: BaseException | None = None
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(event)
-            except (Exception, SystemExit) as error:  # noqa: BLE001, PERF203  (its own fault)
+            except self._signals as came:  # noqa: PERF203  (one subscriber must not stop the others)
+                signalled = came
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (reported)
                 self._on_error(event, error)
+        if signalled is not None:
+            raise signalled
 
 
-def _logged(event: Event, error: BaseException) -> None:
+def _logged(event: object, error: BaseException) -> None:
     logging.getLogger(__name__).error("a subscriber failed on %r", event, exc_info=error)
 
 
-class _Entry:
+class _Entry(Generic[E]):
     """One subscription; two of the same function are two entries."""
 
-    def __init__(self, fn: Callable[[Event], None]) -> None:
+    def __init__(self, fn: Callable[[E], None]) -> None:
         self._fn = fn
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: E) -> None:
         self._fn(event)
 
 
-bus = Bus()
+bus: Bus[Event] = Bus()
 """The process's bus: ``multiworld.events.bus.subscribe(print)``."""
 
 

@@ -34,8 +34,8 @@ def joined(
             dist.all_reduce(t)
 
     ``async with`` awaits the join and the close, and does not hold up the loop. The arguments are those of
-    `multiworld.join`. A ``with world:`` of a world that `join` returned only selects it, and may be entered many times;
-    this one joins, once for each block.
+    `multiworld.join`. A ``with world:`` of a world that `join` returned only selects it and may be entered
+    many times; this one joins, once for each block.
 
     Raises:
         JoinError: where the block begins, as from `multiworld.join`; the block is not run then.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld import settings
 from multiworld._core import durations
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     import torch
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["JoinPlan", "make_plan"]
 
@@ -33,11 +34,11 @@ class JoinPlan:
     name: str
     rank: int
     world_size: int
-    store: Any
+    store: str | Store
     backend: str
     timeout: float
     hang_timeout: float
-    device: Any
+    device: torch.device | str | int | None
     gpu: int | None = None
     served: bool = False
 
@@ -64,11 +65,11 @@ def make_plan(
     name: str,
     rank: int,
     world_size: int,
-    store: Any,
+    store: str | Store | None,
     backend: str,
     timeout: float | dt.timedelta | None,
     hang_timeout: float | dt.timedelta | None,
-    device: Any,
+    device: torch.device | str | int | None,
 ) -> JoinPlan:
     """Check what can be checked without anybody else.
 

@@ -16,8 +16,8 @@ __all__ = ["WatchDog"]
 class WatchDog:
     """Puts the name of every world that breaks into `action_q`, as pymultiworld 0.2.x's does.
 
-    Faults are watched for by `multiworld.watchdog.Watchdog`, for all worlds and without being asked; this only
-    passes them on. It sends no signals and ends no process.
+    `multiworld.watchdog.Watchdog` detects the faults of all worlds without being asked; this only passes them
+    on. It sends no signals and ends no process.
 
     Args:
         event_q: kept for programs that pass it; worlds need not be announced.

@@ -1,7 +1,8 @@
 """Receives whose callers stopped waiting (a cancelled ``await``), and those that come after them.
 
-Torch cannot take a posted receive back, so the messages that belong to such receives still arrive there. The receives that
-are posted next get them, in order: whichever way they are posted (`World.recv`, ``dist.recv``, a batch, any source).
+Torch cannot cancel a posted receive, so the messages that belong to such receives still arrive there. The
+receives that are posted next get them, in order: whichever way they are posted (`World.recv`, ``dist.recv``, a
+batch, any source).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import itertools
 import threading
 import time
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.raising import raise_instead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+
+    from torch import Tensor
 
 __all__ = ["Parked", "ParkedReceives", "TakenOver", "next_order"]
 
@@ -30,20 +33,30 @@ next_order: Callable[[], int] = itertools.count().__next__
 """Numbers receives, as they are posted."""
 
 
+class Posted(Protocol):
+    """The work of a receive."""
+
+    def wait(self) -> object:
+        """Block until its message is there."""
+
+    def _source_rank(self) -> int:
+        """The sender's rank."""
+
+
 class Parked:
     """An operation that is waited for on one thread, for all who want to know; most of all a receive.
 
-    When the caller of a receive stops waiting it stays posted, and a later receive of the same source and tag takes it
-    over, and copies the message out of `tensor`.
+    When the caller of a receive stops waiting it stays posted, and a later receive of the same source and tag
+    takes it over, and copies the message out of `tensor`.
 
     Args:
-        tensor: where the message goes.
-        wait: blocks until it is there, or raises; returns the sender's rank. None where `settle` will be told.
-        limit: seconds after which waiting for another thread's wait is given up; the operation itself ends sooner.
-        order: among its like, where it was taken (`next_order`) before; else it is the last so far.
+        tensor: where the message goes; None for what is no receive, and is not parked.
+        wait: blocks until it is there, or raises; returns the sender's rank. None where `settle` is called.
+        limit: seconds that `join` waits at most for another thread's `run`; the operation itself ends sooner.
+        order: its sequence number among receives (`next_order`); None draws one.
         source: the sender's rank, where it is known.
         explain: makes of an error that `settle` is given what `join` raises.
-        taking: the work that is waited for, where it takes over others: it has the place of the one that it took.
+        taking: the work that is waited for, where it takes over others: its place is that of the one it took.
 
     Attributes:
         src: the rank it receives from; None for any. Known once it was parked.
@@ -53,8 +66,8 @@ class Parked:
 
     def __init__(
         self,
-        tensor: Any,
-        wait: Callable[[], Any] | None,
+        tensor: Tensor | None,
+        wait: Callable[[], int] | None,
         limit: float,
         *,
         order: int | None = None,
@@ -99,7 +112,7 @@ class Parked:
     def run(self) -> None:
         """Wait for the message, on this thread; for `join` in others. Once."""
         wait, self._wait = self._wait, None  # it holds the work, and that gloo's device
-        assert wait is not None  # noqa: S101  (whoever made it runs it, once)
+        assert wait is not None  # noqa: S101  (it is run once)
         error: BaseException | None = None
         try:
             self.source = int(wait())
@@ -144,29 +157,35 @@ class Parked:
             finally:
                 del error  # else this frame and the exception hold each other
 
-    def check_fits(self, tensor: Any) -> None:
+    def check_fits(self, tensor: Tensor) -> None:
         """Raise if the message, as it was posted, does not fit into `tensor`.
 
         Raises:
             ValueError: the two have different sizes in bytes, or `tensor` is not contiguous.
         """
-        if tensor.nbytes != self.tensor.nbytes or not tensor.is_contiguous():
+        own = self._own()
+        if tensor.nbytes != own.nbytes or not tensor.is_contiguous():
             raise ValueError(
                 f"A tensor of {tensor.nbytes} bytes{'' if tensor.is_contiguous() else ', not contiguous'}. A cancelled "
-                f"receive of {self.tensor.nbytes} bytes is still posted for this source and tag, and the next receive "
+                f"receive of {own.nbytes} bytes is still posted for this source and tag, and the next receive "
                 "gets its message. Receive into a contiguous tensor of that size first."
             )
 
-    def copy_to(self, tensor: Any) -> None:
+    def copy_to(self, tensor: Tensor) -> None:
         """Put the message where the receive that took it over wants it: its bytes, as a receive does."""
-        if tensor is self.tensor:
+        own = self._own()
+        if tensor is own:
             return
-        if tensor.dtype == self.tensor.dtype:
-            tensor.copy_(self.tensor.view_as(tensor))
+        if tensor.dtype == own.dtype:
+            tensor.copy_(own.view_as(tensor))
             return
         import torch  # noqa: PLC0415  (a tensor is there, so torch is loaded)
 
-        tensor.view(-1).view(torch.uint8).copy_(self.tensor.view(-1).view(torch.uint8))
+        tensor.view(-1).view(torch.uint8).copy_(own.view(-1).view(torch.uint8))
+
+    def _own(self) -> Tensor:
+        assert self.tensor is not None  # noqa: S101  (a receive has one)
+        return self.tensor
 
 
 class ParkedReceives:
@@ -176,7 +195,7 @@ class ParkedReceives:
         run: runs a function on a thread of its own.
 
     Attributes:
-        waiting: those that can be claimed, in order. Operations ask whether there are any: a list answers fastest.
+        waiting: those that can be claimed, in order; a list, because each operation asks whether it is empty.
     """
 
     def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
@@ -195,8 +214,10 @@ class ParkedReceives:
         with self._lock:
             self.waiting.clear()
 
-    def claim(self, src: int | None, tag: int, tensor: Any, post: Callable[[Any], Any]) -> TakenOver | None:
-        """Return the work of a receive that comes after parked ones whose message may be its own; None if none is.
+    def claim(
+        self, src: int | None, tag: int, tensor: Tensor, post: Callable[[Tensor], Posted]
+    ) -> TakenOver | None:
+        """Return the work of a receive whose message may be that of a parked one; None if no parked one fits.
 
         Args:
             src: rank to receive from; None for any.
@@ -216,8 +237,8 @@ class ParkedReceives:
             return None
         taken = TakenOver(self, found, src, tag, tensor, post)
         if src is None and all(each.src is not None for each in found):
-            # A message of any other member is welcome. (A receive of one source is not posted beside those of any:
-            # gloo would give it the message that they wait for.)
+            # A message of any other member is welcome. (A receive of one source is not posted beside those of
+            # any: gloo would give it the message that they wait for.)
             try:
                 taken.post()
             except BaseException:
@@ -250,8 +271,8 @@ def _may_match(parked: Parked, src: int | None) -> bool:
 def _next(candidates: list[Parked], src: int | None) -> Parked | None:
     """Return the candidate that has the oldest message of `src`; None if none is there.
 
-    gloo gives a message to the oldest receive of its source, and only then to the oldest one of any source; one of any
-    source that ended before the other was posted had its message before.
+    gloo gives a message to the oldest receive of its source, and only then to the oldest one of any source;
+    one of any source that ended before the other was posted had its message before.
     """
     done = [each for each in candidates if each.done and (src is None or src in {each.src, each.source})]
     if not done:
@@ -264,7 +285,7 @@ def _next(candidates: list[Parked], src: int | None) -> Parked | None:
 
 
 def _ahead(candidates: list[Parked], of: Parked) -> bool:
-    """Whether a receive that is not done must have got a message before `of` got its own: its thread is on its way."""
+    """Whether a receive that is not done must have its message already, because `of` has: its thread is late."""
     src, order = of.place
     return any(
         not each.done
@@ -296,8 +317,8 @@ class TakenOver:
         candidates: list[Parked],
         src: int | None,
         tag: int,
-        tensor: Any,
-        post: Callable[[Any], Any],
+        tensor: Tensor,
+        post: Callable[[Tensor], Posted],
     ) -> None:
         self.order = candidates[0].order
         self._receives = receives

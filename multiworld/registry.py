@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
@@ -17,15 +17,46 @@ from multiworld.exiting import failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from multiworld.generation import Generation
     from multiworld.watchdog import Watchdog
-    from multiworld.world import World
 
-__all__ = ["EXIT_BUDGET", "Registry", "Reservation", "registry"]
+__all__ = ["EXIT_BUDGET", "RegisteredWorld", "Registry", "Reservation", "registry"]
 
 EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole exit)."""
 
 _log = logging.getLogger(__name__)
+
+
+class RegisteredWorld(Protocol):
+    """A `multiworld.World`, as the registry and joins know it."""
+
+    _gen: Generation
+
+    @property
+    def name(self) -> str:
+        """The world's name."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+
+    @property
+    def generation(self) -> int:
+        """Number of its generation."""
+
+    @property
+    def state(self) -> State:
+        """JOINING, ACTIVE, BROKEN or CLOSED."""
+
+    def close(self) -> bool:
+        """Leave it in good order."""
+
+    def _close(self, seconds: float, failure: str = "") -> bool:
+        """Leave it within `seconds`; `failure` is what ends the program, if anything."""
+
+    def _forked(self) -> None:
+        """In a forked child: it is the parent's."""
 
 
 class Reservation:
@@ -41,7 +72,7 @@ class Reservation:
         self._registry = registry
         self._name = name
         self._rank = rank
-        self.world: World | None = None
+        self.world: RegisteredWorld | None = None
         self.generation = 0
 
     def end(self) -> None:
@@ -54,7 +85,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._worlds: dict[str, World] = {}
+        self._worlds: dict[str, RegisteredWorld] = {}
         self._joining: dict[str, object] = {}  # names that are being joined, by whom
         self._last: dict[str, tuple[int, int]] = {}
         self._watchdog: Watchdog | None = None
@@ -63,13 +94,15 @@ class Registry:
         self._ending = False
         self._pid = os.getpid()
 
-    def worlds(self) -> dict[str, World]:
+    def worlds(self) -> dict[str, RegisteredWorld]:
         """Every world of this process that is not closed, by name, in the order they were joined."""
         with self._lock:
             self._check_fork()
             return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
 
-    def reserve(self, name: str, held: World | None = None, join: object = None) -> World | None:
+    def reserve(
+        self, name: str, held: RegisteredWorld | None = None, join: object = None
+    ) -> RegisteredWorld | None:
         """Take `name` for a join; return the world that holds it now and must be released first, if any.
 
         Args:
@@ -117,7 +150,12 @@ class Registry:
             return there if there is not held else None
 
     def settle(
-        self, name: str, world: World | None, generation: int = 0, rank: int = -1, join: object = None
+        self,
+        name: str,
+        world: RegisteredWorld | None,
+        generation: int = 0,
+        rank: int = -1,
+        join: object = None,
     ) -> None:
         """End the reservation of `name`: with the joined world, or None where the join failed.
 
@@ -132,7 +170,7 @@ class Registry:
                     self._worlds[name] = world
                 self._last[name] = (generation, rank)
 
-    def remove(self, name: str, world: World) -> None:
+    def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world."""
         with self._lock:
             if self._worlds.get(name) is world:
@@ -171,11 +209,14 @@ class Registry:
         with self._lock:
             self._ending = self._ending or ending
             open_worlds = list(self._worlds.values())
-        if ending and (why := failure()) is not None:
-            for world in open_worlds:
-                world._gen.failure = why  # noqa: SLF001  (the registry owns the process's worlds)
+        why = failure() if ending else None
         closers = [
-            threading.Thread(target=world.close, args=(timeout,), daemon=True, name=f"m8d-close-{world.name}")
+            threading.Thread(
+                target=world._close,  # noqa: SLF001  (the registry owns the process's worlds)
+                args=(timeout, why or ""),
+                daemon=True,
+                name=f"m8d-close-{world.name}",
+            )
             for world in open_worlds
         ]
         for closer in closers:

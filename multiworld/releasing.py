@@ -1,7 +1,7 @@
-"""What broken worlds still hold is freed here, in the background: a program need not close them.
+"""Background release of broken worlds: a program need not close them.
 
-A few daemon threads, which are there only while something is to be done, take one step after the other. A step that
-hangs (an abort of NCCL) holds up one of them for as long as the step allows itself, and no watchdog.
+A few daemon threads, which exist only while there are steps, take one step after the other. A step that hangs (an
+abort of NCCL) holds up one of them for as long as the step allows itself, and no watchdog.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Releaser:
                     heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
 
     def _next(self) -> Step | None:
-        """Wait for what is due next; None where nothing is to be done any more: the thread ends."""
+        """Wait for the next step that is due; None where there is none any more: the thread ends."""
         with self._changed:
             while self._due:
                 left = self._due[0][0] - self._clock()

@@ -43,7 +43,7 @@ class Selecting:
 
 
 def _leave() -> WorldState:
-    # Replaces itself at the first use: torch is loaded by then, and by whoever imports multiworld it is not.
+    # Replaces itself at the first use: torch is loaded by then; importing multiworld must not load it.
     global _leave  # noqa: PLW0603  (with what it stands for)
     from multiworld._c10d.routing import selection  # noqa: PLC0415  (a world exists, so torch is loaded)
 
@@ -54,7 +54,7 @@ def _leave() -> WorldState:
 
 def _end(state: WorldState, exc: BaseException | None) -> None:
     if state.traffic is not None:
-        from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (same)
+        from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         hooks.leave_block(state, exc)
     if exc is not None and state.translate is not None:

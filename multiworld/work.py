@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld._core.raising import raise_instead
 from multiworld.events import State
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
     from multiworld.generation import Generation
 
-__all__ = ["WorldWork", "seen"]
+__all__ = ["Waitable", "WorldWork", "seen"]
+
+
+class Waitable(Protocol):
+    """A ``torch.distributed.Work``, or a receive that takes over another (`receives.TakenOver`)."""
+
+    def wait(self, timeout: timedelta = ..., /) -> bool:
+        """Block until it is done."""
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
 
 
 class WorldWork:
@@ -25,13 +35,13 @@ class WorldWork:
     Args:
         work: torch's.
         generation: of the world it is an operation of.
-        once: to wait for `work` once only: gloo waits for a second message when a receive is waited for again, and
-            that ends the world. Not on a GPU, where each wait is for the stream that is current then.
+        once: to wait for `work` once only: gloo waits for a second message when a receive is waited for
+            again, and that ends the world. Not on a GPU, where each wait is for the stream that is current then.
     """
 
     __slots__ = ("_done", "_generation", "_once", "_work")
 
-    def __init__(self, work: Any, generation: Generation, *, once: bool = False) -> None:
+    def __init__(self, work: Waitable, generation: Generation, *, once: bool = False) -> None:
         self._work = work
         self._generation = generation
         self._once = once
@@ -68,7 +78,7 @@ class WorldWork:
 
 
 class _Failed:
-    """What is left of a work that failed: nothing of torch's."""
+    """Stands for a work that failed; holds nothing of torch's."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -87,6 +97,6 @@ class _Failed:
 
 
 def seen(future: asyncio.Future[Any]) -> None:
-    """A done callback: an error that nobody awaits any more is not an unhandled one."""
+    """Done callback: marks an error as seen, because its awaiter may have been cancelled."""
     if not future.cancelled():
         future.exception()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from multiworld import settings
 from multiworld._core import durations
+from multiworld._core.lifecycle import CloseAsked
 from multiworld.errors import JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
 from multiworld.objects import ObjectCollectives
@@ -20,19 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
     from multiworld._core.membership.roster import Member
     from multiworld.aio import Aio
     from multiworld.generation import Generation
     from multiworld.joinplan import JoinPlan
+    from multiworld.statemachine import StateMachine
 
 __all__ = ["World", "worlds"]
 
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks of who waits for a world, though nobody said that it changed."""
+"""Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
 
 
 class World(Selecting, ObjectCollectives):
@@ -45,16 +47,15 @@ class World(Selecting, ObjectCollectives):
         name, rank, world_size, backend, device: as joined.
     """
 
-    def __init__(self, plan: JoinPlan, generation: Generation) -> None:
+    def __init__(self, plan: JoinPlan, make_generation: Callable[[World], Generation]) -> None:
         self._plan = plan
-        self._gen = generation
+        self._gen = make_generation(self)
+        self._next: StateMachine | None = None  # of the generation that a rejoin makes
         self._watchers: tuple[_Watcher, ...] = ()
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._told: Generation | None = None  # whose breakage the watchers heard of
-        self._closed: Generation | None = None  # whose close was published
-        self._closes = 0
-        self._joining = False
+        self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._aio: Aio | None = None
 
     # -- what it is ---------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class World(Selecting, ObjectCollectives):
     @property
     def state(self) -> State:
         """ACTIVE, BROKEN or CLOSED (JOINING as long as a rejoin is under way)."""
-        return State.JOINING if self._joining else self._gen.state
+        return State.JOINING if self._next is not None else self._gen.state
 
     @property
     def breakage(self) -> Breakage | None:
@@ -107,10 +108,10 @@ class World(Selecting, ObjectCollectives):
     @property
     def members(self) -> tuple[Member, ...]:
         """Everyone in this generation, by rank: process, pid, hostname."""
-        return self._gen.roster.members if self._gen.roster is not None else ()
+        return self._gen.roster.members
 
     @property
-    def group(self) -> Any:
+    def group(self) -> ProcessGroup:
         """The ``torch.distributed.ProcessGroup`` behind it, for code that wants one.
 
         Raises:
@@ -137,13 +138,13 @@ class World(Selecting, ObjectCollectives):
 
     # -- faults -------------------------------------------------------------------------------------------------
 
-    def on_break(self, fn: Callable[[World], Any]) -> Callable[[], None]:
+    def on_break(self, fn: Callable[[World], object]) -> Callable[[], None]:
         """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if that was told already.
 
         ``fn`` may block, rejoin or close the world. An exception in it is logged.
 
         Returns:
-            A function that takes the request back.
+            A function that unregisters `fn`.
         """
         require_callable("on_break", fn)
         watcher = _Watcher(fn)
@@ -185,7 +186,7 @@ class World(Selecting, ObjectCollectives):
         self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None
     ) -> World:
         """`rejoin`, awaitable and cancellable."""
-        from multiworld.joining import rejoin_async  # noqa: PLC0415  (same)
+        from multiworld.joining import rejoin_async  # noqa: PLC0415  (join builds worlds)
 
         return await rejoin_async(self, timeout, store)
 
@@ -232,44 +233,51 @@ class World(Selecting, ObjectCollectives):
         Returns:
             Whether all is free; False when the time ran out (the rest goes on in the background).
         """
-        seconds = _close_timeout() if timeout is None else _seconds(timeout)
+        return self._close(_close_timeout() if timeout is None else _seconds(timeout))
+
+    def _close(self, seconds: float, failure: str = "") -> bool:
+        deadline = time.monotonic() + seconds
         with self._watch_lock:
             self._closes += 1
-            gen = self._gen
-            first, self._closed = self._closed is not gen, gen
-        freed = gen.close(time.monotonic() + seconds)
+        joining = self._next
+        if joining is not None:
+            joining.apply(CloseAsked(deadline, failure))
+        freed = self._gen.close(deadline, failure)
+        self._leave_registry()
+        return freed
+
+    def _leave_registry(self) -> None:
         registry.remove(self.name, self)
         with self._changed:
             self._changed.notify_all()
-        if first:
-            bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
-        return freed
 
     # -- for joins ----------------------------------------------------------------------------------------------
 
-    def _join_began(self) -> Callable[[], bool]:
-        """A join for this handle begins; returns what tells whether the handle was closed since."""
-        with self._watch_lock:
-            self._joining, closes = True, self._closes
-        return lambda: self._closes != closes
+    def _join_began(self, machine: StateMachine) -> None:
+        """A join for this handle begins: `machine` is that of the generation to be."""
+        self._next = machine
 
     def _join_ended(self) -> None:
         with self._changed:
-            self._joining = False
+            self._next = None
             self._changed.notify_all()
 
-    def _enter_generation(self, plan: JoinPlan, gen: Generation) -> None:
+    def _enter(self, plan: JoinPlan, gen: Generation) -> None:
         """A join made `gen`: from here on this handle means it."""
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 
-    def _broke(self, gen: Generation) -> None:
-        """Called once per generation, by whoever saw it end."""
-        assert gen.breakage is not None  # noqa: S101  (a generation that broke has a breakage)
-        bus.publish(WorldBroken(self.name, gen.number, self.rank, gen.breakage.at, gen.breakage))
+    # -- for its generations ------------------------------------------------------------------------------------
+
+    def _generation_broke(self, gen: Generation, breakage: Breakage) -> None:
+        bus.publish(WorldBroken(self.name, gen.number, self.rank, breakage.at, breakage))
         with self._watch_lock:
             self._told, watchers = gen, self._watchers
         self._tell(watchers)
+
+    def _generation_closed(self, gen: Generation) -> None:
+        self._leave_registry()
+        bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
 
     def _tell(self, watchers: tuple[_Watcher, ...]) -> None:
         # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one waiting.
@@ -282,14 +290,14 @@ class World(Selecting, ObjectCollectives):
         """In a forked child: the world is the parent's."""
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
-        self._watchers, self._joining, self._closed = (), False, self._gen
+        self._watchers, self._next = (), None
         self._gen.forked()
 
 
 class _Watcher:
     """One request to be told; two of the same function stay two."""
 
-    def __init__(self, fn: Callable[[World], Any]) -> None:
+    def __init__(self, fn: Callable[[World], object]) -> None:
         self._fn = fn
 
     def __call__(self, world: World) -> None:
@@ -316,4 +324,4 @@ def _close_timeout() -> float:
 
 def worlds() -> dict[str, World]:
     """Every world of this process that is active or broken, by name."""
-    return registry.worlds()
+    return cast("dict[str, World]", registry.worlds())  # joins register nothing else

@@ -46,11 +46,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "raising": ("raising",),
     }.items()},
     # the launcher's decisions
-    "multiworld/run/restarts.py": (UNIT.format("run_restarts"),),
-    "multiworld/run/seats.py": (UNIT.format("run_seats"),),
-    "multiworld/run/state.py": (UNIT.format("run_state"),),
-    "multiworld/run/guard.py": (UNIT.format("guard"),),
-    "multiworld/run/worldstext.py": (UNIT.format("worlds_file"),),
+    "multiworld/run/workers/restarts.py": (UNIT.format("run_restarts"),),
+    "multiworld/run/nodes/slots.py": (UNIT.format("run_seats"),),
+    "multiworld/run/view/state.py": (UNIT.format("run_state"),),
+    "multiworld/run/workers/orphan_reaper.py": (UNIT.format("guard"),),
+    "multiworld/run/worldsfile/parse.py": (UNIT.format("worlds_file"),),
     # the edges that are told what to do
     "multiworld/shim/diff.py": (UNIT.format("shim_diff"),),
     "multiworld/_c10d/faults.py": ("tests/contract/test_faults.py",),

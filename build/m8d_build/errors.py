@@ -1,4 +1,4 @@
-"""Every way the toolchain can fail, each with an exit code of its own (a test holds that they are unique).
+"""Errors of the toolchain, each with an exit code of its own (a test holds them unique).
 
 0 is success, 1 an unexpected error (a bug), 2 wrong arguments (argparse), 130 Ctrl-C.
 """
@@ -181,7 +181,7 @@ class PreflightFailed(BuildError):
 
 
 class BehaviourFailed(BuildError):
-    """The patched wheel does not behave as patched, a torch does not pass the battery, or a build the test bed's tests."""
+    """The patched wheel does not behave as patched, or a build does not pass the test bed's tests."""
 
     exit_code = 42
 

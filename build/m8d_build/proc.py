@@ -1,4 +1,4 @@
-"""The one door to other programs: argument lists, a log file, a deadline, and the last lines when it fails."""
+"""Subprocesses, started here alone: argument lists, a log file, a deadline, the last lines on failure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def run(
     Args:
         command: program and arguments.
         what: what it does, for messages ("compile NCCLUtils.cpp").
-        log: where its output goes (appended); without it stdout is returned and both are kept for the message.
+        log: where its output goes (appended); without it stdout is returned and both are kept for the
+            message.
         cwd: its working folder.
         env: variables set on top of ours.
         timeout: seconds after which it and its children are ended.
@@ -75,7 +76,8 @@ def run(
         cancel: once it is set (from another thread) the program and its children are ended.
 
     Raises:
-        CommandFailed: it could not start, ended with another status than 0, ran past ``timeout``, or was cancelled.
+        CommandFailed: it could not start, ended with another status than 0, ran past ``timeout``, or was
+            cancelled.
     """
     argv = [os.fspath(part) for part in command]
     environ = {**os.environ, **(env or {})}

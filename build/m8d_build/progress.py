@@ -1,4 +1,4 @@
-"""What a person sees while a build runs: the step, the time it has taken, the time that is left."""
+"""Progress of a build on the terminal: step, elapsed and remaining time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things are: argument > M8D_* environment > default. The only reader of os.environ in the toolchain."""
+"""Settings: argument > M8D_* environment > default. Nothing else in the toolchain reads os.environ."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Settings:
         out: wheels and logs of this run (``out/`` in the working folder).
         compiler: the C++ compiler's command (M8D_CXX, then CXX, then ``g++``).
         jobs: how many compilers run side by side (M8D_JOBS; default: the cores this process may use).
-        memory_mb: what the compilers may take together (M8D_MEMORY_MB; default: 2300, or less where the machine
-            has less to give). More lets the largest units compile side by side.
+        memory_mb: what the compilers may take together (M8D_MEMORY_MB; default: 2300, or less where the
+            machine has less to give). More lets the largest units compile side by side.
         git_url: where PyTorch's git repository is (M8D_PYTORCH_GIT; default: upstream).
     """
 

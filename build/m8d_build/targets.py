@@ -1,4 +1,4 @@
-"""Targets: what is known of each PyTorch version, read from patches/targets.toml. Data with hashes, not code."""
+"""Targets: the record of each PyTorch version, read from patches/targets.toml."""
 
 from __future__ import annotations
 
@@ -112,10 +112,11 @@ class Target:
     distro_version: str  # the distribution's source package with these sources ("" if none)
     pinned_packages: tuple[str, ...]  # packages whose headers the units need, in the version the wheel pins
     build_packages: tuple[str, ...]  # further packages with headers, "name==version"
-    # Old definitions that code outside the units goes on calling directly: mangled name to why that is harmless.
+    # Old definitions that code outside the units goes on calling directly: mangled name to why that is
+    # harmless.
     accepted: Mapping[str, str] = field(default_factory=dict)
-    # SHA-256 of the source package's original archive: with it, the archive is taken from the distribution's pool
-    # when no index names the version any more.
+    # SHA-256 of the source package's original archive: with it, the archive is taken from the distribution's
+    # pool when no index names the version any more.
     distro_sha256: str = ""
 
     def folder(self, patches: Path) -> Path:

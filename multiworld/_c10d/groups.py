@@ -9,7 +9,7 @@ import math
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -24,6 +24,8 @@ from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch._C._distributed_c10d import ProcessGroup
 
     from multiworld._c10d.group_spec import GroupSpec
     from multiworld._c10d.routing.state import WorldState
@@ -106,7 +108,7 @@ class _While:
 
 def _default_group(
     spec: GroupSpec, state: WorldState, world: gloo.GlooWorld, alive: Callable[[], None]
-) -> Any:
+) -> ProcessGroup:
     blocking = nccl.is_nccl(spec.backend)
     if blocking:
         store = spec.store if spec.fresh_store is None else spec.fresh_store()
@@ -115,7 +117,7 @@ def _default_group(
     world.kept += [spec.store] if blocking else [store, spec.store]  # sub-groups meet there too
     traffic = _traffic(spec, state) if blocking else None
 
-    def make() -> Any:
+    def make() -> ProcessGroup:
         if traffic is not None:
             nccl.wake()
         made = c10d._new_process_group_helper(
@@ -128,7 +130,7 @@ def _default_group(
             timeout=dt.timedelta(seconds=spec.timeout),
             device_id=None if traffic is None else traffic.device,
         )
-        group = made[0] if isinstance(made, tuple) else made
+        group: ProcessGroup = made[0] if isinstance(made, tuple) else made
         if traffic is not None:
             nccl.connect(group, traffic)
         return group
@@ -136,7 +138,7 @@ def _default_group(
     if traffic is None:
         return make()
     try:
-        group = nccl.cancellable(make, alive)
+        group: ProcessGroup = nccl.cancellable(make, alive)
     except BaseException:
         traffic.abort([])  # what is left behind in a thread comes to its end
         raise
@@ -234,8 +236,8 @@ class Group:
         state: what the router selects for this world.
     """
 
-    def __init__(self, pg: Any, state: WorldState, world: gloo.GlooWorld) -> None:
-        self.pg = pg
+    def __init__(self, pg: ProcessGroup, state: WorldState, world: gloo.GlooWorld) -> None:
+        self.pg: ProcessGroup | None = pg
         self.state = state
         self._world = world
         self._traffic = state.traffic or inflight.Traffic(timeout=0.0, device=torch.device("cpu"))
@@ -287,13 +289,13 @@ class Group:
             return False
         return self._settled(deadline)
 
-    def _process_groups(self) -> list[Any]:
+    def _process_groups(self) -> list[ProcessGroup]:
         # Copied without a lock: in rare cases this raises because another thread changes the dict meanwhile.
         for _ in range(3):
             with contextlib.suppress(RuntimeError):
                 found = list(self.state.pg_map)
                 return found if self.pg is None or self.pg in found else [self.pg, *found]
-        return [self.pg]
+        return [] if self.pg is None else [self.pg]
 
     def _destroy(self) -> None:
         """Free it, in the order that no destructor waits for the GIL: process groups first, gloo's backends last."""

@@ -1,128 +1,260 @@
-"""The states of a world, and what each happening makes of them.
+"""The state machine of one generation of a world: stages, events, and what each event makes of each stage.
 
-`step` is the whole rule: ``step(state, event) -> (state, actions)``. It knows no torch, no sockets and no clock;
-the owner of a world calls it under the world's lock and carries the actions out after releasing it.
+``step(stage, event)`` is the whole rule: it returns the next stage and the actions that follow, in the order
+in which they are carried out. It knows no torch, no sockets and no clock. `multiworld.statemachine` holds the
+stage of a generation and logs each change; `multiworld.generation` carries the actions out. docs/concepts.md
+shows `TABLE`.
 
-::
-
-    JOINING ── Joined ──────────────> ACTIVE
-    JOINING ── JoinFailed, Broke ───> CLOSED
-    JOINING, ACTIVE, BROKEN ── CloseAsked ──> CLOSED
-    ACTIVE  ── Broke ───────────────> BROKEN
-
-What comes late changes nothing: `Broke` in BROKEN or CLOSED (the first verdict holds), `CloseAsked` in CLOSED,
-`Joined` and `JoinFailed` in CLOSED (the world was closed while it joined). Anything else is a fault of the
-caller. A broken world never becomes active again: joining it again makes a new world, of the next generation.
+A stage is finer than the `State` that programs see (`STATES`): a member may be lost before the join is over,
+or before subscribers have heard that the world is active. A generation never goes back: joining again makes
+the next one, with a stage of its own.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from multiworld.events import Breakage, State
 
-__all__ = ["Action", "Broke", "CloseAsked", "Happening", "IllegalStepError", "JoinFailed", "Joined", "step"]
+__all__ = [
+    "LATE", "STATES", "TABLE", "Action", "Announced", "Broke", "CloseAsked", "Forked", "IllegalStepError",
+    "JoinFailed", "Joined", "RetireAsked", "Row", "Stage", "StageEvent", "step", "why",
+]  # fmt: skip
+
+
+class Stage(enum.Enum):
+    """Where a generation stands."""
+
+    CONNECTING = "connecting"
+    """The members agree, connect, and build the process group."""
+    LOST = "lost"
+    """A member was lost meanwhile: the join is about to fail."""
+    ABANDONED = "abandoned"
+    """The join came to nothing, and undoes itself what it had made."""
+    OPENING = "opening"
+    """Every member has committed: operations work. Breakages wait until subscribers know of the world."""
+    DOOMED = "doomed"
+    """As OPENING, and a member was lost."""
+    ACTIVE = "active"
+    """Every member is there, and subscribers know."""
+    BROKEN = "broken"
+    """A member is lost: operations raise. Its resources are still held."""
+    RETIRED = "retired"
+    """It broke, and its resources are released, or about to be."""
+    CLOSED = "closed"
+    """This process closed it."""
+    INHERITED = "inherited"
+    """This process was forked from the one whose generation it is."""
+
+
+STATES = {
+    Stage.CONNECTING: State.JOINING,
+    Stage.LOST: State.JOINING,
+    Stage.ABANDONED: State.CLOSED,
+    Stage.OPENING: State.ACTIVE,
+    Stage.DOOMED: State.ACTIVE,
+    Stage.ACTIVE: State.ACTIVE,
+    Stage.BROKEN: State.BROKEN,
+    Stage.RETIRED: State.BROKEN,
+    Stage.CLOSED: State.CLOSED,
+    Stage.INHERITED: State.CLOSED,
+}
+"""What programs see of each stage."""
 
 
 class Action(enum.Enum):
-    """What is to be done, in the order in which `step` gives it."""
+    """What a generation does about an event."""
 
-    TELL_ACTIVE = "tell-active"
-    """The join's caller gets the world; subscribers hear of it."""
+    REFUSE_OPERATIONS = "refuse-operations"
+    """The world's methods, and bare calls of torch.distributed in it, raise from now on."""
     ABORT_GROUP = "abort-group"
-    """Every pending operation of the process group raises, now."""
-    TELL_BROKEN = "tell-broken"
-    """``on_break`` callbacks and subscribers hear of it."""
+    """Pending operations of the process group raise; where a member left in good order, a moment later."""
     SAY_GOODBYE = "say-goodbye"
-    """The other members learn that this one left in good order."""
+    """The other members learn that this one leaves, and the watchdog stops watching."""
+    DETACH = "detach"
+    """The watchdog stops watching; the other members know of the breakage."""
     RELEASE = "release"
-    """Group, connections, store and registry entry are given back."""
-    TELL_JOIN_FAILED = "tell-join-failed"
-    """Subscribers hear that the join came to nothing."""
+    """The group, its entry in the store, and the store are released; not a store that this process serves."""
+    RELEASE_LATER = "release-later"
+    """A thread in the background retires the generation when its pending operations have raised."""
+    RELEASE_STORE = "release-store"
+    """The store is released, though this process serves it."""
+    AWAIT_RELEASE = "await-release"
+    """Another thread releases the resources, or has: wait for it."""
+    FAIL_AWAITED = "fail-awaited"
+    """Awaited operations that still wait raise."""
+    FAIL_AWAITED_LATER = "fail-awaited-later"
+    """The same, when they have had a moment to end by themselves."""
+    TELL_BROKEN = "tell-broken"
+    """Subscribers and ``on_break`` functions are told."""
     TELL_CLOSED = "tell-closed"
-    """Subscribers hear that the world is closed."""
+    """Subscribers are told."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Every member is there and said so."""
+    """Every member has committed."""
 
 
 @dataclass(frozen=True)
 class JoinFailed:
-    """The join came to nothing: `error`."""
+    """The join came to nothing: `error`. Releasing may take until `deadline`."""
 
-    error: Exception
+    error: BaseException
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True)
+class Announced:
+    """Subscribers know that the world is active."""
 
 
 @dataclass(frozen=True)
 class Broke:
-    """The watchdog's verdict."""
+    """The watchdog's verdict, or an operation's error that needs none."""
 
     breakage: Breakage
 
 
 @dataclass(frozen=True)
+class RetireAsked:
+    """A broken generation is to release its resources, until `deadline`."""
+
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True)
 class CloseAsked:
-    """This process closes the world."""
+    """This process closes the world, until `deadline`; `failure` says what ends its program, if anything."""
+
+    deadline: float = 0.0
+    failure: str = ""
 
 
-Happening = Joined | JoinFailed | Broke | CloseAsked
+@dataclass(frozen=True)
+class Forked:
+    """This process is a forked child."""
+
+
+StageEvent = Joined | JoinFailed | Announced | Broke | RetireAsked | CloseAsked | Forked
 
 
 class IllegalStepError(RuntimeError):
-    """A happening that this state cannot see: a fault in this package, never the user's.
+    """An event that cannot happen in this stage: a fault in this package, never the user's.
 
     Args:
-        state: the world's.
+        stage: of the generation.
         event: what came.
     """
 
-    def __init__(self, state: State, event: Happening) -> None:
-        self.state = state
+    def __init__(self, stage: Stage, event: StageEvent) -> None:
+        self.stage = stage
         self.event = event
-        super().__init__(f"{type(event).__name__} cannot happen to a world that is {state}")
+        super().__init__(f"{type(event).__name__} cannot happen to a generation that is {stage.value}")
 
 
-_NOTHING: tuple[Action, ...] = ()
+class Row(NamedTuple):
+    """The next stage, and the actions on the way."""
 
-# (state, kind of happening) -> (next state, actions). A pair that is not here is illegal.
-_TABLE: dict[tuple[State, type], tuple[State, tuple[Action, ...]]] = {
-    (State.JOINING, Joined): (State.ACTIVE, (Action.TELL_ACTIVE,)),
-    (State.JOINING, JoinFailed): (
-        State.CLOSED,
-        (Action.ABORT_GROUP, Action.RELEASE, Action.TELL_JOIN_FAILED),
+    to: Stage
+    actions: tuple[Action, ...] = ()
+
+
+# Goodbye before the group goes: else the others see its connections close before they know why.
+_LEAVE = (
+    Action.REFUSE_OPERATIONS,
+    Action.SAY_GOODBYE,
+    Action.RELEASE,
+    Action.RELEASE_STORE,
+    Action.FAIL_AWAITED,
+)
+_CLOSE = (*_LEAVE, Action.TELL_CLOSED)
+_BREAK = (
+    Action.REFUSE_OPERATIONS,
+    Action.ABORT_GROUP,
+    Action.FAIL_AWAITED_LATER,
+    Action.TELL_BROKEN,
+    Action.RELEASE_LATER,
+)
+
+TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
+    (Stage.CONNECTING, Joined): Row(Stage.OPENING),
+    (Stage.CONNECTING, Broke): Row(Stage.LOST),
+    (Stage.CONNECTING, JoinFailed): Row(Stage.ABANDONED),
+    (Stage.CONNECTING, CloseAsked): Row(Stage.ABANDONED),
+    (Stage.LOST, JoinFailed): Row(Stage.ABANDONED),
+    (Stage.LOST, CloseAsked): Row(Stage.ABANDONED),
+    (Stage.LOST, Joined): Row(Stage.DOOMED),
+    (Stage.OPENING, Announced): Row(Stage.ACTIVE),
+    (Stage.OPENING, Broke): Row(Stage.DOOMED),
+    (Stage.OPENING, JoinFailed): Row(Stage.CLOSED, _LEAVE),
+    (Stage.OPENING, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    (Stage.DOOMED, Announced): Row(Stage.BROKEN, _BREAK),
+    (Stage.DOOMED, JoinFailed): Row(Stage.CLOSED, _LEAVE),
+    (Stage.DOOMED, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    (Stage.ACTIVE, Broke): Row(Stage.BROKEN, _BREAK),
+    (Stage.ACTIVE, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    (Stage.BROKEN, RetireAsked): Row(Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
+    (Stage.BROKEN, CloseAsked): Row(
+        Stage.CLOSED,
+        (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED),
     ),
-    (State.JOINING, Broke): (State.CLOSED, (Action.ABORT_GROUP, Action.RELEASE, Action.TELL_JOIN_FAILED)),
-    # The others are told first: their own joins then end at once instead of at their deadlines.
-    (State.JOINING, CloseAsked): (
-        State.CLOSED,
-        (Action.SAY_GOODBYE, Action.ABORT_GROUP, Action.RELEASE, Action.TELL_JOIN_FAILED),
+    (Stage.RETIRED, RetireAsked): Row(Stage.RETIRED, (Action.AWAIT_RELEASE,)),
+    (Stage.RETIRED, CloseAsked): Row(
+        Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, Action.TELL_CLOSED)
     ),
-    (State.ACTIVE, Broke): (State.BROKEN, (Action.ABORT_GROUP, Action.TELL_BROKEN)),
-    # Goodbye before the group goes: else the others see its connections close before they know why.
-    (State.ACTIVE, CloseAsked): (
-        State.CLOSED,
-        (Action.SAY_GOODBYE, Action.ABORT_GROUP, Action.RELEASE, Action.TELL_CLOSED),
-    ),
-    # The group was aborted when the world broke.
-    (State.BROKEN, CloseAsked): (State.CLOSED, (Action.RELEASE, Action.TELL_CLOSED)),
-    (State.BROKEN, Broke): (State.BROKEN, _NOTHING),
-    (State.CLOSED, Joined): (State.CLOSED, _NOTHING),
-    (State.CLOSED, JoinFailed): (State.CLOSED, _NOTHING),
-    (State.CLOSED, Broke): (State.CLOSED, _NOTHING),
-    (State.CLOSED, CloseAsked): (State.CLOSED, _NOTHING),
+    # Another thread closed it when every member had committed, and before its join had returned.
+    (Stage.CLOSED, JoinFailed): Row(Stage.CLOSED, (Action.AWAIT_RELEASE,)),
+    (Stage.CLOSED, RetireAsked): Row(Stage.CLOSED, (Action.AWAIT_RELEASE,)),
+    (Stage.CLOSED, CloseAsked): Row(Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE)),
 }
+"""What an event makes of a stage. A pair that is neither here nor in `LATE` is illegal."""
+
+LATE: dict[Stage, tuple[type[StageEvent], ...]] = {
+    Stage.LOST: (Broke,),
+    Stage.ABANDONED: (Joined, JoinFailed, Broke, CloseAsked),
+    Stage.DOOMED: (Broke,),
+    Stage.BROKEN: (Broke,),
+    Stage.RETIRED: (Broke,),
+    Stage.CLOSED: (Announced, Broke),
+    Stage.INHERITED: (Joined, JoinFailed, Announced, Broke, RetireAsked, CloseAsked),
+}
+"""Events that come too late to matter: the first verdict holds, and a generation that is over stays so."""
 
 
-def step(state: State, event: Happening) -> tuple[State, tuple[Action, ...]]:
-    """Return the state after `event`, and what is to be done about it, in order.
+def step(stage: Stage, event: StageEvent) -> Row:
+    """Return the stage after `event`, and the actions that it leads to, in order.
 
     Raises:
-        IllegalStepError: `event` cannot happen in `state`.
+        IllegalStepError: `event` cannot happen in `stage`.
     """
-    try:
-        return _TABLE[state, type(event)]
-    except KeyError:
-        raise IllegalStepError(state, event) from None
+    kind = type(event)
+    if kind is Forked:  # whatever it was
+        return Row(Stage.INHERITED)
+    row = TABLE.get((stage, kind))
+    if row is not None:
+        return row
+    if kind in LATE.get(stage, ()):
+        return Row(stage)
+    raise IllegalStepError(stage, event)
+
+
+def why(event: StageEvent) -> str:
+    """Say for a log why a stage changed."""
+    if isinstance(event, Broke):
+        return f"{event.breakage.cause}: {event.breakage.detail}"
+    if isinstance(event, JoinFailed):
+        return f"{type(event.error).__name__}: {event.error}"
+    if isinstance(event, CloseAsked):
+        return f"closed by this process{', which ends: ' + event.failure if event.failure else ''}"
+    return _WHY[type(event)]
+
+
+_WHY: dict[type[StageEvent], str] = {
+    Joined: "every member has committed",
+    Announced: "subscribers know",
+    RetireAsked: "its resources are released",
+    Forked: "it belongs to the process that this one was forked from",
+}

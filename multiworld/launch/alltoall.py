@@ -1,9 +1,10 @@
-"""all_to_all, differentiable: pieces of a tensor change places between all ranks, and so do their gradients."""
+"""Differentiable all_to_all: exchanges pieces of a tensor between all ranks, and their gradients."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from multiworld.errors import UnknownWorldError
 from multiworld.launch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def all_to_all(
     Pieces are rows (dimension 0), in the order of the ranks. It can be differentiated more than once.
 
     Args:
-        tensor: of shape (rows, ...), of any dtype the backend moves; all other dimensions are the same everywhere.
+        tensor: of shape (rows, ...), of any dtype the backend moves; all other dimensions are the same
+            everywhere.
         output_split_sizes: rows that come from each rank. None, with `input_split_sizes` too: equal pieces.
         input_split_sizes: rows that go to each rank.
         group: a ``ProcessGroup``; None: the default group, or that of the world.
@@ -59,7 +61,7 @@ def _exchanged(
     group: Any,
     world: World | None,
 ) -> Tensor:
-    import torch.distributed as dist  # noqa: PLC0415  (loaded by now)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     group = dist.group.WORLD if group is None else group
     size = dist.get_world_size(group)
@@ -100,15 +102,14 @@ def _sizes(
 def _world(world: World | str | None) -> World | None:
     if not isinstance(world, str):
         return world
-    from multiworld.errors import UnknownWorldError  # noqa: PLC0415  (with the others)
-    from multiworld.registry import registry  # noqa: PLC0415
+    from multiworld.world import worlds  # noqa: PLC0415
 
-    found = registry.worlds().get(world)
+    found = worlds().get(world)
     if found is None:
         raise UnknownWorldError(
             world,
             f"No world {world!r} in this process",
-            rule=f"It has {sorted(registry.worlds()) or 'none'}",
+            rule=f"It has {sorted(worlds()) or 'none'}",
             next_step="Join it first",
         )
     return found

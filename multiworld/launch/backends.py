@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.launch.plan import check_backend
+from multiworld.launch.complete import check_backend
 
 if TYPE_CHECKING:
     import torch
@@ -19,13 +19,14 @@ def default_backend(device: torch.device | str | int | None = None) -> str:
     """Return the backend that torch takes for a device: "nccl" for a GPU, "gloo" for the CPU.
 
     Args:
-        device: a device of torch's; None: the accelerator that is there, else the CPU. The index does not matter.
+        device: a device of torch's; None: the accelerator that is there, else the CPU. The index does not
+            matter.
 
     Returns:
         Its name; "gloo" where this build of torch lacks the device's own.
     """
-    import torch  # noqa: PLC0415  (not before it is needed)
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     here = "cuda" if torch.cuda.is_available() else "cpu"
     kind = here if device is None else torch.device(device).type
@@ -55,7 +56,7 @@ def set_distributed_backend(name: str | None) -> None:
 
 def known_backends() -> frozenset[str]:
     """Names of the backends that torch can build here, registered ones included."""
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     names = [str(name) for name in dist.Backend.backend_list if name != "undefined"]
     return frozenset(name for name in names if dist.is_backend_available(name))

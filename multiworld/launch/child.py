@@ -1,4 +1,4 @@
-"""What runs in a started process: its configuration, the setup, the function, and what it leaves."""
+"""Entry point of a started process: applies the configuration, calls the function, writes its result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.launch.resolving import environment_of
+from multiworld.launch.host import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld.launch.config import MultiprocessConfig
-    from multiworld.launch.slip import Slip
+    from multiworld.launch.result_file import ResultFile
 
 __all__ = ["INTERRUPTED", "Job", "run"]
 
@@ -30,13 +30,13 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do.
+    """The work of one process.
 
     Attributes:
         func: called with `cfg`, `args` and `kwargs`.
         cfg: complete.
         setup: called with `cfg` before; or None.
-        slip: for what it leaves.
+        result_file: for its result, or its failure.
     """
 
     func: Callable[..., Any]
@@ -44,23 +44,23 @@ class Job:
     setup: Callable[[MultiprocessConfig], Any] | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    slip: Slip
+    result_file: ResultFile
 
 
 def run(_index: int, job: Job) -> None:
-    """Do the job; an exception is left on the slip, not printed.
+    """Do the job; an exception is written to the result file, not printed.
 
     Args:
         _index: given by ``torch.multiprocessing.start_processes``; 0, there is one process in each context.
-        job: what to do.
+        job: of this process.
 
     Raises:
         SystemExit: with 1 after an exception, 130 after Ctrl-C.
     """
     try:
         _end_with_the_parent()
-        job.slip.began()
-        # It was kept back while modules were loaded, where Ctrl-C would be a traceback.
+        job.result_file.began()
+        # SIGINT was blocked while modules were loaded, where Ctrl-C would print a traceback.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         settings.set_environment(environment_of(job.cfg))
         if job.setup is not None:
@@ -70,17 +70,17 @@ def run(_index: int, job: Job) -> None:
     except KeyboardInterrupt:
         _deaf_to_ctrl_c()
         raise SystemExit(INTERRUPTED) from None
-    except Exception as exc:  # noqa: BLE001  (whatever it is, the parent raises it)
+    except Exception as exc:  # noqa: BLE001  (the parent raises it)
         at = time.monotonic()
         _deaf_to_ctrl_c()
-        job.slip.put_failure(_told(exc, at))
+        job.result_file.put_failure(_told(exc, at))
         raise SystemExit(1) from None
     try:
-        job.slip.put_result(result)
-    except Exception as exc:  # noqa: BLE001  (same)
+        job.result_file.put_result(result)
+    except Exception as exc:  # noqa: BLE001  (the parent raises it)
         failure = _told(exc, time.monotonic())
         failure["message"] = f"its result cannot be sent to the parent: {failure['message']}"
-        job.slip.put_failure(failure)
+        job.result_file.put_failure(failure)
         raise SystemExit(1) from None
 
 
@@ -100,17 +100,18 @@ def _told(exc: BaseException, at: float) -> dict[str, Any]:
 
 
 def _deaf_to_ctrl_c() -> None:
-    """From here on the process only ends: a second Ctrl-C would be a traceback out of some clean-up."""
+    """Ignore Ctrl-C from here on: the process ends, and a second one would print a traceback."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end_with_the_parent() -> None:
-    """Have the kernel end this process (SIGKILL) when the one that started it is gone, however that came.
+    """Have the kernel end this process (SIGKILL) when its parent has ended, in whatever way.
 
-    torch sends SIGINT then, by PR_SET_PDEATHSIG: a process that is blocked in C++ never hears it, one that a shell
-    started in the background ignores it, and one of a forkserver has the server for a parent. The pipe behind
-    `parent_process()` closes with the real parent, and the kernel can be asked for a signal at its end.
+    torch sends SIGINT then, by PR_SET_PDEATHSIG: a process that is blocked in C++ does not handle it, one
+    that a shell started in the background ignores it, and one of a forkserver has the server for a parent.
+    The pipe behind `parent_process()` closes with the real parent, and the kernel can be asked for a signal
+    at its end.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -6,10 +6,12 @@ import datetime as dt
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld.errors import BrokenWorldException, WorldClosedError
+from multiworld.joining import join
 from multiworld.launch.backends import get_distributed_backend, known_backends
+from multiworld.launch.complete import check_backend
 from multiworld.launch.errors import ConfigError
-from multiworld.launch.plan import check_backend
-from multiworld.launch.resolving import environment_of, with_environment
+from multiworld.launch.host import environment_of, with_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +25,13 @@ T = TypeVar("T")
 
 
 def init_dist(cfg: MultiprocessConfig, world: str | None = None, timeout: float | None = None) -> Any:
-    """Make torch's default group, or join a named world, as the process that `cfg` says; selects the GPU for NCCL.
+    """Make torch's default group, or join a named world, with the ranks of `cfg`; selects the GPU for NCCL.
 
     Args:
         cfg: resolved here where it is not yet.
         world: name of a world to join at the configuration's store; None: torch's default group.
-        timeout: seconds, to come together and for each operation; None: torch's, or M8D_JOIN_TIMEOUT for a world.
+        timeout: seconds, to come together and for each operation; None: torch's, or M8D_JOIN_TIMEOUT for a
+            world.
 
     Returns:
         The `multiworld.World`, or the default ``ProcessGroup``.
@@ -51,7 +54,7 @@ def init_dist(cfg: MultiprocessConfig, world: str | None = None, timeout: float 
             device=device,
         )
     if cfg._server is not None:  # noqa: SLF001  (a configuration of this package)
-        weakref.finalize(made, _let_go, cfg._server)  # noqa: SLF001  (the group needs its store as long as it lives)
+        weakref.finalize(made, _let_go, cfg._server)  # noqa: SLF001  (the group needs its store)
     return made
 
 
@@ -86,12 +89,10 @@ def init_process_group_from_backend(
         JoinError: the world could not be joined.
         RuntimeError: torch's, when its group could not be made.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (not before it is needed)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     chosen = get_distributed_backend() if backend is None else check_backend(backend, known_backends())
     if world is not None:
-        from multiworld.joining import join  # noqa: PLC0415  (same)
-
         place = store if store is not None else init_method
         return join(world, rank, world_size, place, chosen, timeout, device=device)
     if dist.is_initialized():
@@ -117,8 +118,8 @@ def init_and_run(
     """`init_dist`, then ``func(cfg, *args, **kwargs)``, then leave in good order.
 
     With a `world`, the function runs inside ``with world:``, so that ``torch.distributed`` means it;
-    ``multiworld.worlds()[name]`` is its handle. With an exception the group is left at once, without waiting for
-    the others.
+    ``multiworld.worlds()[name]`` is its handle. With an exception the group is left at once, without waiting
+    for the others.
 
     Args:
         func: called with the complete configuration first.
@@ -131,7 +132,7 @@ def init_and_run(
     Returns:
         What `func` returned.
     """
-    import torch.distributed as dist  # noqa: PLC0415  (not before it is needed)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
     cfg = cfg.resolve()
     made = init_dist(cfg, world, timeout)
@@ -140,7 +141,7 @@ def init_and_run(
     try:
         result = func(cfg, *args, **kwargs)
         if dist.is_initialized():
-            dist.barrier()  # who leaves earlier would take the store, or a connection, from those who are not done
+            dist.barrier()  # a rank that leaves early takes the store, or a connection, from the others
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -150,13 +151,11 @@ def init_and_run(
 def _run_in(
     world: World, func: Callable[..., T], cfg: MultiprocessConfig, args: Any, kwargs: dict[str, Any]
 ) -> T:
-    from multiworld.errors import BrokenWorldException, WorldClosedError  # noqa: PLC0415  (with the others)
-
     try:
         with world:
             result = func(cfg, *args, **kwargs)
         try:
-            world.barrier()  # who leaves earlier breaks the world for those who are not done
+            world.barrier()  # a member that leaves early breaks the world for the others
         except (BrokenWorldException, WorldClosedError):
             return result  # the others were quicker, or `func` closed it: it has done its work
         return result
@@ -168,7 +167,7 @@ def _gpu_of(cfg: MultiprocessConfig) -> str | None:
     """Select and return this process's GPU; None for a backend without."""
     if "nccl" not in (cfg.backend or ""):
         return None
-    import torch  # noqa: PLC0415  (not before it is needed)
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
 
     index = (cfg.local_rank or 0) % max(1, torch.cuda.device_count())
     torch.cuda.set_device(index)

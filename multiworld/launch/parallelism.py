@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.alltoall import _world
-from multiworld.launch.plan import data_parallelism
+from multiworld.launch.sizes import data_parallelism
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,7 +56,7 @@ class Parallelism:
 
 
 def groups_along(dimension: str, *, pipeline: int, data: int, model: int) -> list[tuple[int, ...]]:
-    """Return the ranks of every group along a dimension ("pipeline", "data" or "model"), in the mesh's order."""
+    """Return the ranks of each group along "pipeline", "data" or "model", in the mesh's order."""
     sizes = {"pipeline": pipeline, "data": data, "model": model}
     strides = {"pipeline": data * model, "data": model, "model": 1}
     others = [name for name in DIMENSIONS if name != dimension]
@@ -71,10 +71,10 @@ def groups_along(dimension: str, *, pipeline: int, data: int, model: int) -> lis
 
 
 def init_parallelism(cfg: MultiprocessConfig, world: World | str | None = None) -> Parallelism:
-    """Divide the default group, or a world, into model-, pipeline- and data-parallel groups. Every rank calls it.
+    """Divide the default group, or a world, into model-, pipeline- and data-parallel groups, on every rank.
 
-    Rank ``(p * data + d) * model + m`` is part ``m`` of stage ``p`` in replica ``d``. The groups have the backends
-    that `cfg` names for them; what it leaves out is the whole group's own.
+    Rank ``(p * data + d) * model + m`` is part ``m`` of stage ``p`` in replica ``d``. The groups have the
+    backends that `cfg` names for them; what it leaves out is the whole group's own.
 
     Args:
         cfg: ``model_parallelism``, ``pipeline_parallelism`` and the backends are used.
@@ -89,9 +89,9 @@ def init_parallelism(cfg: MultiprocessConfig, world: World | str | None = None) 
         BrokenWorldException: the world broke meanwhile.
         RuntimeError: torch's, where there is no default group.
     """
-    import torch  # noqa: PLC0415  (not before it is needed)
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+    import torch  # noqa: PLC0415  (importing this package loads no torch)
+    import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  (importing this loads no torch)
 
     made = _world(world)
     with made if made is not None else contextlib.nullcontext():

@@ -12,11 +12,11 @@ from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.child import INTERRUPTED, Job, run
-from multiworld.launch.culprit import Failure, culprit
+from multiworld.launch.complete import LaunchPlan, complete
 from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
-from multiworld.launch.plan import LaunchPlan, plan
-from multiworld.launch.resolving import environment_of, gather, serving, with_environment
-from multiworld.launch.slip import Slip
+from multiworld.launch.first_failure import Failure, first_failure
+from multiworld.launch.host import environment_of, gather, serving, with_environment
+from multiworld.launch.result_file import ResultFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["launch_subprocesses"]
 
 _GLANCE = 1.0
-"""Seconds between two looks at processes whose end nobody tells: what they started may hold their pipe open."""
+"""Seconds between two polls of the processes: their children may hold their pipe open beyond their end."""
 
 _UNWINDING = 1.0
 """Seconds that processes have to end by themselves after Ctrl-C, which a terminal sends them too."""
@@ -45,9 +45,9 @@ def launch_subprocesses(
 ) -> list[Any]:
     """Run ``func(cfg, *args, **kwargs)`` in ``local_world_size`` processes; each gets its own complete `cfg`.
 
-    A single process is run in place, without a new one; so is one that torchrun or m8d-run started. All find RANK,
-    LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment. The store at that
-    address is served by this process until all have ended.
+    A single process is run in place, without a new one; so is one that torchrun or m8d-run started. All find
+    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment. The
+    store at that address is served by this process until all have ended.
 
     Ctrl-C ends all, quietly: it is raised here, once. When this process ends, however it does, the others are
     ended by the kernel.
@@ -61,7 +61,8 @@ def launch_subprocesses(
         **kwargs: for `func`.
 
     Returns:
-        What `func` returned, by local rank: copies, tensors included. In place: a list of one, the object itself.
+        What `func` returned, by local rank: copies, tensors included. In place: a list of one, the object
+            itself.
 
     Raises:
         ConfigError: a value of `cfg` breaks a rule.
@@ -70,16 +71,16 @@ def launch_subprocesses(
         ProcessExitedError: a process ended by a signal, or with an exit code other than 0.
         LaunchError: a process could not be started.
     """
-    made = plan(cfg, gather(), rank_offset)
+    made = complete(cfg, gather(), rank_offset)
     with serving(made) as served:
         if len(served.configs) == 1:
             return [_in_place(served, func, setup, args, kwargs)]
-        with contextlib.ExitStack() as slips:
+        with contextlib.ExitStack() as result_files:
             workers = []
             for each in served.configs:
-                slip = Slip()
-                slips.callback(slip.close)
-                workers.append(_Worker(Job(func, each, setup, args, kwargs, slip)))
+                result_file = ResultFile()
+                result_files.callback(result_file.close)
+                workers.append(_Worker(Job(func, each, setup, args, kwargs, result_file)))
             return _Crew(workers, cfg.grace, cfg.launch_method).run()
 
 
@@ -93,7 +94,7 @@ def _in_place(made: LaunchPlan, func: Any, setup: Any, args: Any, kwargs: Any) -
 
 @dataclass
 class _Worker:
-    """One process and what it is to do."""
+    """One process and its job."""
 
     job: Job
     process: Any = None
@@ -105,7 +106,7 @@ class _Worker:
         return self.process is not None and self.process.exitcode is None
 
     def failure(self) -> Failure:
-        cfg, told = self.job.cfg, self.job.slip.failure()
+        cfg, told = self.job.cfg, self.job.result_file.failure()
         return Failure(
             rank=cfg.rank or 0,
             local_rank=cfg.local_rank or 0,
@@ -113,12 +114,12 @@ class _Worker:
             exit_code=self.process.exitcode,
             at=self.ended if told is None else told["at"],
             raised=told,
-            began=self.job.slip.has_begun(),
+            began=self.job.result_file.has_begun(),
         )
 
 
 class _Crew:
-    """All processes of one launch; nobody outlives `run`."""
+    """All processes of one launch; none outlives `run`."""
 
     def __init__(self, workers: list[_Worker], grace: float, method: str) -> None:
         self._workers = workers
@@ -140,7 +141,7 @@ class _Crew:
         if failures:
             self._end(0)
             raise _error(failures)
-        results = [worker.job.slip.result() for worker in self._workers]
+        results = [worker.job.result_file.result() for worker in self._workers]
         self._end(0)
         return results
 
@@ -149,8 +150,8 @@ class _Crew:
 
         cfg = worker.job.cfg
         try:
-            # A context of its own for each: whose end is the first is decided here, and so is how long the others
-            # have to end, which torch's own waiting fixes at 30 s.
+            # A context of its own for each: this class finds the first failure, and gives the others the
+            # grace period, which torch's own waiting fixes at 30 s.
             context = engine.start_processes(
                 run, args=(worker.job,), nprocs=1, join=False, daemon=False, start_method=self._method
             )
@@ -163,7 +164,7 @@ class _Crew:
         (worker.process,) = context.processes
 
     def _watch(self) -> list[Failure]:
-        """Wait until all have ended well; or return who has failed by then."""
+        """Wait until all processes have ended with 0, or return the failures as soon as there are any."""
         while waiting := [worker for worker in self._workers if not worker.done]:
             connection.wait([worker.process.sentinel for worker in waiting], timeout=_GLANCE)
             now = time.monotonic()
@@ -179,7 +180,7 @@ class _Crew:
         return []
 
     def _end(self, unwinding: float) -> None:
-        """End those that run: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""
+        """End all: SIGTERM after `unwinding` seconds, SIGKILL after the grace, or at a second Ctrl-C."""
         started = [worker for worker in self._workers if worker.process is not None]
         try:
             self._wait(unwinding)
@@ -208,7 +209,7 @@ class _Crew:
 
 
 def _error(failures: list[Failure]) -> LaunchError:
-    first, others = culprit(failures)
+    first, others = first_failure(failures)
     also = tuple(each.line() for each in others)
     if first.raised is not None:
         return ProcessRaisedError(
@@ -227,10 +228,10 @@ def _error(failures: list[Failure]) -> LaunchError:
 
 @contextlib.contextmanager
 def _ctrl_c_kept_back(method: str) -> Iterator[None]:
-    """Start processes with SIGINT blocked, so that Ctrl-C finds them ready for it; here it is raised afterwards.
+    """Start processes with SIGINT blocked until they are ready; here Ctrl-C is raised afterwards.
 
-    Blocking it would not do here: a thread of torch's takes it then, and a process that is half started prints a
-    traceback.
+    Blocking it alone is not enough here: a thread of torch's would take it. A process that is half started
+    would print a traceback.
     """
     came: list[int] = []
     here = threading.current_thread() is threading.main_thread()
@@ -238,8 +239,8 @@ def _ctrl_c_kept_back(method: str) -> Iterator[None]:
     if callable(handler):
         signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
-        # Both are started with the first process otherwise: the tracker unblocks the signal, the server would keep
-        # it blocked for everything it ever starts.
+        # Both would be started with the first process: the tracker unblocks the signal, and the server would
+        # keep it blocked for all its processes.
         resource_tracker.ensure_running()
         if method == "forkserver":
             forkserver.ensure_running()

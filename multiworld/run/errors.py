@@ -1,4 +1,4 @@
-"""What the launcher refuses, and why.
+"""Errors of the launcher.
 
 RunError                the launcher cannot do what it was asked (exit code 2 when an argument is to blame)
 ├── ArgumentsError      an option's value breaks a rule
@@ -23,12 +23,13 @@ class ArgumentsError(RunError):
 class PlanError(RunError):
     """A worlds file is wrong.
 
-    The string begins with ``path:line:`` (without the line where none is to blame).
+    The string begins with ``path:line:`` (without the line if no single line is wrong).
+
 
     Args:
-        value: what was found.
-        path: of the file; "" where the plan came from nowhere.
-        line: counted from 1; 0 where no single line is to blame.
+        value: the wrong value.
+        path: of the file; "" without a file.
+        line: counted from 1; 0 if no single line is wrong.
         rule, next_step: as for `MultiworldError`.
     """
 

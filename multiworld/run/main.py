@@ -1,7 +1,8 @@
 """``m8d-run``: the command. Errors become exit codes here and nowhere else.
 
-Exit codes: 0 when all workers ended with 0; that of the first failed worker (128 + the signal's number, if one ended
-it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments or a wrong worlds file; else 1.
+Exit codes: 0 when all workers ended with 0; that of the first failed worker (128 + the signal's number, if
+one ended it); 128 + the signal's number when a signal ended the launcher; 2 for wrong arguments or a wrong
+worlds file; else 1.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-run``; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["status"]:
-        from multiworld.run import status  # noqa: PLC0415  (answers without loading torch)
+        from multiworld.run.view import status  # noqa: PLC0415  (answers without loading torch)
 
         return status.main(words[1:])
     if words[:1] == ["--version"]:
         say(f"m8d-run {__version__}")
         return 0
     try:
-        from multiworld.run.launch import launch  # noqa: PLC0415  (loads torch)
-        from multiworld.run.options import parse  # noqa: PLC0415
+        from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
+        from multiworld.run.options import parse  # noqa: PLC0415  (loads torch)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":
             raise
         complain(
-            f"m8d-run: {error}: this Python ({sys.executable}) has no torch with torch.distributed, which m8d-run is"
-            " built on. Install torch 2.4 or newer, and see docs/install.md."
+            f"m8d-run: {error}: this Python ({sys.executable}) has no torch with torch.distributed, which "
+            "m8d-run is built on. Install torch 2.4 or newer, and see docs/install.md."
         )
         return NO_TORCH
     try:

@@ -1,4 +1,4 @@
-"""The command line of ``m8d-run``: torch's own parser for everything torchrun takes, and the launcher's options."""
+"""Command line of ``m8d-run``: torch's own parser for torchrun's options, and the launcher's options."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
-    from multiworld.run.plan import WorldsPlan
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["Options", "build_parser", "configure", "parse"]
 
 _DESCRIPTION = """\
 Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
-A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run here.\
+A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run
+here.\
 """
 _NPROC_DEFAULT = "1"
 _MAX_RESTARTS = (
-    "How often a worker that failed is started again: each worker so many times, with --restart group all together. "
-    "(default: 0, the first failure ends the run)"
+    "How often a worker that failed is started again: each worker so many times, with --restart group all "
+    "together. (default: 0, the first failure ends the run)"
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for.
+    """Options of the command line.
 
     Attributes:
         torch: torchrun's own options, as its parser returns them.
@@ -44,8 +45,8 @@ class Options:
         worlds: path of the worlds file; None: none.
         ui: whether to show the live view.
         log_format: "text" or "json".
-        verbose: whether the log of text has every event.
-        restart_backoff, restart_backoff_max: seconds; see `multiworld.run.restarts`.
+        verbose: whether a text log has every event.
+        restart_backoff, restart_backoff_max: seconds; see `multiworld.run.workers.restarts`.
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
         grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.
@@ -69,11 +70,11 @@ class Options:
 
 
 _TOLD_APART = {"nproc_per_node", "rdzv_backend", "node_rank"}
-"""Options that mean something else when they are not given than when they are given with torch's default."""
+"""Options whose absence means something else than torch's default."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return torch's parser with the launcher's options. Each can be given as PET_<NAME> in the environment too."""
+    """Return torch's parser with the launcher's options, which PET_<NAME> in the environment sets too."""
     parser = get_args_parser()
     parser.prog = "m8d-run"
     parser.description = _DESCRIPTION
@@ -94,7 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
         "worlds",
         default=None,
         metavar="FILE.toml",
-        help="Roles, and worlds between their workers; the script joins its worlds with multiworld.join_all().",
+        help="Roles, and worlds between their workers; the script joins its worlds with "
+        "multiworld.join_all().",
     )
     add("ui", action=check_env, type=None, help="Show the run live on the terminal (needs rich).")
     add(
@@ -107,8 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
         "verbose",
         action=check_env,
         type=None,
-        help="Log every event: worlds that are joined and become active, workers that end. Without it text has "
-        "starts, failures, restarts, worlds that break and heal, and a summary; JSON always has everything.",
+        help="Log every event: worlds that are joined and become active, workers that end. Without it text "
+        "has starts, failures, restarts, worlds that break and heal, and a summary; JSON always has "
+        "everything.",
     )
     own.add_argument(
         "--version", action="version", version=f"m8d-run {__version__}", help="Print the version."
@@ -118,8 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=1.0,
         type=float,
         metavar="SECONDS",
-        help="Before the second restart in a row of a worker that does not come up; doubled for each further one. "
-        "(default: 1)",
+        help="Before the second restart in a row of a worker that does not come up; doubled for each further "
+        "one. (default: 1)",
     )
     add(
         "restart-backoff-max",
@@ -147,15 +150,16 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         type=float,
         metavar="SECONDS",
-        help="Between the signal that asks workers to end and SIGKILL. (default: torchrun's shutdown timeout, 30)",
+        help="Between the signal that asks workers to end and SIGKILL. (default: torchrun's shutdown "
+        "timeout, 30)",
     )
     own.add_argument(
         "--use-env",
         "--use_env",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="As torchrun: the script finds its local rank in LOCAL_RANK. --no-use-env: it gets --local-rank=N as "
-        "well, as from torch.distributed.launch without --use-env.",
+        help="As torchrun: the script finds its local rank in LOCAL_RANK. --no-use-env: it gets "
+        "--local-rank=N as well, as from torch.distributed.launch without --use-env.",
     )
     for action in parser._actions:  # noqa: SLF001  (argparse offers no way to ask for an option)
         if action.dest == "max_restarts":
@@ -209,7 +213,8 @@ def parse(argv: Sequence[str]) -> Options:
     if args.no_python and not args.use_env:
         raise ArgumentsError(
             "--no-python with --no-use-env",
-            rule="A program that is not run by Python gets no --local-rank, as under torch.distributed.launch",
+            rule="A program that is not run by Python gets no --local-rank, as under "
+            "torch.distributed.launch",
             next_step="Leave one of them out",
         )
     return options
@@ -234,14 +239,15 @@ def _seconds(name: str, value: float, least: float = 0.0) -> float:
 def configure(
     options: Options, plan: WorldsPlan | None = None
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """Return what torchrun would launch: its configuration, and the program (or function) with its arguments.
+    """Return torchrun's configuration, and the program (or function) with its arguments.
 
     Args:
-        options: what was asked for; ``options.torch`` is completed as torchrun does it.
-        plan: of the worlds file: says how many workers there are, where --nproc-per-node does not.
+        options: of the command line; ``options.torch`` is completed as torchrun does it.
+        plan: of the worlds file; has the number of workers where --nproc-per-node is not given.
 
     Raises:
-        ArgumentsError: torchrun would refuse it, or the only node has another number of workers than the plan.
+        ArgumentsError: torchrun would refuse the options, or the only node has another number of workers than
+            the worlds file.
     """
     args = options.torch
     try:
@@ -253,9 +259,10 @@ def configure(
     if plan is not None and not options.nproc_given:
         args.nproc_per_node = str(_share(plan, least))
     if not options.static_meant and args.rdzv_endpoint and most > 1:
-        # torchrun's default is "static", where an endpoint without a node rank makes every node the first one.
+        # torchrun's default is "static", where an endpoint without a node rank makes every node the first
+        # one.
         args.rdzv_backend = "c10d"
-    _meet(args, most)
+    _complete_rendezvous(args, most)
     try:
         config, entrypoint, arguments = config_from_args(args)
     except (ValueError, RuntimeError, AssertionError, TypeError, OSError) as exc:
@@ -275,8 +282,8 @@ def configure(
     return config, entrypoint, arguments
 
 
-def _meet(args: argparse.Namespace, most: int) -> None:
-    """Decide on the rendezvous as torchrun does, which differs between versions in --master-port's default."""
+def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:
+    """Complete the rendezvous options as torchrun does, with one default of --master-port."""
     if args.rdzv_backend == "standalone":
         args.standalone = True
     alone = (
@@ -291,12 +298,12 @@ def _meet(args: argparse.Namespace, most: int) -> None:
 
 
 def _share(plan: WorldsPlan, nodes: int) -> int:
-    """Workers that a node can have so that `nodes` of them have room for all; the last may have fewer."""
+    """Return the workers per node with which `nodes` nodes have room for all workers."""
     return -(-plan.world_size // max(1, nodes))
 
 
 def _fits(plan: WorldsPlan, share: int, most: int) -> None:
-    """Check what one launcher can know: of several nodes each has its own --nproc-per-node (`ManyNodes.settle`)."""
+    """Check the number of workers of a single node; `MultiNode.settle` checks that of several."""
     if most == 1 and share != plan.world_size:
         raise ArgumentsError(
             f"--nproc-per-node {share} on one node, for {plan.world_size} workers of {plan.path}",

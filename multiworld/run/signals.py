@@ -1,6 +1,7 @@
-"""What the launcher's loop sleeps on: descriptors, a time, and signals, which are noted and never raise by themselves.
+"""Signals in the launcher: queued for its loop (`Wake`), or recorded beside torch's handlers (`Arrivals`).
 
-`Arrivals` is for ``--restart group``, where torch's handlers do raise, wherever the main thread is at that moment.
+`Wake` (``--restart worker``) queues signals and never raises. `Arrivals` is for ``--restart group``, where
+torch's handlers raise, at any point of the main thread.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ __all__ = ["Arrivals", "Wake", "numbers"]
 
 
 def numbers(names: str) -> tuple[signal.Signals, ...]:
-    """Return the signals of a list like ``SIGTERM,SIGINT``; names that this system does not have are left out."""
+    """Return the signals of a list like ``SIGTERM,SIGINT``; names unknown to this system are left out."""
     known = (getattr(signal, name.strip(), None) for name in names.split(","))
     return tuple(found for found in known if isinstance(found, signal.Signals))
 
 
 class Wake:
-    """Sleeps until a descriptor is readable, a signal came, or time is up."""
+    """Waits until a descriptor is readable, a signal arrives, or a timeout passes."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -40,7 +41,7 @@ class Wake:
         self._wakeup: int | None = None
 
     def listen(self, signals: Iterable[signal.Signals]) -> None:
-        """Note these signals from now on. Only in the main thread, where Python handles signals."""
+        """Queue these signals from now on. Only in the main thread, where Python handles signals."""
         for number in signals:
             if number in {signal.SIGKILL, signal.SIGSTOP} or number in self._before:
                 continue
@@ -52,14 +53,14 @@ class Wake:
 
     @property
     def listening(self) -> tuple[signal.Signals, ...]:
-        """The signals that are noted."""
+        """The signals that are queued."""
         return tuple(self._before)
 
     def _note(self, number: int, _frame: object) -> None:
         self._came.append(signal.Signals(number))
 
     def signalled(self) -> signal.Signals | None:
-        """Take the oldest signal that came and was not taken yet."""
+        """Return and remove the oldest queued signal."""
         return self._came.popleft() if self._came else None
 
     def add(self, fd: int) -> None:
@@ -84,7 +85,7 @@ class Wake:
         return ready
 
     def close(self) -> None:
-        """Handle signals as before."""
+        """Restore the handlers."""
         if self._wakeup is not None:
             signal.set_wakeup_fd(self._wakeup)
             self._wakeup = None
@@ -97,11 +98,11 @@ class Wake:
 
 
 class Arrivals:
-    """Which signals came, whatever their handlers did and whatever became of the exceptions that they raised.
+    """Records signals, independently of their handlers and of the exceptions that these raise.
 
-    Python's own handler in C writes each signal's number to a descriptor (`signal.set_wakeup_fd`), before the handler
-    in Python runs. So an exception that was raised inside an ``except Exception`` (logging has them too, and
-    destructors) is not the only trace.
+    Python's own handler in C writes each signal's number to a descriptor (`signal.set_wakeup_fd`), before the
+    handler in Python runs. So a signal is not lost with an exception that an ``except Exception`` swallows
+    (logging has them, and destructors).
     """
 
     def __init__(self) -> None:
@@ -111,13 +112,13 @@ class Arrivals:
         self._before: int | None = None
 
     def open(self) -> None:
-        """Note signals from now on. Harmless when repeated, and outside of the main thread, where none is handled."""
+        """Record signals from now on. Harmless when repeated, and outside of the main thread."""
         if self._before is None and threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
             os.register_at_fork(after_in_child=self._forked)
 
     def take(self, wanted: Iterable[signal.Signals]) -> signal.Signals | None:
-        """Return the first of `wanted` that came since the last call; None if none of them did."""
+        """Return the first of `wanted` that arrived since the last call, or None."""
         numbers = b""
         with suppress(BlockingIOError):
             while True:
@@ -126,7 +127,7 @@ class Arrivals:
         return next((signal.Signals(number) for number in numbers if number in expected), None)
 
     def close(self) -> None:
-        """Note no more. Harmless when repeated."""
+        """Stop recording. Harmless when repeated."""
         if self._before is not None:
             signal.set_wakeup_fd(self._before)
             self._before = None
@@ -134,7 +135,7 @@ class Arrivals:
         self._theirs.close()
 
     def _forked(self) -> None:
-        """A child that is forked (a worker that is a function) has signals of its own."""
+        """Detach a forked child (a worker that is a function) from the launcher's descriptor."""
         if self._before is not None:
             self._before = None
             signal.set_wakeup_fd(-1)

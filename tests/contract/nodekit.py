@@ -126,10 +126,11 @@ def main():
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    from multiworld.run.happenings import Happenings
-    from multiworld.run.lane import shut_down
-    from multiworld.run.nodes import NodesSpec, make_nodes
-    from multiworld.run.plan import Role, WorldsPlan
+    from multiworld.run.events import EventBus
+    from multiworld.run.nodes.interface import NodesSpec
+    from multiworld.run.nodes.multi import MultiNode
+    from multiworld.run.nodes.rendezvous import shut_down
+    from multiworld.run.worldsfile.worlds_plan import Role, WorldsPlan
 
     options = json.loads(sys.argv[1])
     backend, endpoint, run_id = options["backend"], options["endpoint"], options["run_id"]
@@ -140,8 +141,8 @@ def main():
             backend, endpoint, run_id, smallest, most, local_addr=options.get("local_addr"), **config
         )
     )
-    happenings = Happenings()
-    happenings.listen(
+    bus = EventBus()
+    bus.subscribe(
         lambda each: emit(type(each).__name__, **dataclasses.asdict(each) | {"at": time.monotonic()})
     )
     total = options.get("total")
@@ -152,9 +153,9 @@ def main():
         hang_timeout=options.get("hang", 2.0), timeout=60,
     )  # fmt: skip
     emit("up", pid=os.getpid())
-    nodes = make_nodes(spec, handler, happenings, plan)
-    seating = nodes.settle(handler.next_rendezvous())
-    emit("settled", **dataclasses.asdict(seating))
+    nodes = MultiNode(spec, handler, bus, plan)
+    assignment = nodes.settle(handler.next_rendezvous())
+    emit("settled", **dataclasses.asdict(assignment))
     code, failed, finished = None, "", 0
     while code is None:
         ready, _, _ = select.select([nodes.fileno(), sys.stdin], [], [], 0.1)
@@ -164,7 +165,7 @@ def main():
             emit("finished", count=finished)
         for event in nodes.poll():
             fields = dataclasses.asdict(event)
-            emit(type(event).__name__.lower(), **(fields | fields.pop("seating", {})))
+            emit(type(event).__name__.lower(), **(fields | fields.pop("assignment", {})))
             if type(event).__name__ in {"Over", "Stop"}:
                 code = 1 if type(event).__name__ == "Stop" or event.lost else 0
         if sys.stdin in ready:

@@ -7,15 +7,19 @@ import importlib
 
 import pytest
 
-from benchmarks.figures import from_json, to_json
-from benchmarks.part import Run
+from benchmarks.figures.figure import from_json, to_json
+from benchmarks.measuring.part import Run
 
 pytestmark = pytest.mark.everyday
 
 
 def measured(name, *options):
     """The part's figures, by name; a remark says that something was not as it should be."""
-    part, parser, remarks = importlib.import_module(f"benchmarks.{name}").PART, argparse.ArgumentParser(), []
+    part, parser, remarks = (
+        importlib.import_module(f"benchmarks.{name}.part").PART,
+        argparse.ArgumentParser(),
+        [],
+    )
     part.add_options(parser)
     figures = list(part.measure(Run(options=parser.parse_args(options), remark=remarks.append)))
     found = {figure.name: figure for figure in figures}

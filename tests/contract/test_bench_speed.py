@@ -8,17 +8,17 @@ import socket
 
 import pytest
 
-from benchmarks.figures import from_json, to_json
-from benchmarks.latency import FORMS, MAIN, OTHERS
-from benchmarks.latency_ops import COMMUNICATED, PLAIN, Operation
-from benchmarks.part import Run, Unavailable
-from benchmarks.ranks import Ranks
+from benchmarks.figures.figure import from_json, to_json
+from benchmarks.latency.operations import COMMUNICATED, PLAIN, Operation
+from benchmarks.latency.part import FORMS, MAIN, OTHERS
+from benchmarks.measuring.part import Run, Unavailable
+from benchmarks.measuring.ranks import Ranks
 
 pytestmark = pytest.mark.everyday
 
 
 def options(name, *given):
-    part, parser = importlib.import_module(f"benchmarks.{name}").PART, argparse.ArgumentParser()
+    part, parser = importlib.import_module(f"benchmarks.{name}.part").PART, argparse.ArgumentParser()
     part.add_options(parser)
     return part, parser.parse_args(given)
 
@@ -63,7 +63,7 @@ def test_fanin():
 
 
 def test_the_program_for_pymultiworld_runs_on_this_package():
-    with Ranks("benchmarks.peers_rank:make", 2, args={"backend": "gloo"}) as ranks, socket.socket() as held:
+    with Ranks("benchmarks.peers.rank:make", 2, args={"backend": "gloo"}) as ranks, socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         assert all(ms > 0 for ms in ranks.call("create", world="one", port=held.getsockname()[1]))
@@ -98,7 +98,7 @@ def test_an_operation_that_did_nothing_is_noticed(op, rank):
 
 
 def test_both_lists_of_operations_agree():
-    from benchmarks import latency
+    from benchmarks.latency import part as latency
 
     assert latency._COMMUNICATED == COMMUNICATED
     assert latency._PLAIN - {"send_recv"} == PLAIN.keys()

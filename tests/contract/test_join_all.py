@@ -19,10 +19,10 @@ import torch
 from worldkit import PATIENCE, left_over, outcome
 
 import multiworld as mw
-from multiworld.run.control import ControlServer
-from multiworld.run.happenings import Happenings, WorldChanged
-from multiworld.run.worldstext import parse
-from multiworld.run.worldstore import WorldStore
+from multiworld.run.control.server import ControlServer
+from multiworld.run.events import EventBus, WorldChanged
+from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.worldsfile.parse import parse
 
 log = logging.getLogger("measured")
 
@@ -60,12 +60,12 @@ class Launcher:
     def __init__(self, text):
         self.plan = parse(text, "test.toml")
         self.seen = []
-        happenings = Happenings()
-        happenings.listen(self.seen.append)
+        bus = EventBus()
+        bus.subscribe(self.seen.append)
         self.store = WorldStore("127.0.0.1")
         self.folder = tempfile.mkdtemp(prefix="m8d-test-")
         self.server = ControlServer(
-            f"{self.folder}/s/control.sock", self.plan, happenings, dict, store=lambda: self.store.address
+            f"{self.folder}/s/control.sock", self.plan, bus, dict, store=lambda: self.store.address
         )
         self.server.start()
 

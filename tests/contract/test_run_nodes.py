@@ -1,4 +1,4 @@
-"""Several nodes: who sits where, who is lost, who takes the seat. Agents without workers, one process for each."""
+"""Several nodes: rank assignment, losses, takeover of slots. Agents without workers, one process for each."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def guest(**more):
 
 
 def start(cluster, count=3, **options):
-    """Start nodes; the first serves the rendezvous store. Returns them with their seatings."""
+    """Start nodes; the first serves the rendezvous store. Returns them with their assignments."""
     agents = [cluster.start(**(host() if number == 0 else guest()), **options) for number in range(count)]
     return agents, [agent.wait("settled") for agent in agents]
 
 
-def by_seat(agents, settled):
-    return {each["seat"]: agent for agent, each in zip(agents, settled, strict=True)}
+def by_slot(agents, settled):
+    return {each["slot"]: agent for agent, each in zip(agents, settled, strict=True)}
 
 
 def end(agents, code=0, lost=()):
@@ -54,12 +54,12 @@ def end(agents, code=0, lost=()):
 
 def test_nodes_agree_and_a_spare_stands_by(cluster):
     agents, settled = start(cluster)
-    assert sorted(str(each["seat"]) for each in settled) == ["0", "1", "None"]
+    assert sorted(str(each["slot"]) for each in settled) == ["0", "1", "None"]
     for each in settled:
         assert (each["world_size"], each["nodes"]) == (2, 2)
-        assert each["base_rank"] == (each["seat"] or 0)
+        assert each["base_rank"] == (each["slot"] or 0)
     assert len({each["store"] for each in settled}) == 1
-    spare = by_seat(agents, settled)[None]
+    spare = by_slot(agents, settled)[None]
     for agent in agents:
         if agent is not spare:
             agent.say("done")
@@ -71,52 +71,52 @@ def test_nodes_agree_and_a_spare_stands_by(cluster):
 @pytest.mark.parametrize("who", ["a guest", "the rendezvous store's host"])
 def test_a_spare_takes_the_seat_of_a_node_that_died(cluster, who):
     agents, settled = start(cluster)
-    seats = by_seat(agents, settled)
+    slots = by_slot(agents, settled)
     victim = (
         agents[0]
         if who != "a guest"
-        else next(a for s, a in seats.items() if s is not None and a is not agents[0])
+        else next(a for s, a in slots.items() if s is not None and a is not agents[0])
     )
     place = settled[agents.index(victim)]
-    if place["seat"] is None:  # the host itself stands by: then there is nothing to move
-        pytest.skip("the host of the store got no seat this time")
-    spare = seats[None]
+    if place["slot"] is None:  # the host itself stands by: then there is nothing to move
+        pytest.skip("the host of the store got no slot this time")
+    spare = slots[None]
     rest = [agent for agent in agents if agent is not victim]
     victim.kill()
-    lost = rest[0].wait("lost", seat=place["seat"])
-    assert (lost["seat"], lost["ranks"]) == (place["seat"], [place["base_rank"]])
+    lost = rest[0].wait("lost", slot=place["slot"])
+    assert (lost["slot"], lost["ranks"]) == (place["slot"], [place["base_rank"]])
     # Whoever did not run itself just then may hear of the silence first.
     assert lost["cause"] in {"crashed", "unreachable", "hung", "failed"}
-    taken = spare.wait("seated")
-    log.info("%s killed: its seat was taken %.2f s after the loss was seen", who, taken["at"] - lost["at"])
-    assert (taken["seat"], taken["base_rank"], taken["world_size"]) == (place["seat"], place["base_rank"], 2)
+    taken = spare.wait("reassigned")
+    log.info("%s killed: its slot was taken %.2f s after the loss was seen", who, taken["at"] - lost["at"])
+    assert (taken["slot"], taken["base_rank"], taken["world_size"]) == (place["slot"], place["base_rank"], 2)
     other = next(agent for agent in rest if agent is not spare)
     if who != "a guest":
-        # The store of planned worlds was on the first seat: it moves, and everyone knows where to.
-        moved = other.wait("seated")
-        assert moved["seat"] == settled[agents.index(other)]["seat"]
-        if place["seat"] == 0:
+        # The store of planned worlds was on the first slot: it moves, and everyone knows where to.
+        moved = other.wait("reassigned")
+        assert moved["slot"] == settled[agents.index(other)]["slot"]
+        if place["slot"] == 0:
             assert moved["store"] == taken["store"] != place["store"]
         assert "running workers go on" in other.wait("Note")["text"]
     end(rest)
-    assert all(each["seat"] == settled[agents.index(other)]["seat"] for each in other.all("seated"))
+    assert all(each["slot"] == settled[agents.index(other)]["slot"] for each in other.all("reassigned"))
 
 
 def test_a_node_that_leaves_is_replaced(cluster):
     agents, settled = start(cluster)
-    seats = by_seat(agents, settled)
-    seats[1].say("leave")
-    assert seats[1].finish() == 0
-    assert seats[0].wait("lost")["cause"] == "left"
-    if seats[1] is agents[0]:  # it closed the rendezvous' store as well; the seat moves all the same
-        seats[0].wait("Note")
-    assert seats[None].wait("seated")["seat"] == 1
-    end([seats[0], seats[None]])
+    slots = by_slot(agents, settled)
+    slots[1].say("leave")
+    assert slots[1].finish() == 0
+    assert slots[0].wait("lost")["cause"] == "left"
+    if slots[1] is agents[0]:  # it closed the rendezvous' store as well; the slot moves all the same
+        slots[0].wait("Note")
+    assert slots[None].wait("reassigned")["slot"] == 1
+    end([slots[0], slots[None]])
 
 
 def test_without_a_spare_the_rest_goes_on_and_a_newcomer_has_the_seat(cluster):
     agents, settled = start(cluster, count=2, nnodes=[1, 3])
-    keeps = settled[0]["seat"]
+    keeps = settled[0]["slot"]
     agents[1].kill()
     assert agents[0].wait("lost")["ranks"] == [1 - keeps]
     assert f"no node for rank {1 - keeps}" in agents[0].wait("Note")["text"]
@@ -124,10 +124,10 @@ def test_without_a_spare_the_rest_goes_on_and_a_newcomer_has_the_seat(cluster):
     place = new.wait("settled")
     log.info("a node that came after a loss had its place %.2f s after its process was up",
              place["at"] - new.wait("up")["at"])  # fmt: skip
-    assert (place["seat"], place["base_rank"]) == (1 - keeps, 1 - keeps)
-    assert agents[0].wait("NodeJoined", seat=1 - keeps)
+    assert (place["slot"], place["base_rank"]) == (1 - keeps, 1 - keeps)
+    assert agents[0].wait("NodeJoined", slot=1 - keeps)
     end([agents[0], new])
-    assert {each["seat"] for each in agents[0].all("seated")} <= {keeps}
+    assert {each["slot"] for each in agents[0].all("reassigned")} <= {keeps}
 
 
 def test_stop_ends_the_run_when_nobody_can_take_the_seat(cluster):
@@ -139,10 +139,10 @@ def test_stop_ends_the_run_when_nobody_can_take_the_seat(cluster):
 
 def test_stop_goes_on_when_a_spare_takes_the_seat(cluster):
     agents, settled = start(cluster, on_loss="stop")
-    seats = by_seat(agents, settled)
-    victim = seats[1] if seats[1] is not agents[0] else seats[0]
+    slots = by_slot(agents, settled)
+    victim = slots[1] if slots[1] is not agents[0] else slots[0]
     victim.kill()
-    seats[None].wait("seated")
+    slots[None].wait("reassigned")
     end([agent for agent in agents if agent is not victim])
 
 
@@ -157,18 +157,18 @@ def test_a_run_that_ends_without_some_ranks_is_no_success(cluster):
 
 def test_a_node_that_dies_when_it_is_done_is_not_missed(cluster):
     agents, settled = start(cluster)
-    seats = by_seat(agents, settled)
-    victim, other = (seats[0], seats[1]) if seats[0] is not agents[0] else (seats[1], seats[0])
+    slots = by_slot(agents, settled)
+    victim, other = (slots[0], slots[1]) if slots[0] is not agents[0] else (slots[1], slots[0])
     victim.say("done")
     other.wait("finished")
-    seats[None].wait("finished")
+    slots[None].wait("finished")
     victim.kill()
     other.say("done")
-    for agent in (other, seats[None]):
+    for agent in (other, slots[None]):
         assert agent.wait("over")["lost"] == []
         assert agent.finish() == 0
         assert agent.all("lost") == []
-        assert agent.all("seated") == []
+        assert agent.all("reassigned") == []
 
 
 def test_a_node_that_fails_ends_the_run_for_all(cluster):
@@ -182,20 +182,20 @@ def test_a_node_that_fails_ends_the_run_for_all(cluster):
 
 def test_a_stopped_agent_loses_its_seat_and_knows_it_when_it_wakes(cluster):
     agents, settled = start(cluster)
-    seats = by_seat(agents, settled)
-    victim = seats[1] if seats[1] is not agents[0] else seats[0]
+    slots = by_slot(agents, settled)
+    victim = slots[1] if slots[1] is not agents[0] else slots[0]
     place = settled[agents.index(victim)]
-    if agents[0] is seats[None]:
+    if agents[0] is slots[None]:
         pytest.skip("the host of the store stands by this time")
     victim.process.send_signal(signal.SIGSTOP)
-    other = next(agent for agent in agents if agent not in {victim, seats[None]})
-    lost = other.wait("lost", seat=place["seat"])
+    other = next(agent for agent in agents if agent not in {victim, slots[None]})
+    lost = other.wait("lost", slot=place["slot"])
     assert lost["cause"] in {"hung", "unreachable", "failed"}  # "failed": it stood still itself just then
-    taken = seats[None].wait("seated")
-    assert taken["seat"] == place["seat"]
+    taken = slots[None].wait("reassigned")
+    assert taken["slot"] == place["slot"]
     victim.process.send_signal(signal.SIGCONT)
-    mine = victim.wait("seated")
-    assert mine["seat"] is None
+    mine = victim.wait("reassigned")
+    assert mine["slot"] is None
     assert "lost its seat" in mine["reason"]
     for agent in agents:
         if agent is not victim:
@@ -211,13 +211,13 @@ def test_static_rendezvous_lets_a_node_come_back(cluster):
     shape = {"backend": "static", "nnodes": [2, 2]}
     agents = [cluster.start(**shape, conf={"rank": rank}) for rank in range(2)]
     settled = [agent.wait("settled") for agent in agents]
-    assert [each["seat"] for each in settled] == [0, 1]
+    assert [each["slot"] for each in settled] == [0, 1]
     agents[1].kill()
     assert agents[0].wait("lost")["ranks"] == [1]
     agents[0].wait("Note")
     again = cluster.start(**shape, conf={"rank": 1})
     place = again.wait("settled")
-    assert (place["seat"], place["base_rank"], place["store"]) == (1, 1, settled[0]["store"])
+    assert (place["slot"], place["base_rank"], place["store"]) == (1, 1, settled[0]["store"])
     end([agents[0], again])
 
 
@@ -244,19 +244,19 @@ def hosts(cluster, network, **options):
 
 def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, network):
     agents, settled = hosts(cluster, network)
-    seats = by_seat(agents, settled)
-    victim = next(agent for seat, agent in seats.items() if seat is not None and agent is not agents[0])
+    slots = by_slot(agents, settled)
+    victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
     place = settled[agents.index(victim)]
-    if agents[0] is seats[None]:
+    if agents[0] is slots[None]:
         pytest.skip("the host of the store stands by this time")
     number = agents.index(victim) + 1
     network.pull(number)
-    gave_up = victim.wait("seated")
-    assert gave_up["seat"] is None
+    gave_up = victim.wait("reassigned")
+    assert gave_up["slot"] is None
     lost = agents[0].wait("lost")
-    assert (lost["cause"], lost["seat"]) == ("unreachable", place["seat"])
-    taken = seats[None].wait("seated")
-    assert taken["seat"] == place["seat"]
+    assert (lost["cause"], lost["slot"]) == ("unreachable", place["slot"])
+    taken = slots[None].wait("reassigned")
+    assert taken["slot"] == place["slot"]
     log.info("cut off, hang timeout %.1f s: taken %.2f s after it was given up, %.2f s after the others saw the loss",
              HANG, taken["at"] - gave_up["at"], taken["at"] - lost["at"])  # fmt: skip
     assert gave_up["at"] < taken["at"], "for a while two nodes had the same ranks"
@@ -264,26 +264,26 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
     victim.seen.clear()
     network.plug(number)
     back = victim.wait("NodeJoined")
-    assert back["seat"] in {0, 1}
-    assert agents[0].wait("NodeJoined", seat=None)
-    # It is a spare now, and takes the next seat that is free.
-    seats[None].kill()
-    again = victim.wait("seated", seat=place["seat"])
+    assert back["slot"] in {0, 1}
+    assert agents[0].wait("NodeJoined", slot=None)
+    # It is a spare now, and takes the next slot that is free.
+    slots[None].kill()
+    again = victim.wait("reassigned", slot=place["slot"])
     assert again["base_rank"] == place["base_rank"]
     end([agents[0], victim])
 
 
 def test_the_rendezvous_store_goes_with_a_host_that_is_cut_off_and_the_others_go_on(cluster, network):
     agents, settled = hosts(cluster, network)
-    seats = by_seat(agents, settled)
+    slots = by_slot(agents, settled)
     place = settled[0]
-    if place["seat"] is None:
+    if place["slot"] is None:
         pytest.skip("the host of the store stands by this time")
     network.pull(1)
-    gave_up = agents[0].wait("seated")  # its own store answers, but it sees a minority
-    assert gave_up["seat"] is None
-    taken = seats[None].wait("seated")
-    assert taken["seat"] == place["seat"]
+    gave_up = agents[0].wait("reassigned")  # its own store answers, but it sees a minority
+    assert gave_up["slot"] is None
+    taken = slots[None].wait("reassigned")
+    assert taken["slot"] == place["slot"]
     assert gave_up["at"] < taken["at"]
     rest = agents[1:]
     for agent in rest:

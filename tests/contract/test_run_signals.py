@@ -52,7 +52,7 @@ def three(*more: str) -> list[str]:
     return ["--nproc-per-node", "3", "--max-restarts", "9", *more]
 
 
-def guards(run: runkit.Run) -> list[int]:
+def reapers(run: runkit.Run) -> list[int]:
     """The programs that watch over this launcher's workers: its children."""
     found = []
     for pid in runkit.living():
@@ -61,7 +61,7 @@ def guards(run: runkit.Run) -> list[int]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == run.pid and b"guard.py" in line:
+        if parent == run.pid and b"orphan_reaper.py" in line:
             found.append(pid)
     return found
 
@@ -169,7 +169,7 @@ def test_no_orphans_that_ignore_it_or_were_started_by_workers(tmp_path):
         tmp_path, IGNORES.replace("hold()", "") + STUBBORN_CHILD, options=three("--grace", "1")
     ) as run:
         children = [told.child for told in run.wait_told("up", 6) if "child" in told]
-        watcher = guards(run)
+        watcher = reapers(run)
         run.signal(signal.SIGKILL)
         gone(run, children)
         assert run.leftovers() == []
@@ -203,9 +203,9 @@ def test_a_signal_ends_functions(tmp_path, method):
 def test_the_guard_is_started_again_and_knows_all_workers(tmp_path):
     with runkit.launched(tmp_path, PLAIN, options=three()) as run:
         run.wait_told("up", 3)
-        (first,) = guards(run)
+        (first,) = reapers(run)
         os.kill(first, signal.SIGKILL)
-        run.wait_for(lambda: [g for g in guards(run) if g != first] != [], "another guard")
+        run.wait_for(lambda: [each for each in reapers(run) if each != first] != [], "another reaper")
         run.signal(signal.SIGKILL)
         assert run.leftovers() == []
 
@@ -218,18 +218,18 @@ if _attempt == 0 and _rank == 1:
 SAYS_ALOUD = """
 import os, sys
 from multiworld.run.main import main
-from multiworld.run.warden import Warden
-plain = Warden._say
+from multiworld.run.workers.reaper_client import ReaperClient
+plain = ReaperClient._say
 
 def say(self, *lines):
     with open(os.environ["M8D_SAID"], "a") as file:
         file.writelines(line + chr(10) for line in lines)
     plain(self, *lines)
 
-Warden._say = say
+ReaperClient._say = say
 sys.exit(main(sys.argv[1:]))
 """
-"""The launcher, which writes down what it tells its guard."""
+"""The launcher, which writes down what it tells its orphan reaper."""
 
 
 @pytest.mark.parametrize("restart", ["worker", "group"])
@@ -250,7 +250,7 @@ def test_the_guard_lets_the_launchers_signals_be_the_launchers_business(tmp_path
     """Whatever ends a whole session or container at once reaches the guard as well."""
     with runkit.launched(tmp_path, PLAIN, options=three()) as run:
         run.wait_told("up", 3)
-        (guard,) = guards(run)
+        (guard,) = reapers(run)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             os.kill(guard, number)
         run.signal(signal.SIGKILL)
@@ -296,20 +296,20 @@ def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
 WHILE_IT_TELLS = """
 import os, signal, sys
 from multiworld.run import main
-from multiworld.run.happenings import WorkerStarted
-from multiworld.run.journal import Journal
+from multiworld.run.events import WorkerStarted
+from multiworld.run.view.log import EventLog
 
-tell = Journal.__call__
+tell = EventLog.__call__
 started = []
 
-def interrupted(journal, happening):
-    if isinstance(happening, WorkerStarted):
-        started.append(happening)
+def interrupted(event_log, event):
+    if isinstance(event, WorkerStarted):
+        started.append(event)
         if len(started) == 3:
             {how}
-    tell(journal, happening)
+    tell(event_log, event)
 
-Journal.__call__ = interrupted
+EventLog.__call__ = interrupted
 sys.exit(main.main(sys.argv[1:]))
 """
 SIGNALLED = "os.kill(os.getpid(), signal.SIGTERM)"
@@ -352,7 +352,7 @@ def test_a_launcher_that_waits_for_other_nodes_can_be_ended(tmp_path, name, code
     ]
     with runkit.launched(tmp_path, PLAIN, options=options) as run:
         run.wait_line("event=run-started")
-        run.wait_for(lambda: guards(run) != [], "the launcher's parts")
+        run.wait_for(lambda: reapers(run) != [], "the launcher's parts")
         time.sleep(1)  # into the rendezvous
         run.signal(getattr(signal, name))
         assert run.ended() == code

@@ -11,7 +11,7 @@ import pytest
 from m8d_build.errors import SourceUnreachable
 from m8d_build.settings import REPO_ROOT, Settings
 from m8d_build.sources import SPARSE, fetch_source
-from m8d_build.sources.check import differences
+from m8d_build.sources.identity import differences
 from m8d_build.targets import load_targets
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="there is no apt-get")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build.blobs import blob_id
 from m8d_build.errors import BlobMismatch, CommandFailed, SourceUnreachable
-from m8d_build.gitdoor import fetch as door
-from m8d_build.gitdoor.fetch import fetch_tag
+from m8d_build.files.blobs import blob_id
+from m8d_build.gitrepo import fetch as door
+from m8d_build.gitrepo.fetch import fetch_tag
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.sources import SPARSE, fetch_source, obtain, sources_for
@@ -292,7 +292,7 @@ FETCHES_FOR_LONG = """
 import signal
 import sys
 from pathlib import Path
-from m8d_build.gitdoor.fetch import fetch_tag
+from m8d_build.gitrepo.fetch import fetch_tag
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who started us in the background may have it ignored
 base = Path(sys.argv[2])
 fetch_tag(sys.argv[1], "v2.6.0", repo=base / "r", tree=base / "t", folders=(), timeout=60)

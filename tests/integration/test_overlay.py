@@ -19,11 +19,12 @@ import toytorch
 from rich.console import Console
 from toytorch import PYTHON, Toy
 
-from m8d_build import errors, overlay
+from m8d_build import errors
 from m8d_build.cli import main
-from m8d_build.lock import hold
-from m8d_build.overlay import OverlayRequest, build_overlay
-from m8d_build.plan import EXPECTED_SECONDS
+from m8d_build.files.lock import hold
+from m8d_build.overlay import build as overlay
+from m8d_build.overlay.build import OverlayRequest, build_overlay
+from m8d_build.overlay.plan import Step
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
@@ -87,7 +88,7 @@ def test_an_official_wheel_becomes_a_patched_one(toy: Toy, tmp_path: Path, share
     for word in (str(wheel), "sha256:", "cleanup-only, marker", "python -m pip install"):
         assert word in said
     assert [line.split("]")[0] for line in said.splitlines() if line.startswith("[")] == [
-        f"[{number}/{len(EXPECTED_SECONDS)}" for number in range(1, len(EXPECTED_SECONDS) + 1)
+        f"[{number}/{len(Step)}" for number in range(1, len(Step) + 1)
     ]
 
 
@@ -211,7 +212,7 @@ def request_of(toy: Toy) -> OverlayRequest:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("name", [name for name, _ in EXPECTED_SECONDS])
+@pytest.mark.parametrize("name", [step.title for step in Step])
 def test_ctrl_c_at_any_step_leaves_nothing_half_made_and_the_next_run_finishes(
     toy: Toy, tmp_path: Path, shared_cache: Path, name: str, after: bool
 ) -> None:
@@ -397,7 +398,7 @@ def test_a_disk_that_fills_up_while_the_wheel_is_written(
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("m8d_build.repack.ZipWriter", full)
+    monkeypatch.setattr("m8d_build.wheel.repack.ZipWriter", full)
     refused(command(toy, tmp_path, shared_cache), errors.DiskFull)
     assert not wheels_in(tmp_path / "out")
     assert not leftovers(tmp_path / "out")
@@ -424,7 +425,7 @@ def test_a_missing_compiler(
 def test_a_package_that_cannot_be_had(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(
-        "m8d_build.download.Retry.__init__.__defaults__",
+        "m8d_build.environments.download.Retry.__init__.__defaults__",
         (1, 0.0, 60.0, lambda s: None, lambda: 0.0),
         raising=False,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fakewheel
 
-from m8d_build.blobs import blob_id
+from m8d_build.files.blobs import blob_id
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 CXX = os.environ.get("CXX") or shutil.which("g++") or "c++"

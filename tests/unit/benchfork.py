@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from benchmarks.forks import ForkError, Forks, forever
+from benchmarks.measuring.forks import ForkError, Forks, forever
 
 
 def make(rank: int, count: int, args: dict[str, object]) -> Parent:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import tomli_w
 
-from m8d_build.blobs import blob_id
-from m8d_build.diffs import ABSENT, FilePatch, Hunk, Line, render
-from m8d_build.series import load_series
+from m8d_build.files.blobs import blob_id
+from m8d_build.series.diffs import ABSENT, FilePatch, Hunk, Line, render
+from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
 
 HEADER = """Topic: {topic}

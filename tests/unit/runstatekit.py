@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from multiworld.run import happenings as h
-from multiworld.run.state import RunState
+from multiworld.run import events as h
+from multiworld.run.view.state import RunState
 
 AT = 1_700_000_000.0
 
 
-def begun(workers: int = 8, *, max_restarts: int = 3) -> list[h.Happening]:
+def begun(workers: int = 8, *, max_restarts: int = 3) -> list[h.RunEvent]:
     """A hub (rank 0) and `workers` workers, worker i with the hub in world "w{i}"; everything active."""
-    told: list[h.Happening] = [
+    told: list[h.RunEvent] = [
         h.RunStarted(AT, "job7", "worker", max_restarts, "train.py", "alpha"),
-        h.SeatTaken(AT, 0, 1),
+        h.SlotTaken(AT, 0, 1),
         h.WorkerStarted(AT, 0, "hub", 0, 0, 4000, 0),
     ]
     for i in range(workers):
@@ -23,7 +23,7 @@ def begun(workers: int = 8, *, max_restarts: int = 3) -> list[h.Happening]:
     return told
 
 
-def killed(rank: int = 3, at: float = AT + 100) -> list[h.Happening]:
+def killed(rank: int = 3, at: float = AT + 100) -> list[h.RunEvent]:
     """That worker of `begun` is killed; the hub notices; it is started again, and back in its world."""
     world = f"w{rank - 1}"
     return [
@@ -40,7 +40,7 @@ def killed(rank: int = 3, at: float = AT + 100) -> list[h.Happening]:
     ]
 
 
-def run_of(*told: h.Happening, at: float = AT + 200) -> RunState:
+def run_of(*told: h.RunEvent, at: float = AT + 200) -> RunState:
     """A state of these happenings, looked at `at`."""
     state = RunState(clock=lambda: at)
     for each in told:
@@ -57,7 +57,7 @@ _SMALL = st.integers(0, 9)
 
 ANYTHING = st.one_of(
     st.builds(h.RunStarted, _TIME, _TEXT, st.sampled_from(["worker", "group"]), _SMALL, _TEXT, _TEXT),
-    st.builds(h.SeatTaken, _TIME, _SEAT, _SMALL),
+    st.builds(h.SlotTaken, _TIME, _SEAT, _SMALL),
     st.builds(h.WorkerStarted, _TIME, _RANK, _TEXT, _RANK, _RANK, _PID, _SMALL),
     st.builds(h.WorkerFailed, _TIME, _RANK, _PID, _SMALL, st.integers(-70, 255), _TEXT),
     st.builds(h.WorkerRestarting, _TIME, _RANK, _SMALL, st.floats(0, 60), _SMALL),

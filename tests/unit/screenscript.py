@@ -13,9 +13,9 @@ from pathlib import Path
 
 from runstatekit import begun, killed
 
-from multiworld.run import happenings as h
-from multiworld.run.screen import open_screen
-from multiworld.run.state import RunState
+from multiworld.run import events as h
+from multiworld.run.view.screen import open_screen
+from multiworld.run.view.state import RunState
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from m8d_build.blobs import blob_id
+from m8d_build.files.blobs import blob_id
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings
 from m8d_build.sources import obtain

@@ -16,9 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from patchkit import GROUP, NCCL, NEW, TOPICS, VERSION, Text, commit_all, make_kit, snapshot, write_tree
 
-from m8d_build import swap as swap_module
-from m8d_build.apply import apply_series, patched_files, pristine_files, revert_series, tree_version
-from m8d_build.blobs import blob_id
 from m8d_build.errors import (
     AlreadyApplied,
     BlobMismatch,
@@ -31,9 +28,12 @@ from m8d_build.errors import (
     PatchRejected,
     WrongTree,
 )
-from m8d_build.receipt import RECEIPT, load_receipt
-from m8d_build.rules import verify
-from m8d_build.swap import HOME, Change, repair, swap
+from m8d_build.files.blobs import blob_id
+from m8d_build.series import swap as swap_module
+from m8d_build.series.apply import apply_series, patched_files, pristine_files, revert_series, tree_version
+from m8d_build.series.receipt import RECEIPT, load_receipt
+from m8d_build.series.rules import verify
+from m8d_build.series.swap import HOME, Change, repair, swap
 
 
 @pytest.fixture(params=["folder", "git"])
@@ -231,7 +231,7 @@ def test_a_series_with_findings_is_refused(both):
 
 
 def test_git_must_agree(git_kit, monkeypatch):
-    monkeypatch.setattr("m8d_build.apply.check_applies", lambda tree, diffs: "error: no")
+    monkeypatch.setattr("m8d_build.series.apply.check_applies", lambda tree, diffs: "error: no")
     refused(git_kit, PatchRejected, "git apply --check")
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.compare import Verdict, change, compare, growing
-from benchmarks.figures import Figure, Goal
-from benchmarks.records import PartRun, Record, previous
+from benchmarks.figures.compare import Verdict, change, compare, growing
+from benchmarks.figures.figure import Figure, Goal
+from benchmarks.figures.records import PartRun, Record, previous
 
 
 def figure(value: float, low: float, high: float, samples: int = 20, **more) -> Figure:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import detection, overheads, rebuild, worlds
-from benchmarks.detection import Times
-from benchmarks.detection_session import HANG, Fault
-from benchmarks.part import Run
-from benchmarks.rebuild import Rebuilds
+from benchmarks.detection import part as detection
+from benchmarks.detection.part import Times
+from benchmarks.detection.session import HANG, Fault
+from benchmarks.measuring.part import Run
+from benchmarks.overheads import part as overheads
+from benchmarks.rebuild import part as rebuild
+from benchmarks.rebuild.part import Rebuilds
+from benchmarks.worlds import part as worlds
 
 
 def fault(at, seen, *, ended=None, third=None, cause="crashed", error="BrokenWorldException"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.figures import (
+from benchmarks.figures.figure import (
     Figure,
     Goal,
     distribution,

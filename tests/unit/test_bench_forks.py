@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ranks import Ranks
+from benchmarks.measuring.ranks import Ranks
 
 HERE = Path(__file__).parent
 

@@ -9,13 +9,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks import notes as texts
-from benchmarks import page, records
-from benchmarks.figures import Goal, distribution, ratio, summary
-from benchmarks.goals import TARGETS, answers
-from benchmarks.notes import BadNotes, Notes
-from benchmarks.pictures import PICTURES, draw_all, units_of
-from benchmarks.records import PartRun, Record
+from benchmarks.figures import records
+from benchmarks.figures.figure import Goal, distribution, ratio, summary
+from benchmarks.figures.goals import TARGETS, answers
+from benchmarks.figures.records import PartRun, Record
+from benchmarks.page import notes as texts
+from benchmarks.page import write as page
+from benchmarks.page.notes import BadNotes, Notes
+from benchmarks.page.pictures import PICTURES, draw_all, units_of
 
 MACHINE = {
     "cpu": "Some CPU", "cores": 2, "memory_gb": 25.3, "kernel": "6.1", "python": "3.11.7", "torch": "2.13.0",
@@ -139,12 +140,38 @@ def test_parts_have_their_tables_pictures_and_texts():
     text = shown(SMALL)
     assert "| send_recv/4B/2 | 60 µs | 52.8 µs (0.88) | **150 µs (2.5)** |" in text
     assert "| | 1 | 30 | 100 |\n|---|---|---|---|\n| join | 7.35 ms | 7.35 ms | 7.35 ms |" in text
-    assert (
-        text.index("## Latency") < text.index("(latency-send-recv.svg)") < text.index("Text about the part.")
-    )
+    assert text.index("## Latency") < text.index("Text about the part.")
     assert "(throughput.svg)" not in text, "a picture that was not drawn"
     assert "**`send_recv/4B/*/aio`.** A message wakes the loop: 40 µs." in text
     assert "| crash/1/p50 | 0.795 ms | 0.647 to 0.942; p99 1.08; max 1.09 | 60 |" in text
+
+
+def test_the_page_opens_with_pictures_then_goals_then_the_method():
+    text = page.text_of({"a.json": SMALL}, PICTURES, NOTES)
+    order = [
+        "# Speed",
+        *(f"({each.name}.svg)" for each in PICTURES if each.opens and each.part in SMALL.parts),
+    ]
+    order += [
+        "## Goals",
+        "## Method",
+        "## Repeat it",
+        "## Latency",
+        "(throughput.svg)",
+        "Text about the part.",
+    ]
+    assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+    assert "(peers.svg)" not in text, "of a part that was not measured"
+
+
+def test_pictures_are_legible_on_a_phone(drawn):
+    folder, names = drawn
+    for name in names:
+        text = (folder / f"{name}.svg").read_text()
+        width = re.search(r'<svg [^>]*width="([\d.]+)pt"', text)
+        assert width
+        assert float(width[1]) * 4 / 3 <= 350, "shown smaller than it was drawn"
+        assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", text)) >= 7.5
 
 
 def test_a_part_comes_from_its_newest_full_run():
@@ -196,7 +223,7 @@ def drawn(tmp_path_factory):
 
 def test_pictures_are_drawn_of_what_is_there(drawn):
     folder, names = drawn
-    assert names == ["latency-send-recv", "latency-all-reduce", "throughput", "fanin", "worlds", "detection"]
+    assert names == ["latency-send-recv", "latency-all-reduce", "detection", "worlds", "fanin", "throughput"]
     assert sorted(path.stem for path in folder.iterdir()) == sorted(names)
 
 

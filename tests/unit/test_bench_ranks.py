@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ranks import END_SECONDS, RankError, Ranks, RankTimeout
+from benchmarks.measuring.ranks import END_SECONDS, RankError, Ranks, RankTimeout
 
 HERE = Path(__file__).parent
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import records
-from benchmarks.figures import Goal, from_json, ratio, summary, to_json
-from benchmarks.machine import describe, same_kind, words
-from benchmarks.records import BadRecord, PartRun, Record, dump, load, parse, save, stored
+from benchmarks.figures import records
+from benchmarks.figures.figure import Goal, from_json, ratio, summary, to_json
+from benchmarks.figures.machine import describe, same_kind, words
+from benchmarks.figures.records import BadRecord, PartRun, Record, dump, load, parse, save, stored
 
 MACHINE = {"cpu": "X", "cores": 2, "memory_gb": 25.3, "kernel": "6.1", "python": "3.11.7", "torch": "2.13.0"}
 SIMPLE = Record(

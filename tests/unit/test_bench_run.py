@@ -9,11 +9,12 @@ import json
 import pytest
 from rich.console import Console
 
-from benchmarks import cli, records
-from benchmarks.figures import Goal, distribution, ratio, summary
-from benchmarks.part import Part, Unavailable
+from benchmarks import cli
+from benchmarks.figures import records
+from benchmarks.figures.figure import Goal, distribution, ratio, summary
+from benchmarks.figures.table import measure, number, spread
+from benchmarks.measuring.part import Part, Unavailable
 from benchmarks.runner import Runner
-from benchmarks.table import measure, number, spread
 
 OURS, STOCK = [9.1, 9.2, 9.0, 9.5], [10.0, 10.1, 10.2, 10.0]
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import fanin, latency
-from benchmarks.figures import Goal
-from benchmarks.latency import KB, MB, Case, goal_of
-from benchmarks.part import Run
-from benchmarks.timing import told
+from benchmarks.fanin import part as fanin
+from benchmarks.figures.figure import Goal
+from benchmarks.latency import part as latency
+from benchmarks.latency.part import KB, MB, Case, goal_of
+from benchmarks.measuring.part import Run
+from benchmarks.measuring.timing import told
 
 MANY = ("send_recv", "all_reduce")
 

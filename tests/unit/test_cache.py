@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from m8d_build.cli import main
-from m8d_build.keep import KINDS, prune, survey, unused
+from m8d_build.files.cachedir import KINDS, prune, survey, unused
 from m8d_build.settings import REPO_ROOT
 
 NOW = 1_000_000_000.0

@@ -3,8 +3,8 @@ from fakewheel import write_wheel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from m8d_build.changes import Edit, Put, content, edit_blocks
-from m8d_build.wheelfile import open_wheel
+from m8d_build.wheel.changes import Edit, Put, content, edit_blocks
+from m8d_build.wheel.wheelfile import open_wheel
 
 
 @st.composite

@@ -19,7 +19,7 @@ from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
 from m8d_build.cli import check as check_cli
-from m8d_build.envs import Environment
+from m8d_build.environments.venvs import Environment
 from m8d_build.errors import (
     BehaviourFailed,
     CommandFailed,
@@ -479,7 +479,7 @@ def test_tree_of_links_lacks_one_library_and_leaves_the_installation_alone(tmp_p
 
 
 def marker_json(marker: Marker) -> bytes:
-    from m8d_build.marking import make_marker
+    from m8d_build.wheel.marking import make_marker
 
     return make_marker(marker)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build.compile import Compiled, compile_all, compiler_identity
 from m8d_build.errors import CommandFailed, CompilerMissing
-from m8d_build.plan import CompileJob, Layout
+from m8d_build.overlay.compile import Compiled, compile_all, compiler_identity
+from m8d_build.overlay.plan import CompileJob, Layout
 from m8d_build.progress import Silent
 
 pytestmark = pytest.mark.compiler

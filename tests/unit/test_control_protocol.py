@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiworld._net.control import MAX_LINE, ControlClient, Lines, ProtocolError, encode
-from multiworld.run import control, folders
-from multiworld.run.control import ControlServer
+from multiworld.run.control import server as control
+from multiworld.run.control import sockets as folders
+from multiworld.run.control.server import ControlServer
 from multiworld.run.errors import RunError
-from multiworld.run.happenings import Happenings
-from multiworld.run.worldstext import parse
+from multiworld.run.events import EventBus
+from multiworld.run.worldsfile.parse import parse
 
 PATIENCE = 60.0
 PLAN = """
@@ -51,12 +52,12 @@ class Served:
         self.seen = []
         self.snapshot = lambda: {"version": 1}
         self.store = "tcp://127.0.0.1:1"
-        happenings = Happenings()
-        happenings.listen(self.seen.append)
+        bus = EventBus()
+        bus.subscribe(self.seen.append)
         self.server = ControlServer(
             f"{self.folder}/run/{folders.SOCKET}",
             parse(plan, "x.toml") if plan else None,
-            happenings,
+            bus,
             lambda: self.snapshot(),  # noqa: PLW0108  (tests put another one there)
             store=lambda: self.store,
         )
@@ -331,7 +332,7 @@ def test_a_listener_or_a_store_that_fails(served, peer):
     worker.say({"hello": "worker", "rank": 1, "attempt": 0})
     worker.hear()
     served.server._store = fail
-    served.server._happenings.listen(fail)
+    served.server._bus.subscribe(fail)
     worker.say({"world": "w0", "state": "active", "generation": 1}, {"ask": "worlds", "id": 1})
     assert worker.hear()["store"] == "tcp://127.0.0.1:1"  # what was known last
     assert served.states() == [(1, "w0", "active", 1)]
@@ -421,7 +422,7 @@ def test_the_oldest_of_too_many_silent_ones_makes_room(served, monkeypatch):
 def test_a_path_that_cannot_be():
     with tempfile.TemporaryDirectory() as folder:
         for path in (f"{folder}/{'x' * 108}/s", f"{folder}/no/no/s"):
-            server = ControlServer(path, None, Happenings(), dict, store=str)
+            server = ControlServer(path, None, EventBus(), dict, store=str)
             with pytest.raises(RunError, match="at most 107 bytes"):
                 server.start()
             server.close()
@@ -516,7 +517,7 @@ def test_the_folder_of_a_launcher(short, monkeypatch):
     assert path == short / "m8d-run" / f"a-run-with--odd-char-{os.getpid()}" / "control.sock"
     assert stat.S_IMODE((short / "m8d-run").stat().st_mode) == 0o700
     assert not path.parent.exists()
-    server = ControlServer(str(path), None, Happenings(), dict, store=str)
+    server = ControlServer(str(path), None, EventBus(), dict, store=str)
     server.start()
     assert [each for each in folders.sockets() if each.is_relative_to(short)] == [path]
     other = Path(folders.choose("a run/with: odd characters, and a long name"))

@@ -8,9 +8,9 @@ from fakewheel import big
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m8d_build import deflate as module
-from m8d_build.deflate import ChunkCache, deflate
 from m8d_build.errors import CheckFailed
+from m8d_build.wheel import deflate as module
+from m8d_build.wheel.deflate import ChunkCache, deflate
 
 
 def run(blocks, **options):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from m8d_build.diffparse import parse_diff
-from m8d_build.diffs import FilePatch, Hunk, Line, fit
+from m8d_build.series.diffparse import parse_diff
+from m8d_build.series.diffs import FilePatch, Hunk, Line, fit
 
 HUNK = Hunk(
     1, 3, 1, 3, "", (Line(" ", b"ctx\n"), Line("-", b"ctx\n"), Line("+", b"new\n"), Line(" ", b"ctx\n"))

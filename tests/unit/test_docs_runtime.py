@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
+import statespage
 
 from multiworld import errors, events, settings
-from multiworld._core import lifecycle
 from multiworld.events import State
 
 ROOT = Path(__file__).parents[2]
@@ -111,32 +111,13 @@ def test_states_and_causes_are_all_explained() -> None:
     page = rows(text("concepts.md"))
     explained = [bare(row[0]) for row in page if len(row) == 2 and row[0].startswith("`")]
     assert explained == [*(s.name for s in State), *(c.value for c in events.Cause)]
-    for name in ("faults.md", "../README.md"):
+    for name in ("faults.md", "index.md", "../README.md"):
         named = [row[1] for row in rows(text(name)) if len(row) > 2 and re.fullmatch(r"`[a-z]+`", row[1])]
         assert set(map(bare, named)) == {c.value for c in events.Cause}
 
 
-def test_the_table_of_transitions_is_the_state_machine() -> None:
-    breakage = events.Breakage(events.Cause.CRASHED, (1,), "", 0.0)
-    happenings = (
-        lifecycle.Joined(),
-        lifecycle.JoinFailed(ValueError()),
-        lifecycle.Broke(breakage),
-        lifecycle.CloseAsked(),
-    )
-    expected = set()
-    for state in State:
-        for event in happenings:
-            try:
-                after, _ = lifecycle.step(state, event)
-            except lifecycle.IllegalStepError:
-                continue
-            if after is not state:
-                expected.add((state.name, type(event).__name__, after.name))
-    shown = [
-        tuple(map(bare, row)) for row in rows(text("concepts.md")) if row[0] in {f"`{s.name}`" for s in State}
-    ]
-    assert {row for row in shown if len(row) == 3} == expected
+def test_the_state_machine_on_the_page_is_that_of_the_code() -> None:
+    assert statespage.current() == statespage.generated(), "python tests/statespage.py writes it"
 
 
 def methods(module: str, owner: str) -> set[str]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build import download
-from m8d_build.blobs import file_sha256
-from m8d_build.download import Retry, WheelRequest, get_wheel, official_request
+from m8d_build.environments import download
+from m8d_build.environments.download import Retry, WheelRequest, get_wheel, official_request
 from m8d_build.errors import (
     BuildBusy,
     CommandFailed,
@@ -21,7 +20,8 @@ from m8d_build.errors import (
     WheelMismatch,
     WheelUnreachable,
 )
-from m8d_build.lock import hold
+from m8d_build.files.blobs import file_sha256
+from m8d_build.files.lock import hold
 from m8d_build.proc import Finished
 from m8d_build.progress import Silent
 from m8d_build.settings import Settings

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from fakewheel import record_of
 
-from m8d_build import envs, proc
-from m8d_build.envs import (
+from m8d_build import proc
+from m8d_build.environments import venvs as envs
+from m8d_build.environments.venvs import (
     Environment,
     Environments,
     Recipe,
@@ -26,7 +27,7 @@ from m8d_build.errors import (
     WheelMismatch,
     WheelUnreachable,
 )
-from m8d_build.lock import hold
+from m8d_build.files.lock import hold
 
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 SHA_A, SHA_B = "a" * 64, "b" * 64

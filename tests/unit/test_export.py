@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from patchkit import GROUP, NCCL, NEW, TOPICS, Text, commit_all, make_kit, snapshot
 
-from m8d_build.apply import apply_series, revert_series
 from m8d_build.errors import BlobMismatch, DirtyTree, NotApplied, PatchRejected, WrongTree
-from m8d_build.export import export_series
-from m8d_build.gitdoor.tree import check_applies, diff_contents, merge_contents
-from m8d_build.receipt import load_receipt
-from m8d_build.rules import verify
+from m8d_build.gitrepo.tree import check_applies, diff_contents, merge_contents
+from m8d_build.series.apply import apply_series, revert_series
+from m8d_build.series.export import export_series
+from m8d_build.series.receipt import load_receipt
+from m8d_build.series.rules import verify
 
 FIRST, SECOND, THIRD = (f"{n:04}-{topic}.patch" for n, topic in enumerate(TOPICS, 1))
 

@@ -4,9 +4,9 @@ import pytest
 from fakewheel import CMAKE, CPU_FLAGS, METADATA, contents, target_of, write_wheel
 
 from m8d_build.errors import ElfInvalid, WheelInvalid, WheelMismatch
-from m8d_build.facts import cxx11_abi_of, pinned_requirements, read_facts
 from m8d_build.targets import Abi
-from m8d_build.wheelfile import open_wheel
+from m8d_build.wheel.facts import cxx11_abi_of, pinned_requirements, read_facts
+from m8d_build.wheel.wheelfile import open_wheel
 
 pytestmark = pytest.mark.compiler
 

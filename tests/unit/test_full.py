@@ -16,10 +16,10 @@ from m8d_build.errors import (
     Interrupted,
     OutputUnwritable,
 )
-from m8d_build.full import run_full, unfinished
-from m8d_build.full_state import load_state
-from m8d_build.full_steps import Act, Action, Command, FullPlan, Layout, Step
-from m8d_build.lock import hold
+from m8d_build.files.lock import hold
+from m8d_build.full.build import run_full, unfinished
+from m8d_build.full.finished import load_state
+from m8d_build.full.steps import Act, Action, Command, FullPlan, Layout, Step
 from m8d_build.progress import Silent
 
 

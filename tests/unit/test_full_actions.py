@@ -25,18 +25,18 @@ from m8d_build.errors import (
     WheelInvalid,
     WrongTree,
 )
-from m8d_build.full import run_full
-from m8d_build.full_actions import StandardActions, check_tree, link_libraries
-from m8d_build.full_env import Route, RouteKind
-from m8d_build.full_plan import plan_full
-from m8d_build.full_recipes import load_recipes
-from m8d_build.full_steps import Command, FullOptions, Inputs
-from m8d_build.full_wheel import built_wheel, platform_tag, rpath_of, shared_libraries
+from m8d_build.full.actions import StandardActions, check_tree, link_libraries
+from m8d_build.full.build import run_full
+from m8d_build.full.environment import Route, RouteKind
+from m8d_build.full.plan import plan_full
+from m8d_build.full.portable import built_wheel, platform_tag, rpath_of, shared_libraries
+from m8d_build.full.recipes import load_recipes
+from m8d_build.full.steps import Command, FullOptions, Inputs
 from m8d_build.progress import Silent
-from m8d_build.series import Series, load_series
+from m8d_build.series.read import Series, load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import Abi, Status, Target
-from m8d_build.wheelfile import open_wheel
+from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 
 
@@ -268,8 +268,7 @@ def real_plan(tmp_path, machine, series, **changes):
 
 
 def actions_of(tmp_path, series):
-    (tmp_path / "LICENSE").write_text("a licence\n")
-    return StandardActions(make_target(), series, "", tmp_path / "patches", tmp_path / "LICENSE", "0.1")
+    return StandardActions(make_target(), series, "", tmp_path / "patches", "0.1")
 
 
 @pytest.mark.compiler
@@ -477,7 +476,7 @@ def test_a_machine_that_cannot_is_refused_with_every_reason_and_nothing_is_made(
 @pytest.mark.compiler
 def test_the_command_builds_and_says_how_to_install(repository, tmp_path, machine, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("m8d_build.preflight.DISK_BYTES", 0)
+    monkeypatch.setattr("m8d_build.full.preflight.DISK_BYTES", 0)
     monkeypatch.setattr("m8d_build.cli.full.preflight", lambda _need, _machine: [])
     rc, said = execute(repository, "--torch", "2.6.0", "--env", "micromamba", "--python", "3.11")
     assert rc == 0

@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from m8d_build.errors import PrerequisiteMissing, UnknownVersion
-from m8d_build.full_env import SWITCHES, Route, RouteKind, inside
-from m8d_build.full_plan import JOB_BYTES, jobs_for, plan_full
-from m8d_build.full_recipes import RECIPES_FOLDER, load_recipes
-from m8d_build.full_steps import Action, Command, FullOptions, Inputs
+from m8d_build.full.environment import SWITCHES, Route, RouteKind, inside
+from m8d_build.full.plan import JOB_BYTES, jobs_for, plan_full
+from m8d_build.full.recipes import RECIPES_FOLDER, load_recipes
+from m8d_build.full.steps import Action, Command, FullOptions, Inputs
 from m8d_build.targets import Abi, Status, Target
 
 RECIPES = load_recipes()

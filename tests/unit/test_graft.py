@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 from elf_fixtures import OVERLAY, Bench, build, compile_object, link, run_python, shared_bench
 
-from m8d_build import graft as graft_module
 from m8d_build.elf.image import open_image
 from m8d_build.elf.read import read_library, read_object
 from m8d_build.elf.symbols import Symbol
 from m8d_build.errors import AlreadyGrafted, CheckFailed, DiskFull, ElfInvalid, OutputUnwritable
-from m8d_build.graft import export_names, graft, graft_edits, merge_definitions, plan_graft, version_script
+from m8d_build.overlay import graft as graft_module
+from m8d_build.overlay.graft import (
+    export_names,
+    graft,
+    graft_edits,
+    merge_definitions,
+    plan_graft,
+    version_script,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

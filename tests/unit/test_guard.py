@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from multiworld.run.guard import Guard, start_time
+from multiworld.run.workers.orphan_reaper import OrphanReaper, start_time
 
 
 def test_what_is_gone_is_forgotten_with_its_handle():
-    guard = Guard()
+    reaper = OrphanReaper()
     pid = os.getpid()
     before = len([*Path("/proc/self/fd").iterdir()])
-    guard.hear(f"grace 2.5\nstarting t1\nstarting t2\nstarted t1 {pid} {start_time(pid)} 0\n".encode())
-    assert (guard.grace, guard.starting, guard.workers) == (2.5, {"t2"}, {pid: (start_time(pid), False)})
-    guard.hear(f"gone {pid}\nbye".encode())
-    assert (guard.workers, guard.bye) == ({}, False)
+    reaper.hear(f"grace 2.5\nstarting t1\nstarting t2\nstarted t1 {pid} {start_time(pid)} 0\n".encode())
+    assert (reaper.grace, reaper.starting, reaper.workers) == (2.5, {"t2"}, {pid: (start_time(pid), False)})
+    reaper.hear(f"gone {pid}\nbye".encode())
+    assert (reaper.workers, reaper.bye) == ({}, False)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
-    guard.hear(b"\nand what a newer launcher says\n")
-    assert guard.bye
+    reaper.hear(b"\nand what a newer launcher says\n")
+    assert reaper.bye
 
 
 def test_a_number_that_is_anothers_now_is_not_signalled():
-    guard = Guard()
+    reaper = OrphanReaper()
     pid = os.getpid()
-    guard.hear(f"started t1 {pid} {start_time(pid) - 1} 0\n".encode())
-    guard.end_all()  # this process goes on
+    reaper.hear(f"started t1 {pid} {start_time(pid) - 1} 0\n".encode())
+    reaper.end_all()  # this process goes on

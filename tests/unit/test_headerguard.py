@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from m8d_build.headerguard import guarded_like, unguarded
+from m8d_build.overlay.headerguard import guarded_like, unguarded
 
 GUARDED = b"""\
 #if !defined(TORCH_STABLE_ONLY) && !defined(TORCH_TARGET_VERSION)

@@ -43,7 +43,7 @@ def test_git_does_not_ignore_the_toolchain(tmp_path):
         for path in (ROOT / "build").rglob("*")
         if path.suffix in {".py", ".toml", ".txt", ".yml", ".yaml"}
     ]
-    assert "build/m8d_build/apply.py" in paths
+    assert "build/m8d_build/series/apply.py" in paths
     asked = subprocess.run(
         ["git", "-c", "core.excludesFile=/dev/null", "check-ignore", "--no-index", "--", *paths],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,

@@ -12,11 +12,11 @@ from m8d_build.errors import (
     CheckFailed,
     WheelInvalid,
 )
-from m8d_build.graft import graft_edits
-from m8d_build.inspect import TopicStatus, inspect_wheel
-from m8d_build.marking import make_marker
-from m8d_build.repack import Edit, Put, repack
-from m8d_build.wheelfile import open_wheel
+from m8d_build.overlay.graft import graft_edits
+from m8d_build.wheel.inspect import TopicStatus, inspect_wheel
+from m8d_build.wheel.marking import make_marker
+from m8d_build.wheel.repack import Edit, Put, repack
+from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.shim.marker import Marker, Overlay, Topic
 
 pytestmark = pytest.mark.compiler
@@ -111,7 +111,7 @@ def test_symbols_are_left_out_when_not_asked_for(tmp_path, built, patches):
 
 
 def test_topics_are_compared_with_the_patches_here(tmp_path, built, patches, monkeypatch):
-    from m8d_build import inspect as module
+    from m8d_build.wheel import inspect as module
 
     class Patch:
         sha256 = hashlib.sha256(PATCH).hexdigest()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiworld.launch.complete import Facts, address, complete
 from multiworld.launch.config import MultiprocessConfig
-from multiworld.launch.culprit import Failure, culprit
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.first_failure import Failure, first_failure
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
-from multiworld.launch.plan import Facts, address, plan
 
 CPU = Facts({}, 0, frozenset({"gloo", "fake"}), "gloo")
 GPUS = Facts({}, 4, frozenset({"gloo", "nccl"}), "nccl")
@@ -25,13 +25,13 @@ def env(**values: object) -> Facts:
 
 
 def test_nothing_said_on_a_cpu_is_one_process():
-    (cfg,) = plan(MultiprocessConfig(), CPU).configs
+    (cfg,) = complete(MultiprocessConfig(), CPU).configs
     assert (cfg.rank, cfg.local_rank, cfg.world_size, cfg.local_world_size) == (0, 0, 1, 1)
     assert (cfg.master_addr, cfg.backend, cfg.model_parallel_backend) == ("127.0.0.1", "gloo", "gloo")
 
 
 def test_nothing_said_with_gpus_is_one_process_for_each():
-    made = plan(MultiprocessConfig(), GPUS)
+    made = complete(MultiprocessConfig(), GPUS)
     assert [cfg.rank for cfg in made.configs] == [0, 1, 2, 3]
     assert {cfg.backend for cfg in made.configs} == {"nccl"}
     assert made.binds
@@ -39,7 +39,7 @@ def test_nothing_said_with_gpus_is_one_process_for_each():
 
 
 def test_every_field_is_set_and_the_port_goes_in():
-    made = plan(MultiprocessConfig(world_size=2), CPU).at(4711)
+    made = complete(MultiprocessConfig(world_size=2), CPU).at(4711)
     for cfg in made.configs:
         assert [f.name for f in fields(cfg) if f.name != "_server" and getattr(cfg, f.name) is None] == []
         assert (cfg.init_method, cfg.master_port, cfg.served) == ("tcp://127.0.0.1:4711", 4711, True)
@@ -47,22 +47,22 @@ def test_every_field_is_set_and_the_port_goes_in():
 
 def test_one_of_several_hosts():
     cfg = MultiprocessConfig(world_size=8, local_world_size=4, master_addr="10.0.0.1", master_port=29500)
-    first, second = plan(cfg, CPU), plan(cfg, CPU, rank_offset=4)
+    first, second = complete(cfg, CPU), complete(cfg, CPU, rank_offset=4)
     assert [c.rank for c in (*first.configs, *second.configs)] == list(range(8))
     assert [c.local_rank for c in second.configs] == [0, 1, 2, 3]
     assert first.binds
     assert not second.binds
-    same = plan(replace(cfg, rank=4), CPU)
+    same = complete(replace(cfg, rank=4), CPU)
     assert same == replace(second)
 
 
 def test_a_rank_given_by_hand_is_this_process():
     cfg = MultiprocessConfig(rank=1, world_size=2, master_port=29500, master_addr="::1")
-    made = plan(cfg, CPU)
+    made = complete(cfg, CPU)
     assert [(c.rank, c.local_rank, c.world_size) for c in made.configs] == [(1, 0, 2)]
     assert made.configs[0].init_method == "tcp://[::1]:29500"
     assert not made.binds
-    assert plan(replace(cfg, rank=0), CPU).binds
+    assert complete(replace(cfg, rank=0), CPU).binds
 
 
 def test_a_process_of_torchrun_is_taken_as_it_is():
@@ -70,21 +70,21 @@ def test_a_process_of_torchrun_is_taken_as_it_is():
         RANK=3, LOCAL_RANK=1, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, MASTER_ADDR="h", MASTER_PORT=29400,
         TORCH_DISTRIBUTED_BACKEND="fake",
     )  # fmt: skip
-    made = plan(MultiprocessConfig(), facts, rank_offset=2)
+    made = complete(MultiprocessConfig(), facts, rank_offset=2)
     (cfg,) = made.configs
     assert (cfg.rank, cfg.local_rank, cfg.world_size, cfg.local_world_size) == (3, 1, 4, 2)
     assert (cfg.init_method, cfg.backend) == ("tcp://h:29400", "fake")
     assert made.placed
     assert not made.binds
-    assert plan(cfg, facts).configs == made.configs
+    assert complete(cfg, facts).configs == made.configs
     with pytest.raises(ConfigError, match="world_size=8, and WORLD_SIZE=4 in the environment"):
-        plan(MultiprocessConfig(world_size=8), facts)
+        complete(MultiprocessConfig(world_size=8), facts)
 
 
 def test_a_file_needs_no_address():
-    (cfg,) = plan(MultiprocessConfig(rank=1, world_size=2, init_method="file:///tmp/x"), CPU).configs
+    (cfg,) = complete(MultiprocessConfig(rank=1, world_size=2, init_method="file:///tmp/x"), CPU).configs
     assert (cfg.init_method, cfg.master_addr, cfg.master_port) == ("file:///tmp/x", "", 0)
-    assert not plan(MultiprocessConfig(world_size=2, init_method="file:///tmp/x"), CPU).binds
+    assert not complete(MultiprocessConfig(world_size=2, init_method="file:///tmp/x"), CPU).binds
 
 
 C = MultiprocessConfig
@@ -125,7 +125,7 @@ WRONG = [
 @pytest.mark.parametrize(("cfg", "facts", "offset", "told"), WRONG, ids=range(len(WRONG)))
 def test_every_rule_is_told_with_value_rule_and_next_step(cfg, facts, offset, told):
     with pytest.raises(ConfigError) as caught:
-        plan(cfg, facts, offset)
+        complete(cfg, facts, offset)
     assert told in str(caught.value)
     assert caught.value.value
     assert caught.value.rule
@@ -154,7 +154,7 @@ small = st.none() | st.integers(-1, 6)
 def test_a_plan_is_whole_or_refused(cfg, devices, environ, offset):
     facts = Facts(environ, devices, frozenset({"gloo", "nccl"}), "nccl" if devices else "gloo")
     try:
-        made = plan(cfg, facts, offset)
+        made = complete(cfg, facts, offset)
     except ConfigError:
         return
     configs = made.configs
@@ -176,7 +176,7 @@ def test_a_plan_is_whole_or_refused(cfg, devices, environ, offset):
     # What was planned for a process is what that process finds when it looks again.
     bound = made.at(4711) if made.binds else made
     for each in bound.configs:
-        assert plan(each, replace(facts, environ=environ if made.placed else {})).configs == (each,)
+        assert complete(each, replace(facts, environ=environ if made.placed else {})).configs == (each,)
 
 
 def test_a_server_stays_with_its_process():
@@ -223,13 +223,13 @@ def failure(rank, code, at, message=None):
 
 
 def test_who_was_killed_comes_before_who_complains_of_it():
-    first, others = culprit([failure(0, 1, 1.0, "connection closed"), failure(1, -9, 2.0)])
+    first, others = first_failure([failure(0, 1, 1.0, "connection closed"), failure(1, -9, 2.0)])
     assert first.rank == 1
     assert [each.line() for each in others] == ["rank 0: ValueError: connection closed"]
 
 
 def test_otherwise_the_earliest_is_first():
-    first, others = culprit(
+    first, others = first_failure(
         [failure(2, -6, 3.0), failure(1, 1, 2.0, "late"), failure(0, 1, 1.0, "boom\nmore")]
     )
     assert (first.rank, [each.rank for each in others]) == (0, [1, 2])

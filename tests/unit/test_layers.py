@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from importkit import Import, circles, imports_of, modules_of
 
 ROOT = Path(__file__).parents[2]
 TOOLCHAIN = ROOT / "build" / "m8d_build"
@@ -26,7 +28,13 @@ LAYERS = (
         "world",
         "aio",
         "watchdog",
+        "awaited",
+        "building",
+        "busymembers",
+        "explaining",
         "generation",
+        "resources",
+        "statemachine",
         "collectives",
         "objects",
         "receives",
@@ -40,8 +48,15 @@ LAYERS = (
         "joinplan",
         "notices",
     ),
-    ("cli", "shim", "manager", "communicator", "planned", "launch", "run", "__main__"),
+    ("cli", "shim", "manager", "communicator", "joinall", "launch", "run", "__main__"),
 )
+# The toolchain's rooms, lowest first, as docs/toolchain.md shows them: a room imports from those before it.
+ROOMS = (
+    "files", "gitrepo", "elf", "series", "sources", "wheel", "environments", "overlay", "full", "check", "testing",
+    "cli",
+)  # fmt: skip
+# Packages without circles, and the deferred imports that may close one: (importer, imported): why.
+WITHOUT_CIRCLES: dict[Path, dict[tuple[str, str], str]] = {TOOLCHAIN: {}, ROOT / "benchmarks": {}}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
 STARTS_PROGRAMS = {
@@ -141,8 +156,8 @@ def test_the_toolchain_keeps_its_doors(path):
     name, seen = name_of(path), facts(path)
     if not inside(name, "proc.py"):
         assert not STARTS_PROGRAMS & (seen.imports | seen.touches), "only proc starts programs"
-    if not inside(name, "gitdoor/"):
-        assert "git" not in roots(seen.imports), "only gitdoor imports git"
+    if not inside(name, "gitrepo/"):
+        assert "git" not in roots(seen.imports), "only gitrepo imports git"
     if not inside(name, "elf/"):
         assert "elftools" not in roots(seen.imports), "only elf imports elftools"
     if not inside(name, "settings.py", "proc.py"):  # proc hands the environment on and reads nothing of it
@@ -155,6 +170,38 @@ def test_the_toolchain_keeps_its_doors(path):
     if not inside(name, "cli/", "progress.py", "__main__.py"):
         runtime = {name for name in seen.imports if name.startswith("m8d_build.cli")}
         assert not runtime, "nothing below the command line imports it"
+
+
+@pytest.mark.parametrize("path", TOOLCHAIN_FILES)
+def test_the_rooms_of_the_toolchain_import_downward_only(path):
+    own, _, rest = name_of(path).partition("/")
+    above = ROOMS[ROOMS.index(own) + 1 :] if rest else ROOMS
+    taken = {name.split(".")[1] for name in facts(path).imports if name.startswith("m8d_build.")}
+    assert name_of(path) == "__main__.py" or not taken & set(above)
+
+
+def test_the_page_shows_the_rooms_in_this_order():
+    page = (ROOT / "docs" / "toolchain.md").read_text()
+    assert tuple(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == ROOMS
+
+
+def test_circles_are_found():
+    package = {"p.a": "from p import b", "p.b": "import p.c as c\nif TYPE_CHECKING:\n  from p.d import D"}
+    package |= {"p.c": "def f():\n  from p import a", "p.d": "import p.a", "p": ""}
+    found = imports_of(package)
+    assert {Import("p.b", "p.d"), Import("p.c", "p.a", deferred=True)} <= found
+    assert circles(found) == [["p.a", "p.b", "p.c", "p.d"]]
+    assert circles(found, {("p.c", "p.a"): "why"}) == [["p.a", "p.b", "p.d"]]
+    assert circles(found - {Import("p.b", "p.d")}, {("p.c", "p.a"): "why"}) == []
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES, ids=lambda path: path.name)
+def test_no_modules_import_in_circles(package):
+    allowed = WITHOUT_CIRCLES[package]
+    modules = modules_of(package, without=[PROBES])
+    imports = imports_of({module: path.read_text() for module, path in modules.items()})
+    assert circles(imports, allowed) == []
+    assert set(allowed) <= {(i.importer, i.imported) for i in imports if i.deferred}, "an exception left over"
 
 
 @pytest.mark.parametrize("path", TOOLCHAIN_FILES)
@@ -174,10 +221,12 @@ def test_the_toolchain_takes_little_of_multiworld(path):
 def test_nothing_ends_the_process_or_swallows_errors(path):
     seen = facts(path)
     allowed = {"sys.exit"} if path.name == "__main__.py" else set()
-    if name_of(path) in {"proc.py", "gitdoor/fetch.py"}:
+    if name_of(path) in {"proc.py", "gitrepo/fetch.py"}:
         allowed |= {"os.kill"}  # of the programs they started themselves
     assert ENDS_THE_PROCESS & seen.touches <= allowed
-    if not inside(name_of(path), "proc.py", "gitdoor/fetch.py", "run/cells.py", "run/guard.py"):
+    if not inside(
+        name_of(path), "proc.py", "gitrepo/fetch.py", "run/workers/process.py", "run/workers/orphan_reaper.py"
+    ):
         assert not SENDS_SIGNALS & seen.touches, "only launchers send signals, to what they started"
     assert not seen.faults
 

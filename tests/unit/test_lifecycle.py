@@ -1,71 +1,157 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core.lifecycle import Action, Broke, CloseAsked, IllegalStepError, Joined, JoinFailed, step
+from multiworld._core.lifecycle import (
+    LATE,
+    STATES,
+    TABLE,
+    Action,
+    Announced,
+    Broke,
+    CloseAsked,
+    Forked,
+    IllegalStepError,
+    Joined,
+    JoinFailed,
+    RetireAsked,
+    Stage,
+    step,
+    why,
+)
 from multiworld.events import Breakage, Cause, State
 
 BREAKAGE = Breakage(Cause.CRASHED, (1,), "rank 1 crashed", 1.0)
-HAPPENINGS = (Joined(), JoinFailed(RuntimeError("no")), Broke(BREAKAGE), CloseAsked())
+JOINED, FAILED, ANNOUNCED = Joined(), JoinFailed(RuntimeError("no"), 3.0), Announced()
+BROKE, RETIRE, CLOSE, FORKED = Broke(BREAKAGE), RetireAsked(3.0), CloseAsked(3.0), Forked()
+EVENTS = (JOINED, FAILED, ANNOUNCED, BROKE, RETIRE, CLOSE, FORKED)
+
+LEAVE = (
+    Action.REFUSE_OPERATIONS,
+    Action.SAY_GOODBYE,
+    Action.RELEASE,
+    Action.RELEASE_STORE,
+    Action.FAIL_AWAITED,
+)
+BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER, Action.TELL_BROKEN, Action.RELEASE_LATER)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("before", "event", "after", "actions"),
     [
-        (State.JOINING, HAPPENINGS[0], State.ACTIVE, (Action.TELL_ACTIVE,)),
-        (State.JOINING, HAPPENINGS[1], State.CLOSED, (Action.ABORT_GROUP, Action.RELEASE, Action.TELL_JOIN_FAILED)),
-        (State.JOINING, HAPPENINGS[2], State.CLOSED, (Action.ABORT_GROUP, Action.RELEASE, Action.TELL_JOIN_FAILED)),
-        (State.ACTIVE, HAPPENINGS[2], State.BROKEN, (Action.ABORT_GROUP, Action.TELL_BROKEN)),
-        (State.ACTIVE, HAPPENINGS[3], State.CLOSED, (Action.SAY_GOODBYE, Action.ABORT_GROUP, Action.RELEASE, Action.TELL_CLOSED)),
-        (State.BROKEN, HAPPENINGS[3], State.CLOSED, (Action.RELEASE, Action.TELL_CLOSED)),
+        (Stage.CONNECTING, JOINED, Stage.OPENING, ()),
+        (Stage.CONNECTING, FAILED, Stage.ABANDONED, ()),
+        (Stage.CONNECTING, CLOSE, Stage.ABANDONED, ()),
+        (Stage.CONNECTING, BROKE, Stage.LOST, ()),
+        (Stage.LOST, FAILED, Stage.ABANDONED, ()),
+        (Stage.LOST, CLOSE, Stage.ABANDONED, ()),
+        (Stage.LOST, JOINED, Stage.DOOMED, ()),
+        (Stage.OPENING, ANNOUNCED, Stage.ACTIVE, ()),
+        (Stage.OPENING, BROKE, Stage.DOOMED, ()),
+        (Stage.OPENING, FAILED, Stage.CLOSED, LEAVE),
+        (Stage.OPENING, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
+        (Stage.DOOMED, ANNOUNCED, Stage.BROKEN, BREAK),
+        (Stage.DOOMED, FAILED, Stage.CLOSED, LEAVE),
+        (Stage.DOOMED, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
+        (Stage.ACTIVE, BROKE, Stage.BROKEN, BREAK),
+        (Stage.ACTIVE, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
+        (Stage.BROKEN, RETIRE, Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
+        (Stage.BROKEN, CLOSE, Stage.CLOSED, (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED)),
+        (Stage.RETIRED, RETIRE, Stage.RETIRED, (Action.AWAIT_RELEASE,)),
+        (Stage.RETIRED, CLOSE, Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE, Action.TELL_CLOSED)),
+        (Stage.CLOSED, FAILED, Stage.CLOSED, (Action.AWAIT_RELEASE,)),
+        (Stage.CLOSED, RETIRE, Stage.CLOSED, (Action.AWAIT_RELEASE,)),
+        (Stage.CLOSED, CLOSE, Stage.CLOSED, (Action.AWAIT_RELEASE, Action.RELEASE_STORE)),
     ],
 )  # fmt: skip
 def test_the_table(before, event, after, actions):
     assert step(before, event) == (after, actions)
 
 
-@pytest.mark.parametrize("state", [State.BROKEN, State.CLOSED])
-def test_a_late_verdict_changes_nothing(state):
-    assert step(state, Broke(BREAKAGE)) == (state, ())
+def test_every_row_is_tested_above():
+    (mark,) = test_the_table.pytestmark
+    assert {(before, type(event)) for before, event, *_ in mark.args[1]} == set(TABLE)
+
+
+def test_what_comes_late_changes_nothing_and_nothing_stands_twice():
+    for stage, kinds in LATE.items():
+        for event in (each for each in EVENTS if type(each) in kinds):
+            assert (stage, type(event)) not in TABLE
+            assert step(stage, event) == (stage, ())
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_verdict_and_a_close_may_come_at_any_time(stage):
+    step(stage, BROKE)
+    step(stage, CLOSE)
+    assert step(stage, FORKED) == (Stage.INHERITED, ())
 
 
 @pytest.mark.parametrize(
-    ("state", "event"),
-    [
-        (State.ACTIVE, Joined()),
-        (State.ACTIVE, JoinFailed(RuntimeError("no"))),
-        (State.BROKEN, Joined()),
-        (State.BROKEN, JoinFailed(RuntimeError("no"))),
-    ],
+    ("stage", "event"),
+    [(Stage.ACTIVE, JOINED), (Stage.ACTIVE, FAILED), (Stage.BROKEN, JOINED), (Stage.CONNECTING, RETIRE)],
 )
-def test_what_cannot_happen_raises(state, event):
+def test_what_cannot_happen_raises(stage, event):
     with pytest.raises(IllegalStepError) as caught:
-        step(state, event)
-    assert (caught.value.state, caught.value.event) == (state, event)
-    assert str(state) in str(caught.value)
+        step(stage, event)
+    assert (caught.value.stage, caught.value.event) == (stage, event)
+    assert stage.value in str(caught.value)
 
 
-@given(st.lists(st.sampled_from(HAPPENINGS), max_size=30))
-def test_no_order_of_events_leads_out_of_the_table_or_back(events):
-    state, seen, done = State.JOINING, [State.JOINING], []
+def walk(events):
+    """Go through `events`, leaving out those that cannot happen; return the stages, and the actions of each step."""
+    stages, done = [Stage.CONNECTING], []
     for event in events:
         try:
-            state, actions = step(state, event)
+            stage, actions = step(stages[-1], event)
         except IllegalStepError:
             continue
-        assert isinstance(state, State)
-        seen.append(state)
-        done += actions
+        stages.append(stage)
+        done.append(actions)
+    return stages, done
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_no_order_of_events_leads_out_of_the_table_or_back(events):
+    stages, steps = walk(events)
+    done = list(itertools.chain(*steps))
     order = [State.JOINING, State.ACTIVE, State.BROKEN, State.CLOSED]
-    assert [order.index(each) for each in seen] == sorted(order.index(each) for each in seen)
-    for once in (
-        Action.RELEASE,
-        Action.TELL_ACTIVE,
-        Action.TELL_BROKEN,
-        Action.ABORT_GROUP,
-        Action.SAY_GOODBYE,
-    ):
-        assert done.count(once) <= 1
-    assert (Action.RELEASE in done) == (state is State.CLOSED)
+    seen = [order.index(STATES[stage]) for stage in stages]
+    assert seen == sorted(seen)
+    for once in set(Action) - {Action.AWAIT_RELEASE, Action.RELEASE_STORE}:
+        assert done.count(once) <= 1, once
+    if Action.AWAIT_RELEASE in done:
+        assert Action.RELEASE in done[: done.index(Action.AWAIT_RELEASE)]
+    if stages[-1] in {Stage.RETIRED, Stage.CLOSED}:
+        assert Action.RELEASE in done
+    if stages[-1] in {
+        Stage.CONNECTING,
+        Stage.LOST,
+        Stage.ABANDONED,
+        Stage.OPENING,
+        Stage.DOOMED,
+        Stage.ACTIVE,
+    }:
+        assert done == []
+
+
+def test_every_stage_can_be_reached_and_every_action_is_some_events():
+    reached, new = {Stage.CONNECTING}, {Stage.CONNECTING}
+    while new:
+        new = {TABLE[stage, kind].to for stage, kind in TABLE if stage in new} - reached
+        reached |= new
+    assert reached == set(Stage) - {Stage.INHERITED}
+    assert {action for row in TABLE.values() for action in row.actions} == set(Action)
+    assert set(STATES) == set(Stage)
+
+
+def test_the_log_says_why():
+    assert why(BROKE) == "crashed: rank 1 crashed"
+    assert why(FAILED) == "RuntimeError: no"
+    assert why(CLOSE) == "closed by this process"
+    assert why(CloseAsked(1.0, "an exception")) == "closed by this process, which ends: an exception"
+    assert all(why(event) for event in EVENTS)

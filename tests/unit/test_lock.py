@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build import lock
 from m8d_build.errors import BuildBusy, DiskFull, OutputUnwritable
-from m8d_build.lock import HOLDER_NAME, hold, holder_of
+from m8d_build.files import lock
+from m8d_build.files.lock import HOLDER_NAME, hold, holder_of
 
 BUILD = Path(lock.__file__).resolve().parents[1]
 HOLDS_UNTIL_ENDED = """
 import sys
 from pathlib import Path
-from m8d_build.lock import hold
+from m8d_build.files.lock import hold
 with hold(Path(sys.argv[1]), what="build torch 2.6.0"):
     print("held", flush=True)
     sys.stdin.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build.marking import LICENCE_NAME, make_marker, make_notice
+from m8d_build.wheel.marking import LICENCE_NAME, make_marker, make_notice
 from multiworld.errors import MarkerError
 from multiworld.shim.marker import (
     LibraryInfo,

@@ -11,7 +11,7 @@ import pytest
 from bed.errors import BedError
 from matrix import finding
 
-from m8d_build.envs import Environment
+from m8d_build.environments.venvs import Environment
 from m8d_build.errors import WheelUnreachable
 
 

@@ -10,14 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from patchkit import GROUP, NCCL, NEW, TOPICS, Text, commit_all, make_kit, snapshot, write_targets, write_tree
 
-from m8d_build.apply import apply_series, revert_series
-from m8d_build.blobs import blob_id
-from m8d_build.carry import carry
-from m8d_build.diffparse import parse_diff
 from m8d_build.errors import DirtyTree, PatchRejected, PortConflict, UnknownVersion, WrongTree
-from m8d_build.port import port_series, with_entry
-from m8d_build.rules import verify
-from m8d_build.series import load_series
+from m8d_build.files.blobs import blob_id
+from m8d_build.series.apply import apply_series, revert_series
+from m8d_build.series.diffparse import parse_diff
+from m8d_build.series.port import port_series, with_entry
+from m8d_build.series.read import load_series
+from m8d_build.series.relocate import carry
+from m8d_build.series.rules import verify
 from m8d_build.targets import Status, load_targets
 
 NEXT = "2.7.0"

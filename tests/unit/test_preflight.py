@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from m8d_build.errors import PreflightFailed
-from m8d_build.full_env import RouteKind
-from m8d_build.full_recipes import load_recipes
-from m8d_build.machine import Compiler, MachineFacts, Toolkit, parse_compiler, parse_nvcc, read_machine
-from m8d_build.preflight import GIB, Need, choose_route, preflight, require
+from m8d_build.full.environment import RouteKind
+from m8d_build.full.machine import Compiler, MachineFacts, Toolkit, parse_compiler, parse_nvcc, read_machine
+from m8d_build.full.preflight import GIB, Need, choose_route, preflight, require
+from m8d_build.full.recipes import load_recipes
 from m8d_build.targets import Abi
 
 RECIPE = load_recipes().get("2.6.0")
@@ -206,7 +206,7 @@ def test_this_machine_is_read(tmp_path, monkeypatch):
     (tmp_path / "cuda/include/cuda_runtime.h").touch()
     (tmp_path / "bin/nvcc").symlink_to(nvcc)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
-    monkeypatch.setattr("m8d_build.machine.TOOLKITS", tmp_path / "none")
+    monkeypatch.setattr("m8d_build.full.machine.TOOLKITS", tmp_path / "none")
     facts = read_machine(tmp_path / "not" / "there", "my-g++")
     assert facts.programs == (("git", f"{tmp_path}/bin/git"), ("mamba", f"{tmp_path}/bin/mamba"))
     assert facts.compiler == Compiler(f"{tmp_path}/bin/my-g++", "gcc", (11, 4, 0))
@@ -231,6 +231,6 @@ def test_a_folder_we_may_not_write_is_seen(tmp_path, monkeypatch):
         asked.append((path, mode))
         return False
 
-    monkeypatch.setattr("m8d_build.machine.os.access", refuse)  # root may write everywhere
+    monkeypatch.setattr("m8d_build.full.machine.os.access", refuse)  # root may write everywhere
     assert not read_machine(tmp_path / "out", "g++").writable
     assert asked[0] == (tmp_path, os.W_OK | os.X_OK)

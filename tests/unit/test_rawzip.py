@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 from fakewheel import big, write_wheel
 
-from m8d_build import rawzip
-from m8d_build.deflate import deflate
 from m8d_build.errors import WheelInvalid
-from m8d_build.rawzip import Member, ZipWriter, member_of, raw_offset
+from m8d_build.wheel import rawzip
+from m8d_build.wheel.deflate import deflate
+from m8d_build.wheel.rawzip import Member, ZipWriter, member_of, raw_offset
 
 DATE = (2025, 1, 2, 3, 4, 6)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.page import chosen_of
-from benchmarks.records import KEPT, stored
-from m8d_build.battery import sources_digest as battery_digest
-from m8d_build.digests import MIXED, RECORDS, UNKNOWN, series_digest, sources_digest
+from benchmarks.figures.records import KEPT, stored
+from benchmarks.page.write import chosen_of
+from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, series_digest, sources_digest
 from m8d_build.settings import REPO_ROOT
+from m8d_build.testing.versions import sources_digest as matrix_digest
 
 DOCS = REPO_ROOT / "docs"
 NOT_RECORDED, OLDER, THIS = "not recorded", "older code", "this code"
@@ -27,7 +27,7 @@ PAGES = {
 def compatibility() -> Iterator[tuple[str, str]]:
     text = (DOCS / PAGES["compatibility"]).read_text(encoding="utf-8")
     found = re.search(r"^\| sources \| (.+) \|$", text, re.MULTILINE)
-    now = battery_digest(REPO_ROOT / "tests" / "contract")
+    now = matrix_digest(REPO_ROOT / "tests" / "contract")
     for digest in found[1].split(" | ") if found else [UNKNOWN]:
         yield digest, now
 

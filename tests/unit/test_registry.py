@@ -15,8 +15,9 @@ class FakeWorld:
         self._gen = self
         self.closed_with = None
 
-    def close(self, timeout):
-        self.closed_with = timeout
+    def _close(self, seconds, failure=""):
+        assert failure == ""
+        self.closed_with = seconds
         self.state = State.CLOSED
 
 

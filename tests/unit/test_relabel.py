@@ -2,7 +2,7 @@ import pytest
 from fakewheel import METADATA, VERSION, WHEEL, write_wheel
 
 from m8d_build.errors import WheelInvalid
-from m8d_build.relabel import (
+from m8d_build.wheel.relabel import (
     dist_info_name,
     patched_version,
     retag,
@@ -10,7 +10,7 @@ from m8d_build.relabel import (
     set_module_version,
     wheel_name,
 )
-from m8d_build.wheelfile import open_wheel
+from m8d_build.wheel.wheelfile import open_wheel
 
 
 def test_names_carry_the_local_label(tmp_path):

@@ -10,13 +10,13 @@ import pytest
 from fakewheel import NAME, big, contents, record_of, write_wheel
 from test_rawzip import compressed
 
-from m8d_build import repack as module
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, WheelInvalid
-from m8d_build.rawzip import ZipWriter
-from m8d_build.record import format_record, parse_record
-from m8d_build.repack import Edit, Put, repack
-from m8d_build.wheelfile import open_wheel
-from m8d_build.wheelplan import plan_steps
+from m8d_build.wheel import repack as module
+from m8d_build.wheel.entries import plan_steps
+from m8d_build.wheel.rawzip import ZipWriter
+from m8d_build.wheel.recordfile import format_record, parse_record
+from m8d_build.wheel.repack import Edit, Put, repack
+from m8d_build.wheel.wheelfile import open_wheel
 
 LOCAL, PLATFORM = "cu124.m8d1", "manylinux_2_17_x86_64"
 CUDA = "torch/lib/libtorch_cuda.so"

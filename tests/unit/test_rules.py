@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patchkit import GROUP, NCCL, NEW, TOPICS, Text, patch_bytes, series_contents, small_states
 
-from m8d_build.blobs import blob_id
-from m8d_build.claims import Claims, claims_of, restate
-from m8d_build.diffparse import parse_diff
 from m8d_build.errors import PatchRejected
-from m8d_build.rules import DEFECTS, reject, verify
-from m8d_build.series import load_series, parse_series
+from m8d_build.files.blobs import blob_id
+from m8d_build.series.claims import Claims, claims_of, restate
+from m8d_build.series.diffparse import parse_diff
+from m8d_build.series.read import load_series, parse_series
+from m8d_build.series.rules import DEFECTS, reject, verify
 from m8d_build.targets import SourceFile, Status, Target, load_targets
 
 STATES = small_states()

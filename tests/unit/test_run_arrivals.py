@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from multiworld.run.happenings import Happening, Happenings
+from multiworld.run.events import EventBus, RunEvent
 from multiworld.run.signals import Arrivals
 
 
@@ -31,21 +31,21 @@ def arrivals():
 
 
 def test_a_listeners_fault_stays_there_and_a_signals_exception_does_not(caplog):
-    happenings = Happenings(signals=(CameError,))
+    bus = EventBus(signals=(CameError,))
     heard = []
     for error in (ValueError("a fault"), CameError("SIGTERM"), ZeroDivisionError("another")):
-        happenings.listen(lambda _, error=error: (_ for _ in ()).throw(error))
-    happenings.listen(heard.append)
+        bus.subscribe(lambda _, error=error: (_ for _ in ()).throw(error))
+    bus.subscribe(heard.append)
     with pytest.raises(CameError, match="SIGTERM"):
-        happenings.publish(Happening(0.0))
-    assert heard == [Happening(0.0)], "the others hear of it first"
+        bus.publish(RunEvent(0.0))
+    assert heard == [RunEvent(0.0)], "the others hear of it first"
     assert [record.exc_info[0] for record in caplog.records] == [ValueError, ZeroDivisionError]
 
 
 def test_without_signals_every_exception_is_a_listeners_fault(caplog):
-    happenings = Happenings()
-    happenings.listen(lambda _: came(signal.SIGTERM, None))
-    happenings.publish(Happening(0.0))
+    bus = EventBus()
+    bus.subscribe(lambda _: came(signal.SIGTERM, None))
+    bus.publish(RunEvent(0.0))
     assert len(caplog.records) == 1
 
 

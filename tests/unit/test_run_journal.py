@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed
 
-from multiworld.run import happenings as h
-from multiworld.run.digest import Digest
-from multiworld.run.journal import Journal, as_json, as_text
+from multiworld.run import events as h
+from multiworld.run.view.log import EventLog, as_json, as_text
+from multiworld.run.view.log_filter import LogFilter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-output.md").read_text(encoding="utf-8")
 # The grammar of the page "What a run shows".
@@ -36,12 +36,12 @@ def read(line: str) -> dict:
     return found
 
 
-def written(*told: h.Happening, form: str = "text") -> list[str]:
+def written(*told: h.RunEvent, form: str = "text") -> list[str]:
     stream = io.StringIO()
-    journal = Journal(stream, form)
+    event_log = EventLog(stream, form)
     for each in told:
-        journal(each)
-    journal.close()
+        event_log(each)
+    event_log.close()
     return stream.getvalue().split("\n")[:-1]
 
 
@@ -49,7 +49,7 @@ def test_a_line_of_each_kind():
     lines = written(
         *begun(0), h.WorkerStarted(AT, 3, "worker", 2, 3, 4711, 0), *killed(3)[1:3],
         h.WorkerFailed(AT, 3, 4711, 0, -9, ""), h.WorkerStopped(AT, 3, 4711, None), h.WorkerEnded(AT, 0, 4000),
-        h.SeatTaken(AT, None, 2), h.NodeJoined(AT, "beta", None), h.NodeLost(AT, "beta", 1, "hung", ("w1", "w 2")),
+        h.SlotTaken(AT, None, 2), h.NodeJoined(AT, "beta", None), h.NodeLost(AT, "beta", 1, "hung", ("w1", "w 2")),
         h.Note(AT, 30, 'say "this" = \u2028\n\x1b[1m'), h.RunEnded(AT, 3, ""),
     )  # fmt: skip
     told = [line.split(" m8d-run ", 1) for line in lines]
@@ -79,14 +79,14 @@ def test_a_line_of_each_kind():
 def test_a_log_that_is_not_verbose_has_what_people_have_to_know():
     """A hub and 8 workers, one of which is killed: 116 lines before, worlds that are joined most of them."""
     stream = io.StringIO()
-    journal = Journal(stream, verbose=False)
+    event_log = EventLog(stream, verbose=False)
     ends = [h.WorkerEnded(AT + 120, rank, 4000 + rank) for rank in range(9)]
     left = [h.WorldChanged(AT + 119, rank, "w0", "broken", 1, "rank 0 left", "left") for rank in (0, 1)]
     late = [h.WorldChanged(AT + 100.2, 3, "w2", "broken", 1, "the same, of another member", "crashed")]
     trouble = killed(3)
     for each in (*begun(8), *trouble[:3], *late, *trouble[3:], *left, *ends, h.RunEnded(AT + 120, 0, "")):
-        journal(each)
-    journal.close()
+        event_log(each)
+    event_log.close()
     lines = [read(line) for line in stream.getvalue().split("\n")[:-1]]
     events = [line["event"] for line in lines]
     assert events == [
@@ -114,10 +114,10 @@ def test_a_log_that_is_not_verbose_has_what_people_have_to_know():
 
 @given(st.lists(ANYTHING, max_size=60))
 def test_what_is_left_out_of_the_short_log_is_no_failure(told):
-    digest = Digest()
+    digest = LogFilter()
     for each in told:
         picked = digest.picks(each)
-        assert picked or isinstance(each, (h.SeatTaken, h.WorkerEnded, h.WorkerStopped, h.WorldChanged))
+        assert picked or isinstance(each, (h.SlotTaken, h.WorkerEnded, h.WorkerStopped, h.WorldChanged))
     summary = digest.summary(AT)
     assert summary["failures"] == sum(isinstance(each, h.WorkerFailed) for each in told)
     assert all(value >= 0 for value in summary.values())
@@ -187,12 +187,12 @@ def test_where_nobody_reads_any_more_the_launcher_goes_on(how):
         stream = Odd()
         if how == "closed":
             stream.close()
-    journal = Journal(stream)
+    event_log = EventLog(stream)
     for each in begun():
-        journal(each)
-    journal.close()
-    journal(h.Note(AT, 20, "after the end"))
-    journal.close()
+        event_log(each)
+    event_log.close()
+    event_log(h.Note(AT, 20, "after the end"))
+    event_log.close()
     if how == "pipe":
         with pytest.raises(BrokenPipeError):
             stream.close()
@@ -203,9 +203,9 @@ def test_where_nobody_reads_any_more_the_launcher_goes_on(how):
 def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
-        journal = Journal(stream, "json")
+        event_log = EventLog(stream, "json")
         for at in range(30_000):  # the pipe holds 64 KiB, the journal 10,000 lines
-            journal(h.Note(AT, 20, f"note {at}"))
+            event_log(h.Note(AT, 20, f"note {at}"))
         got = []
         with os.fdopen(reader) as lines:
             deadline = time.monotonic() + 60
@@ -213,7 +213,7 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
                 got.append(json.loads(lines.readline()))
                 if got[-1]["event"] == "lines-lost":
                     break
-        journal.close()
+        event_log.close()
     notes = [each for each in got if each["event"] == "note"]
     assert [each["message"] for each in notes] == [f"note {at}" for at in range(len(notes))]
     assert got[-1]["event"] == "lines-lost"
@@ -232,10 +232,10 @@ def test_a_member_that_left_in_good_order_is_no_warning(state, cause, level):
 def test_lines_are_written_at_once():
     reader, writer = os.pipe()
     with os.fdopen(reader) as lines, os.fdopen(writer, "w") as stream:
-        journal = Journal(stream)
-        journal(h.RunEnded(AT, 0, "done"))
+        event_log = EventLog(stream)
+        event_log(h.RunEnded(AT, 0, "done"))
         assert "event=run-ended exitcode=0 reason=done" in lines.readline()  # pytest-timeout ends what hangs
-        journal.close()
+        event_log.close()
 
 
 def test_nothing_is_lost_when_the_process_ends_without_closing_it(tmp_path):
@@ -243,8 +243,8 @@ def test_nothing_is_lost_when_the_process_ends_without_closing_it(tmp_path):
     import sys
 
     script = (
-        "import sys\nfrom multiworld.run.journal import Journal\nfrom multiworld.run.happenings import Note\n"
-        "journal = Journal(sys.stderr)\nfor at in range(500): journal(Note(1.0, 20, f'note {at}'))\n"
+        "import sys\nfrom multiworld.run.view.log import EventLog\nfrom multiworld.run.events import Note\n"
+        "event_log = EventLog(sys.stderr)\nfor at in range(500): event_log(Note(1.0, 20, f'note {at}'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
@@ -255,7 +255,7 @@ def test_nothing_is_lost_when_the_process_ends_without_closing_it(tmp_path):
 
 def test_the_page_has_every_event_with_its_keys():
     told = [
-        *begun(0), h.SeatTaken(AT, 0, 1), *killed(0), h.WorkerEnded(AT, 0, 4000), h.WorkerStopped(AT, 0, 4000, 0),
+        *begun(0), h.SlotTaken(AT, 0, 1), *killed(0), h.WorkerEnded(AT, 0, 4000), h.WorkerStopped(AT, 0, 4000, 0),
         h.NodeJoined(AT, "beta", 1), h.NodeLost(AT, "beta", 1, "hung", ()), h.Note(AT, 20, "x"), h.RunEnded(AT, 0, ""),
     ]  # fmt: skip
     common = {"time", "program", "worker", "role", "pid", "attempt", "level", "event"}

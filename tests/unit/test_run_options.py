@@ -21,9 +21,9 @@ from torch.distributed import run as torchrun
 import multiworld
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.options import build_parser, configure, parse
-from multiworld.run.plan import Role, WorldsPlan
-from multiworld.run.worldsfile import load
-from multiworld.run.worldstext import parse as parse_worlds
+from multiworld.run.worldsfile.load import load
+from multiworld.run.worldsfile.parse import parse as parse_worlds
+from multiworld.run.worldsfile.worlds_plan import Role, WorldsPlan
 
 ROOT = Path(__file__).parents[2]
 

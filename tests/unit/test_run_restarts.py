@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run.places import Place, environment, places, prefixes
-from multiworld.run.plan import Member, PlannedWorld, Role, WorldsPlan
-from multiworld.run.restarts import Restart, Restarts
-from multiworld.run.seats import Seating
+from multiworld.run.nodes.slots import Assignment
+from multiworld.run.workers.ranks import WorkerRank, environment, prefixes, worker_ranks
+from multiworld.run.workers.restarts import Restart, Restarts
+from multiworld.run.worldsfile.worlds_plan import Member, PlannedWorld, Role, WorldsPlan
 
 
 def test_no_restarts_by_default_as_under_torchrun():
@@ -81,22 +81,22 @@ PLAN = WorldsPlan(
 
 
 def test_places_without_a_plan_are_torchruns():
-    found = places(Seating(1, 2, 4, 2, ""), 2, "default", None)
-    assert found == (Place(0, 2, 4, "default", 2, 4), Place(1, 3, 4, "default", 3, 4))
+    found = worker_ranks(Assignment(1, 2, 4, 2, ""), 2, "default", None)
+    assert found == (WorkerRank(0, 2, 4, "default", 2, 4), WorkerRank(1, 3, 4, "default", 3, 4))
     assert environment(found[1], 5) == {
         "ROLE_NAME": "default", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "5",
     }  # fmt: skip
 
 
 def test_places_of_a_plan_have_its_roles():
-    found = places(Seating(0, 0, 4, 1, ""), 4, "default", PLAN)
+    found = worker_ranks(Assignment(0, 0, 4, 1, ""), 4, "default", PLAN)
     assert [(p.rank, p.role, p.role_rank, p.role_size) for p in found] == [
         (0, "hub", 0, 1), (1, "worker", 0, 3), (2, "worker", 1, 3), (3, "worker", 2, 3),
     ]  # fmt: skip
 
 
 def test_a_spare_has_no_places():
-    assert places(Seating(None, 0, 4, 2, ""), 2, "default", PLAN) == ()
+    assert worker_ranks(Assignment(None, 0, 4, 2, ""), 2, "default", PLAN) == ()
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_a_spare_has_no_places():
     [("[${role_name}:${rank}] ", "[worker:3] "), ("${local_rank}${other}", "1${other}")],
 )
 def test_prefixes_follow_torchs_template(template, head):
-    assert prefixes(template, Place(1, 3, 4, "worker", 2, 3)) == {1: head}
-    assert prefixes(None, Place(1, 3, 4, "worker", 2, 3)) is None
+    assert prefixes(template, WorkerRank(1, 3, 4, "worker", 2, 3)) == {1: head}
+    assert prefixes(None, WorkerRank(1, 3, 4, "worker", 2, 3)) is None

@@ -16,14 +16,14 @@ from rich.console import Console
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 from terminalkit import CODES, on_a_terminal, text_of
 
-from multiworld.run import happenings as h
+from multiworld.run import events as h
 from multiworld.run.errors import RunError
-from multiworld.run.picture import STYLES, layout, plain
-from multiworld.run.screen import Screen, _Above, _Raw, coloured, open_screen
-from multiworld.run.state import RunState
+from multiworld.run.view.layout import STYLES, layout, plain
+from multiworld.run.view.screen import Screen, _Above, _Raw, coloured, open_screen
+from multiworld.run.view.state import RunState
 
 
-def shown(*told: h.Happening, width: int, height: int | None = None) -> list[str]:
+def shown(*told: h.RunEvent, width: int, height: int | None = None) -> list[str]:
     return plain(layout(run_of(*told, at=AT + 105).snapshot(), width, height)).split("\n")
 
 
@@ -111,7 +111,7 @@ def test_a_lost_node_a_spare_and_the_end_are_said():
     told = [*begun(1), h.NodeLost(AT, "beta", 1, "crashed", ("w0",)), h.RunEnded(AT, 7, "rank 3 failed")]
     lines = shown(*told, width=100)
     assert lines[2:4] == ["lost: beta; not whole: w0", "ended with exit code 7: rank 3 failed"]
-    spare = shown(h.RunStarted(AT, "j", "group", 2, "x", "n"), h.SeatTaken(AT, None, 2), width=80)
+    spare = shown(h.RunStarted(AT, "j", "group", 2, "x", "n"), h.SlotTaken(AT, None, 2), width=80)
     assert spare[0] == "run j · node n · spare · up 1 min · restart group, 2 in all"
     assert spare[3] == "no workers on this node"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run import seats
-from multiworld.run.seats import Card, Node
+from multiworld.run.nodes import slots
+from multiworld.run.nodes.slots import Node, NodeRecord
 
 TOKEN = "ab" * 16
 
@@ -19,37 +19,37 @@ def node(name, capacity=1, role="", since=0):
     return Node(name, f"host-{name}", "127.0.0.1", 1, 1, capacity, role, f"tcp://{name}:1", since)
 
 
-def met(*names, total=None, capacity=1):
+def formed(*names, total=None, capacity=1):
     counts = None if total is None else (total,)
-    return seats.meet([Card(node(name, capacity)) for name in names], counts=counts, token=TOKEN)
+    return slots.form([NodeRecord(node(name, capacity)) for name in names], counts=counts, token=TOKEN)
 
 
-def holders(table):
-    return [chair.holder for chair in table.chairs]
+def holders(membership):
+    return [slot.holder for slot in membership.slots]
 
 
-def card(table, name, alive=(), done=()):
+def record(membership, name, alive=(), done=()):
     """Of a node that sits at the table."""
-    return Card(table.node(name), table, tuple(alive), tuple(done))
+    return NodeRecord(membership.node(name), membership, tuple(alive), tuple(done))
 
 
 def test_without_a_worlds_file_everyone_has_a_seat():
-    table = met("a", "b", "c", capacity=4)
-    assert holders(table) == ["a", "b", "c"]
-    assert [table.ranks_of(seat) for seat in range(3)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
-    assert (table.epoch, table.token, table.keeper) == (1, TOKEN, "a")
-    assert {each.since for each in table.nodes} == {1}
+    membership = formed("a", "b", "c", capacity=4)
+    assert holders(membership) == ["a", "b", "c"]
+    assert [membership.ranks_of(slot) for slot in range(3)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert (membership.epoch, membership.token, membership.store_node) == (1, TOKEN, "a")
+    assert {each.since for each in membership.nodes} == {1}
 
 
 def test_a_worlds_file_says_how_many_seats_there_are():
-    table = met("a", "b", "c", total=4, capacity=2)
-    assert holders(table) == ["a", "b"]
-    assert seats.seating(table, "c").seat is None
-    assert seats.seating(table, "c").world_size == 4
+    membership = formed("a", "b", "c", total=4, capacity=2)
+    assert holders(membership) == ["a", "b"]
+    assert slots.assignment(membership, "c").slot is None
+    assert slots.assignment(membership, "c").world_size == 4
 
 
-def sizes(table):
-    return {holder: chair.capacity for holder, chair in zip(holders(table), table.chairs, strict=True)}
+def sizes(membership):
+    return {holder: slot.capacity for holder, slot in zip(holders(membership), membership.slots, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -59,144 +59,154 @@ def sizes(table):
 )  # fmt: skip
 def test_workers_that_do_not_divide_are_dealt_evenly(total, nodes, each, shares):
     """The shipped worlds file has 7 workers; the page's example 9, on nodes of 8."""
-    table = met(*nodes, total=total, capacity=each)
-    assert [chair.capacity for chair in table.chairs] == shares
-    assert all(chair.holder for chair in table.chairs)
-    assert [seats.seating(table, name).size for name in nodes] == [*shares, *[0] * (len(nodes) - len(shares))]
+    membership = formed(*nodes, total=total, capacity=each)
+    assert [slot.capacity for slot in membership.slots] == shares
+    assert all(slot.holder for slot in membership.slots)
+    assert [slots.assignment(membership, name).size for name in nodes] == [
+        *shares,
+        *[0] * (len(nodes) - len(shares)),
+    ]
 
 
 @pytest.mark.parametrize("order", ["hab", "ahb", "abh"])
 def test_a_hubs_node_of_one_worker_stands_beside_nodes_of_eight(order):
     """Wherever torch's rendezvous puts it: it has the hub, which is rank 0."""
-    cards = [Card(node(name, 1 if name == "h" else 8)) for name in order]
-    table = seats.meet(cards, counts=(1, 16), token=TOKEN)
-    assert holders(table) == ["h", "a", "b"]
-    assert table.ranks_of(0) == (0,)
-    assert [seats.seating(table, name).size for name in "hab"] == [1, 8, 8]
-    assert seats.vacant(table) == ()
+    records = [NodeRecord(node(name, 1 if name == "h" else 8)) for name in order]
+    membership = slots.form(records, counts=(1, 16), token=TOKEN)
+    assert holders(membership) == ["h", "a", "b"]
+    assert membership.ranks_of(0) == (0,)
+    assert [slots.assignment(membership, name).size for name in "hab"] == [1, 8, 8]
+    assert slots.vacant(membership) == ()
 
 
 def test_a_spare_with_more_room_takes_the_seat_and_the_smallest_that_fits_comes_first():
-    cards = [Card(node(name, room)) for name, room in (("a", 2), ("b", 4), ("c", 8), ("d", 4), ("e", 1))]
-    table = seats.meet(cards, counts=(6,), token=TOKEN)
-    assert sizes(table) == {"a": 2, "b": 4}
-    after = seats.leave(table, {"b"})
+    records = [
+        NodeRecord(node(name, room)) for name, room in (("a", 2), ("b", 4), ("c", 8), ("d", 4), ("e", 1))
+    ]
+    membership = slots.form(records, counts=(6,), token=TOKEN)
+    assert sizes(membership) == {"a": 2, "b": 4}
+    after = slots.leave(membership, {"b"})
     assert sizes(after) == {"a": 2, "d": 4}
-    after = seats.leave(after, {"a"})
+    after = slots.leave(after, {"a"})
     assert sizes(after) == {"c": 2, "d": 4}
 
 
 def test_too_few_nodes_leave_seats_free():
-    table = met("a", total=5, capacity=2)
-    assert holders(table) == ["a", None, None]
-    assert [chair.capacity for chair in table.chairs] == [2, 2, 1]
-    assert seats.vacant(table) == (2, 3, 4)
+    membership = formed("a", total=5, capacity=2)
+    assert holders(membership) == ["a", None, None]
+    assert [slot.capacity for slot in membership.slots] == [2, 2, 1]
+    assert slots.vacant(membership) == (2, 3, 4)
 
 
 def test_a_spare_that_fits_has_the_lost_nodes_seat():
-    table = seats.leave(met("a", "b", "c", total=2), {"b"})
-    assert holders(table) == ["a", "c"]
-    assert seats.seating(table, "c") == seats.Seating(1, 1, 2, 2, "tcp://a:1", 1, 2, size=1)
-    assert table.epoch == 2
+    membership = slots.leave(formed("a", "b", "c", total=2), {"b"})
+    assert holders(membership) == ["a", "c"]
+    assert slots.assignment(membership, "c") == slots.Assignment(1, 1, 2, 2, "tcp://a:1", 1, 2, size=1)
+    assert membership.epoch == 2
 
 
 def test_a_spare_of_another_size_or_role_does_not_fit():
-    cards = [Card(node("a", 2)), Card(node("b", 2)), Card(node("c", 1))]
-    assert holders(seats.leave(seats.meet(cards, counts=(4,), token=TOKEN), {"b"})) == ["a", None]
-    cards = [Card(node("a", 1, "x")), Card(node("b", 1, "y"))]
-    table = seats.leave(seats.meet(cards, counts=None, token=TOKEN), {"a"})
-    table = seats.meet([card(table, "b"), Card(node("c", 1, "y"))], counts=None, token="")
-    assert holders(table) == [None, "b"]
+    records = [NodeRecord(node("a", 2)), NodeRecord(node("b", 2)), NodeRecord(node("c", 1))]
+    assert holders(slots.leave(slots.form(records, counts=(4,), token=TOKEN), {"b"})) == ["a", None]
+    records = [NodeRecord(node("a", 1, "x")), NodeRecord(node("b", 1, "y"))]
+    membership = slots.leave(slots.form(records, counts=None, token=TOKEN), {"a"})
+    membership = slots.form([record(membership, "b"), NodeRecord(node("c", 1, "y"))], counts=None, token="")
+    assert holders(membership) == [None, "b"]
 
 
 def test_ranks_of_roles_without_a_worlds_file():
-    cards = [Card(node("a", 2, "x")), Card(node("b", 1, "y")), Card(node("c", 3, "x"))]
-    table = seats.meet(cards, counts=None, token=TOKEN)
-    places = [seats.seating(table, name, ("m", 1)) for name in "abc"]
-    assert [(each.base_rank, each.base_role_rank, each.role_world_size) for each in places] == [
+    records = [NodeRecord(node("a", 2, "x")), NodeRecord(node("b", 1, "y")), NodeRecord(node("c", 3, "x"))]
+    membership = slots.form(records, counts=None, token=TOKEN)
+    worker_ranks = [slots.assignment(membership, name, ("m", 1)) for name in "abc"]
+    assert [(each.base_rank, each.base_role_rank, each.role_world_size) for each in worker_ranks] == [
         (0, 0, 5), (2, 0, 1), (3, 2, 5),
     ]  # fmt: skip
-    assert {each.master for each in places} == {("m", 1)}
+    assert {each.master for each in worker_ranks} == {("m", 1)}
 
 
 def test_who_comes_back_has_its_own_seat():
-    table = met("a", "b", "c")
-    table = seats.leave(seats.leave(table, {"b"}), {"c"})
-    assert holders(table) == ["a", None, None]
-    table = seats.meet([Card(node("c")), card(table, "a")], counts=None, token="")
-    assert holders(table) == ["a", None, "c"]
-    assert table.node("c").since == table.epoch
-    assert table.node("a").since == 1
+    membership = formed("a", "b", "c")
+    membership = slots.leave(slots.leave(membership, {"b"}), {"c"})
+    assert holders(membership) == ["a", None, None]
+    membership = slots.form([NodeRecord(node("c")), record(membership, "a")], counts=None, token="")
+    assert holders(membership) == ["a", None, "c"]
+    assert membership.node("c").since == membership.epoch
+    assert membership.node("a").since == 1
 
 
 def test_a_node_that_comes_late_and_lives_keeps_its_seat():
-    table = met("a", "b", "c", total=2)
-    after = seats.meet([card(table, "a", alive="b"), card(table, "c")], counts=(2,), token="")
+    membership = formed("a", "b", "c", total=2)
+    after = slots.form([record(membership, "a", alive="b"), record(membership, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == 1
-    after = seats.meet([card(table, "a"), card(table, "c")], counts=(2,), token="")
+    after = slots.form([record(membership, "a"), record(membership, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "c"]
 
 
 def test_who_gave_up_its_seat_is_a_newcomer():
-    table = met("a", "b")
-    after = seats.meet([card(table, "a", alive="b"), Card(node("b"))], counts=None, token="")
+    membership = formed("a", "b")
+    after = slots.form([record(membership, "a", alive="b"), NodeRecord(node("b"))], counts=None, token="")
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == after.epoch
 
 
 def test_the_newest_table_counts():
-    old = met("a", "b", "c", total=2)
-    new = seats.leave(old, {"a"})
-    after = seats.meet([Card(old.node("a"), old), card(new, "b"), card(new, "c")], counts=(2,), token="")
+    old = formed("a", "b", "c", total=2)
+    new = slots.leave(old, {"a"})
+    after = slots.form(
+        [NodeRecord(old.node("a"), old), record(new, "b"), record(new, "c")], counts=(2,), token=""
+    )
     assert holders(after) == ["c", "b"]
-    assert seats.seating(after, "a").seat is None
+    assert slots.assignment(after, "a").slot is None
 
 
 def test_the_store_stays_where_it_is_as_long_as_its_node_lives():
-    table = met("a", "b", "c")
-    assert seats.leave(table, {"c"}).keeper == "a"
-    table = seats.leave(table, {"a"})
-    assert table.keeper == "b"
+    membership = formed("a", "b", "c")
+    assert slots.leave(membership, {"c"}).store_node == "a"
+    membership = slots.leave(membership, {"a"})
+    assert membership.store_node == "b"
     assert (
-        seats.meet([card(table, "b"), card(table, "c"), Card(node("a"))], counts=None, token="").keeper == "b"
+        slots.form(
+            [record(membership, "b"), record(membership, "c"), NodeRecord(node("a"))], counts=None, token=""
+        ).store_node
+        == "b"
     )
 
 
 def test_a_seat_whose_workers_have_ended_is_not_given_away():
-    table = met("a", "b", "c", total=2)
-    after = seats.leave(table, {"a"}, done={"a"})
+    membership = formed("a", "b", "c", total=2)
+    after = slots.leave(membership, {"a"}, done={"a"})
     assert holders(after) == ["a", "b"]
-    assert after.keeper == "b"
-    assert seats.over(after, {"a"}, ()) is None
-    assert seats.over(after, {"a", "b"}, ()) == ()
-    again = seats.meet([card(after, "b", done="a"), card(after, "c")], counts=(2,), token="")
+    assert after.store_node == "b"
+    assert slots.over(after, {"a"}, ()) is None
+    assert slots.over(after, {"a", "b"}, ()) == ()
+    again = slots.form([record(after, "b", done="a"), record(after, "c")], counts=(2,), token="")
     assert holders(again) == ["a", "b"]
 
 
 def test_the_run_is_over_when_every_seat_is_done_or_free():
-    table = met("a", "b", "c")
-    assert seats.over(table, {"a", "b"}, ()) is None
-    assert seats.over(table, {"a", "b"}, {"c"}) is None  # nobody has judged it yet
-    assert seats.over(seats.leave(table, {"c"}), {"a", "b"}, ()) == (2,)
-    assert seats.over(table, {"a", "b", "c"}, {"c"}) == ()
+    membership = formed("a", "b", "c")
+    assert slots.over(membership, {"a", "b"}, ()) is None
+    assert slots.over(membership, {"a", "b"}, {"c"}) is None  # nobody has judged it yet
+    assert slots.over(slots.leave(membership, {"c"}), {"a", "b"}, ()) == (2,)
+    assert slots.over(membership, {"a", "b", "c"}, {"c"}) == ()
 
 
 def test_a_spare_that_is_done_and_gone_had_the_free_seat():
     """Its table was on its way: the lost node's ranks have ended their work in its hands."""
-    table = met("a", "b", "c", total=2)
-    assert table.seat_of("c") is None
-    after = seats.leave(table, {"b", "c"}, {"a", "c"})
-    assert seats.over(after, {"a", "c"}, ()) == ()
-    assert seats.over(seats.leave(table, {"b", "c"}, {"a"}), {"a"}, ()) == (1,)
+    membership = formed("a", "b", "c", total=2)
+    assert membership.slot_of("c") is None
+    after = slots.leave(membership, {"b", "c"}, {"a", "c"})
+    assert slots.over(after, {"a", "c"}, ()) == ()
+    assert slots.over(slots.leave(membership, {"b", "c"}, {"a"}), {"a"}, ()) == (1,)
 
 
 def test_late_nodes_are_let_in():
-    table = seats.leave(met("a", "b", "c"), {"b"})
-    after = seats.admit(table, [node("d"), node("b")])
+    membership = slots.leave(formed("a", "b", "c"), {"b"})
+    after = slots.admit(membership, [node("d"), node("b")])
     assert holders(after) == ["a", "b", "c"]
     assert after.node("d").since == after.epoch
-    again = seats.admit(after, [node("c")])  # it gave up and is back before anybody saw it
+    again = slots.admit(after, [node("c")])  # it gave up and is back before anybody saw it
     assert holders(again) == ["a", "b", "c"]
     assert again.node("c").since == again.epoch
 
@@ -225,7 +235,7 @@ def test_late_nodes_are_let_in():
     ],
 )
 def test_who_was_cut_off(nodes, lost, answers, outside, expected):
-    assert seats.cut_off(met(*nodes), "a", lost, answers=answers, outside=outside) is expected
+    assert slots.cut_off(formed(*nodes), "a", lost, answers=answers, outside=outside) is expected
 
 
 def test_both_sides_of_a_cut_never_go_on():
@@ -236,8 +246,8 @@ def test_both_sides_of_a_cut_never_go_on():
             left, right = names[:cut], names[cut:]
             for answers in (left, right, ""):
                 stays = [
-                    not seats.cut_off(
-                        met(*names), side[0], dict.fromkeys(other, "unreachable"),
+                    not slots.cut_off(
+                        formed(*names), side[0], dict.fromkeys(other, "unreachable"),
                         answers=side == answers, outside=False,
                     )
                     for side, other in ((left, right), (right, left))
@@ -246,19 +256,19 @@ def test_both_sides_of_a_cut_never_go_on():
 
 
 def test_the_first_that_lives_decides():
-    table = met("a", "b", "c")
-    assert seats.leader(table, ()) == "a"
-    assert seats.leader(table, {"a": "crashed"}) == "b"
-    assert seats.leader(table, {"a", "b", "c"}) is None
+    membership = formed("a", "b", "c")
+    assert slots.leader(membership, ()) == "a"
+    assert slots.leader(membership, {"a": "crashed"}) == "b"
+    assert slots.leader(membership, {"a", "b", "c"}) is None
 
 
 def test_records_survive_json():
-    table = met("a", "b", "c", total=2)
-    assert seats.table_from(json.loads(json.dumps(seats.to_json(table)))) == table
-    for each in (card(table, "a", alive="bc", done="b"), Card(node("x"))):
-        assert seats.card_from(json.loads(json.dumps(seats.to_json(each)))) == each
+    membership = formed("a", "b", "c", total=2)
+    assert slots.membership_from(json.loads(json.dumps(slots.to_json(membership)))) == membership
+    for each in (record(membership, "a", alive="bc", done="b"), NodeRecord(node("x"))):
+        assert slots.record_from(json.loads(json.dumps(slots.to_json(each)))) == each
     with pytest.raises((KeyError, TypeError, ValueError)):
-        seats.table_from({"epoch": 1})
+        slots.membership_from({"epoch": 1})
 
 
 NAMES = "abcdefgh"
@@ -284,61 +294,65 @@ steps = st.lists(
 def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total, capacities, steps):
     capacity = dict(zip(NAMES, capacities, strict=True))
     fresh = {name: node(name, capacity[name]) for name in NAMES}
-    table = seats.meet(
-        [Card(fresh[name]) for name in sorted(first)], counts=None if total is None else (total,), token=TOKEN
+    membership = slots.form(
+        [NodeRecord(fresh[name]) for name in sorted(first)],
+        counts=None if total is None else (total,),
+        token=TOKEN,
     )
-    shape = [(chair.capacity, table.ranks_of(seat)) for seat, chair in enumerate(table.chairs)]
-    check(table, total)
+    shape = [(slot.capacity, membership.ranks_of(number)) for number, slot in enumerate(membership.slots)]
+    check(membership, total)
     there = set(first)
     for what, names in steps:
-        before = table
+        before = membership
         quitting: set[str] = set()
         if what == "lose":
             quitting = names & there
             if quitting == there:
                 continue
             there -= quitting
-            table = seats.leave(table, quitting)
+            membership = slots.leave(membership, quitting)
         elif what == "admit":
-            table = seats.admit(table, [fresh[name] for name in sorted(names)])
+            membership = slots.admit(membership, [fresh[name] for name in sorted(names)])
             quitting = names & there  # they would not ask if they had not given up
             there |= names
         else:
             late = names & there if what == "late" else set()
             quitting = names & there if what == "give up" else set()
             new = names - there if what == "come" else set()
-            cards = [card(before, name, alive=late) for name in sorted(there - late - quitting)]
-            if not cards:
+            records = [record(before, name, alive=late) for name in sorted(there - late - quitting)]
+            if not records:
                 continue
-            cards += [Card(fresh[name]) for name in sorted(new | quitting)]
+            records += [NodeRecord(fresh[name]) for name in sorted(new | quitting)]
             there |= new
-            table = seats.meet(cards, counts=None if total is None else (total,), token="")
-        assert table.epoch == before.epoch + 1
-        assert table.token == TOKEN
-        assert {each.id for each in table.nodes} == there
-        assert [(chair.capacity, table.ranks_of(seat)) for seat, chair in enumerate(table.chairs)] == shape
-        for seat, holder in enumerate(holders(before)):
+            membership = slots.form(records, counts=None if total is None else (total,), token="")
+        assert membership.epoch == before.epoch + 1
+        assert membership.token == TOKEN
+        assert {each.id for each in membership.nodes} == there
+        assert [
+            (slot.capacity, membership.ranks_of(number)) for number, slot in enumerate(membership.slots)
+        ] == shape
+        for slot, holder in enumerate(holders(before)):
             if holder in there and holder not in quitting:
-                assert holders(table)[seat] == holder, "a living holder was moved"
-        if before.keeper in there and before.keeper not in quitting:
-            assert table.keeper == before.keeper
-        for each in table.nodes:
+                assert holders(membership)[slot] == holder, "a living holder was moved"
+        if before.store_node in there and before.store_node not in quitting:
+            assert membership.store_node == before.store_node
+        for each in membership.nodes:
             known = before.node(each.id)
-            assert each.since == (known.since if known and each.id not in quitting else table.epoch)
-        check(table, total)
+            assert each.since == (known.since if known and each.id not in quitting else membership.epoch)
+        check(membership, total)
 
 
-def check(table, total):
-    seated = [holder for holder in holders(table) if holder is not None]
+def check(membership, total):
+    seated = [holder for holder in holders(membership) if holder is not None]
     assert len(seated) == len(set(seated)), "two seats for one node"
-    assert {*seated, table.keeper} <= {each.id for each in table.nodes}
-    assert total is None or sum(chair.capacity for chair in table.chairs) == total
-    free = [chair.capacity for chair in table.chairs if chair.holder is None]
-    idle = [each.capacity for each in table.nodes if each.id not in seated]
+    assert {*seated, membership.store_node} <= {each.id for each in membership.nodes}
+    assert total is None or sum(slot.capacity for slot in membership.slots) == total
+    free = [slot.capacity for slot in membership.slots if slot.holder is None]
+    idle = [each.capacity for each in membership.nodes if each.id not in seated]
     assert not any(size <= room for size in free for room in idle), "a seat is free, and a spare fits"
-    for each in table.nodes:
-        place = seats.seating(table, each.id)
-        assert place.store == f"tcp://{table.keeper}:1"
-        if place.seat is not None:
-            assert table.ranks_of(place.seat)[0] == place.base_rank
-    assert replace(table, nodes=()).node("a") is None
+    for each in membership.nodes:
+        place = slots.assignment(membership, each.id)
+        assert place.store == f"tcp://{membership.store_node}:1"
+        if place.slot is not None:
+            assert membership.ranks_of(place.slot)[0] == place.base_rank
+    assert replace(membership, nodes=()).node("a") is None

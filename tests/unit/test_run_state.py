@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.events import MemberBusy
-from multiworld.planned.link import Link
-from multiworld.run import happenings as h
-from multiworld.run.state import LAST, UP_AFTER, RunState, world_state
-from multiworld.run.words import ending, natural, one_line, span
+from multiworld.joinall.launcher import LauncherClient
+from multiworld.run import events as h
+from multiworld.run.view.messages import ending, natural, one_line, span
+from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
 
 ALIVE = {"starting", "up"}
 STATES = {*ALIVE, "failed", "restarting", "ended", "stopped"}
@@ -115,7 +115,7 @@ def test_a_local_place_holds_one_worker():
     """After a new seating the same place may have another rank."""
     moved = h.WorkerStarted(AT + 10, 11, "worker", 10, 1, 5000, 0)
     seen = run_of(
-        *begun(1), h.WorkerStopped(AT + 9, 1, 4001, -15), h.SeatTaken(AT + 9, 1, 2), moved
+        *begun(1), h.WorkerStopped(AT + 9, 1, 4001, -15), h.SlotTaken(AT + 9, 1, 2), moved
     ).snapshot()
     assert [each["rank"] for each in seen["workers"]] == [0, 11]
     assert [each["rank"] for each in seen["worlds"][0]["members"]] == [0]
@@ -123,7 +123,7 @@ def test_a_local_place_holds_one_worker():
 
 def test_a_spare_node_forgets_the_workers_it_had():
     stopped = [h.WorkerStopped(AT + 9, rank, 4000 + rank, -15) for rank in range(2)]
-    seen = run_of(*begun(1), *stopped, h.SeatTaken(AT + 10, None, 2)).snapshot()
+    seen = run_of(*begun(1), *stopped, h.SlotTaken(AT + 10, None, 2)).snapshot()
     assert (seen["workers"], seen["worlds"], seen["seat"], seen["nodes"]) == ([], [], None, 2)
 
 
@@ -285,11 +285,11 @@ def test_a_member_that_is_busy_is_noted_until_it_answers_or_its_world_breaks():
 
 def test_a_worker_tells_its_launcher_which_member_is_busy():
     told = []
-    link = Link()
-    link._client = SimpleNamespace(report=told.append)
-    link._tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
-    link._tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
-    link._tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
+    launcher = LauncherClient()
+    launcher._client = SimpleNamespace(report=told.append)
+    launcher._tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
+    launcher._tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
+    launcher._tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
     assert {(each["world"], each["state"], each["generation"], each["cause"]) for each in told} == {
         ("w", "active", 2, "")
     }

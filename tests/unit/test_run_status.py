@@ -18,7 +18,7 @@ import pytest
 from runstatekit import begun, killed, run_of
 from terminalkit import CODES, on_a_terminal
 
-from multiworld.run.status import NONE, SILENT, Answer, ask_all, main
+from multiworld.run.view.status import NONE, SILENT, Answer, ask_all, main
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOT = run_of(*begun(), *killed(3)).snapshot()
@@ -31,8 +31,10 @@ def root(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
-    monkeypatch.setattr("multiworld.run.folders.roots", lambda: [Path(folder) / "m8d-run"])
-    monkeypatch.setattr("multiworld.run.status._TIMEOUT", 30.0)  # a busy machine is no launcher that hangs
+    monkeypatch.setattr("multiworld.run.control.sockets.roots", lambda: [Path(folder) / "m8d-run"])
+    monkeypatch.setattr(
+        "multiworld.run.view.status._TIMEOUT", 30.0
+    )  # a busy machine is no launcher that hangs
     path = Path(folder) / "m8d-run"
     path.mkdir(mode=0o700)
     yield path
@@ -132,7 +134,7 @@ def test_nothing_runs(root, capsys):
 
 
 def test_one_that_hangs_does_not_hide_the_others(root, capsys, monkeypatch):
-    monkeypatch.setattr("multiworld.run.status._TIMEOUT", 6.0)
+    monkeypatch.setattr("multiworld.run.view.status._TIMEOUT", 6.0)
     with launcher(root, "a-1", answer()), launcher(root, "hung-2"):
         assert main([]) == SILENT
     out, err = capsys.readouterr()
@@ -144,7 +146,7 @@ def test_one_that_hangs_does_not_hide_the_others(root, capsys, monkeypatch):
 
 def test_one_that_hangs_may_be_the_run_that_was_asked_for(root, capsys, monkeypatch):
     answers = [Answer("a", SNAPSHOT), Answer("b", None, "no answer")]
-    monkeypatch.setattr("multiworld.run.status.ask_all", lambda paths, timeout: answers)
+    monkeypatch.setattr("multiworld.run.view.status.ask_all", lambda paths, timeout: answers)
     assert main(["--run-id", "job7"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["--run-id", "third"]) == SILENT
@@ -192,7 +194,7 @@ def test_a_snapshot_of_another_version(root, capsys):
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_watching_ends_with_the_run(root, capsys, monkeypatch, form):
-    monkeypatch.setattr("multiworld.run.status._EVERY", 0.05)
+    monkeypatch.setattr("multiworld.run.view.status._EVERY", 0.05)
     with launcher(root, "a", answer(), answer(run_id="later"), b""):
         assert main(["--watch", *form]) == 0
     out = capsys.readouterr().out
@@ -209,7 +211,7 @@ def test_watching_nothing(root, capsys):
 
 def test_it_needs_neither_torch_nor_rich(root):
     script = (
-        "import sys\nfrom multiworld.run import status\nstatus._TIMEOUT = 30.0\ncode = status.main(['--json', '--run-id', 'only-here'])\n"
+        "import sys\nfrom multiworld.run.view import status\nstatus._TIMEOUT = 30.0\ncode = status.main(['--json', '--run-id', 'only-here'])\n"
         "assert not {'torch', 'rich', 'numpy', 'asyncio'} & set(sys.modules), sorted(sys.modules)\nsys.exit(code)"
     )
     with launcher(
@@ -226,7 +228,7 @@ def test_it_needs_neither_torch_nor_rich(root):
 @pytest.mark.parametrize("rich", [True, False])
 def test_on_a_terminal_it_has_colours_where_rich_is_there(root, rich):
     without = "" if rich else "sys.modules['rich.console'] = None; "
-    script = f"import sys; {without}from multiworld.run import status; status._TIMEOUT = 30.0; sys.exit(status.main(['--run-id', 'only-here']))"
+    script = f"import sys; {without}from multiworld.run.view import status; status._TIMEOUT = 30.0; sys.exit(status.main(['--run-id', 'only-here']))"
     with launcher(root, "a", answer(run_id="only-here")):
         code, told = on_a_terminal(sys.executable, "-c", script, XDG_RUNTIME_DIR=str(root.parent))
     assert code == 0, told

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patchkit import HEADER, Text, file_diff, patch_bytes
 
-from m8d_build.blobs import blob_id
-from m8d_build.diffparse import parse_diff
-from m8d_build.diffs import ABSENT, fit, render, split_lines
-from m8d_build.series import load_series, parse_patch, parse_series
+from m8d_build.files.blobs import blob_id
+from m8d_build.series.diffparse import parse_diff
+from m8d_build.series.diffs import ABSENT, fit, render, split_lines
+from m8d_build.series.read import load_series, parse_patch, parse_series
 
 PRE = Text.of("one", "two", "three", "four")
 POST = PRE.changed("two", "zwei")

@@ -14,7 +14,6 @@ from sourcekit import (
     write_tree,
 )
 
-from m8d_build.blobs import blob_id
 from m8d_build.errors import (
     BlobMismatch,
     BuildBusy,
@@ -25,7 +24,8 @@ from m8d_build.errors import (
     SourceUnreachable,
     WrongTree,
 )
-from m8d_build.lock import hold
+from m8d_build.files.blobs import blob_id
+from m8d_build.files.lock import hold
 from m8d_build.progress import Silent
 from m8d_build.sources import SPARSE, chain, fetch_source, sources_for
 from m8d_build.sources.base import Provided, Unavailable, last_words, without_password

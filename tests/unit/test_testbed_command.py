@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 from sourcekit import make_settings
 
-from m8d_build import testbed
 from m8d_build.cli import main
-from m8d_build.envs import Environment
+from m8d_build.environments.venvs import Environment
 from m8d_build.errors import BehaviourFailed, WheelUnreachable
 from m8d_build.progress import Silent
-from m8d_build.testbed import TESTS, Asked, command, run_testbed
+from m8d_build.testing import testbed
+from m8d_build.testing.testbed import TESTS, Asked, command, run_testbed
 
 PYTHON = Path(sys.executable)
 CONFTEST = """

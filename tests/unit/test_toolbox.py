@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from m8d_build import toolbox
 from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
-from m8d_build.toolbox import extract, link_libraries, prepare_headers, required_packages
+from m8d_build.overlay import toolbox
+from m8d_build.overlay.toolbox import extract, link_libraries, prepare_headers, required_packages
 
 
 def wheel(path: Path, members: dict[str, str]) -> Path:

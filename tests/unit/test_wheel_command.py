@@ -18,8 +18,8 @@ from m8d_build.errors import (
     WheelInvalid,
     WheelMismatch,
 )
-from m8d_build.inspect import inspect_wheel
-from m8d_build.lock import hold
+from m8d_build.files.lock import hold
+from m8d_build.wheel.inspect import inspect_wheel
 
 pytestmark = pytest.mark.compiler
 

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from m8d_build.errors import WheelAlreadyPatched, WheelInvalid, WheelMismatch
 from m8d_build.targets import Abi
-from m8d_build.wheelfile import open_wheel
+from m8d_build.wheel.wheelfile import open_wheel
 
 INFO = "torch-2.6.0.dist-info"
 

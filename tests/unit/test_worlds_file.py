@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multiworld.run import worldsfile
 from multiworld.run.errors import PlanError
-from multiworld.run.plan import Member
-from multiworld.run.tomllines import Places
-from multiworld.run.worldsfile import check_backends, check_stores, load
-from multiworld.run.worldstext import parse
+from multiworld.run.worldsfile import checks
+from multiworld.run.worldsfile.checks import check_backends, check_stores
+from multiworld.run.worldsfile.load import load
+from multiworld.run.worldsfile.parse import parse
+from multiworld.run.worldsfile.positions import Positions
+from multiworld.run.worldsfile.worlds_plan import Member
 
 GOOD = """\
 # who is there
@@ -211,20 +212,20 @@ def _without_none(value):
 
 
 def test_lines_of_keys():
-    places = Places(
+    positions = Positions(
         'a.b = 1 # [c]\n"a"."q=" = """\n[no]\n"""\n[t."x.y"] # t\nlong = [\n  "one",\n\n  \'two\', {}\n]\n'
         "in = { d = { e = 1 }, f = '''\n=''' }\n[[many]]\nn = 1\n"
     )
-    assert places.line("a", "b") == 1
-    assert places.line("a", "q=") == 2
-    assert places.line("no") == 0
-    assert places.line("t", "x.y") == 5
-    assert places.line("t", "x.y", "long") == 6
-    assert places.line_of("two", "t", "x.y", "long") == 9
-    assert places.line_of("three", "t", "x.y", "long") == 6
-    assert places.line("t", "x.y", "in", "d", "e") == 11
-    assert places.line("t", "x.y", "nothing") == 5
-    assert places.line("many", "n") == 14
+    assert positions.line("a", "b") == 1
+    assert positions.line("a", "q=") == 2
+    assert positions.line("no") == 0
+    assert positions.line("t", "x.y") == 5
+    assert positions.line("t", "x.y", "long") == 6
+    assert positions.line_of("two", "t", "x.y", "long") == 9
+    assert positions.line_of("three", "t", "x.y", "long") == 6
+    assert positions.line("t", "x.y", "in", "d", "e") == 11
+    assert positions.line("t", "x.y", "nothing") == 5
+    assert positions.line("many", "n") == 14
 
 
 # -- the edges --------------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_a_store_that_nobody_answers_for(monkeypatch):
         over.wait(60)
         raise OSError("too late")
 
-    monkeypatch.setattr(worldsfile.socket, "getaddrinfo", hang)
+    monkeypatch.setattr(checks.socket, "getaddrinfo", hang)
     assert "no answer within 0.1 s" in refused(world(store="tcp://slow:1"), timeout=0.1)
     assert not over.is_set()
     over.set()

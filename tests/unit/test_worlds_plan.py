@@ -9,8 +9,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run.plan import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
-from multiworld.run.worldstext import parse
+from multiworld.run.worldsfile.parse import parse
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER, Member, PlannedWorld, Role, WorldsPlan
 
 ROLES = st.dictionaries(
     st.text("abcXYZ019_.-", min_size=1, max_size=12), st.integers(1, 9), min_size=1, max_size=4

@@ -1,4 +1,4 @@
-"""check-wheel: a patched wheel, installed, shown to behave; every claim beside the same probe on the stock wheel."""
+"""check-wheel: a patched wheel is installed, and each claim is probed beside the stock wheel."""
 
 from m8d_build.check.report import Report, Result
 from m8d_build.check.run import check_wheel

@@ -1,4 +1,4 @@
-"""What is checked: each case with its probe and the outcome expected of the patched and of the stock wheel. Data."""
+"""The cases of check-wheel: each with its probe, and the outcome expected of patched and of stock. Data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _MODES = {0: "NoHandling", 1: "TearDown", 2: "CleanUpOnly", 3: "SkipCleanUp"}
 _TERMINATE = "terminate called after throwing"
 _MONITOR = "Terminating the process after attempting to dump debug info, due to "
 
-# Seconds. The monitor looks every HEARTBEAT seconds (a dump request: every 0.1 s) and sleeps HEARTBEAT seconds more
-# before it ends the process: stock ends 2 s after a dump request and 4 to 6 s after the watchdog got stuck.
+# Seconds. The monitor looks every HEARTBEAT seconds (a dump request: every 0.1 s) and sleeps HEARTBEAT
+# seconds more before it ends the process: stock ends 2 s after a dump request and 4 to 6 s after the watchdog
+# got stuck.
 _HEARTBEAT = 2
 _WATCH = 12.0  # at least twice as long as stock takes
 _LONG_WATCH = 60.0  # where an end is expected: on a busy machine it may come later
@@ -40,8 +41,8 @@ class Case:
         patched: outcome expected of the patched wheel; None where there is nothing to run.
         stock: same of the stock wheel.
         env: variables of the probe.
-        signs: (outcome, text): the outcome counts only if the text is in what the probe wrote, so that it came
-            about for the reason the case is about.
+        signs: (outcome, text): the outcome counts only if the text is in what the probe wrote, so that it
+            came about for the reason the case is about.
         timeout: seconds.
     """
 
@@ -125,7 +126,8 @@ def _groups() -> tuple[Case, ...]:
     unwind = [
         Case(
             f"group-unwind-{order}",
-            f"CleanUpOnly, extension loaded {when} torch: an error inside an AutoNcclGroup reaches the caller",
+            f"CleanUpOnly, extension loaded {when} torch: an error inside an AutoNcclGroup reaches the "
+            "caller",
             (("group.py", "{extension}", order, "m8d_unwind"),),
             "first error arrives, group closed",
             ABORTED,

@@ -1,4 +1,4 @@
-"""Cases turned into jobs of probes/supervise.py, and its answer turned into outcomes. No process is started here."""
+"""Cases become jobs of probes/supervise.py, and its answer becomes outcomes. Starts no process."""
 
 from __future__ import annotations
 

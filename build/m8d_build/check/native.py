@@ -1,4 +1,4 @@
-"""The probes' native parts: the preloaded libraries, and the extension linked against a wheel's libraries."""
+"""The probes' native parts: preloaded libraries, and an extension linked against a wheel's libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from m8d_build import proc
 from m8d_build.errors import PrerequisiteMissing
 
 if TYPE_CHECKING:
-    from m8d_build.envs import Environment
+    from m8d_build.environments.venvs import Environment
 
 __all__ = ["PROBES", "build_extension", "build_preload", "extension_command", "nccl_library"]
 

@@ -1,4 +1,4 @@
-"""Results of check-wheel: outcome beside expectation, for stock and patched; as a table, as JSON, as an error."""
+"""The report of check-wheel: outcome beside expectation, as a table, as JSON, as an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check-wheel, run: environments made, probes compiled, the same cases in stock and patched, one report."""
+"""check-wheel, run: makes environments, compiles probes, runs the same cases in stock and patched."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build import proc
-from m8d_build.blobs import file_sha256
 from m8d_build.check.cases import all_cases
 from m8d_build.check.jobs import Observed, observe, read_ends, supervisor_plan
 from m8d_build.check.native import PROBES, build_extension, build_preload
 from m8d_build.check.report import Report, Result, judge
 from m8d_build.check.subject import NO_MARKER, marker_outcome, read_subject, require_stock
 from m8d_build.check.trees import link_torch
-from m8d_build.compile import compiler_identity
-from m8d_build.download import get_wheel, official_request
-from m8d_build.envs import Environment, Environments, Recipe, pip_check
+from m8d_build.environments.download import get_wheel, official_request
+from m8d_build.environments.venvs import Environment, Environments, Recipe, pip_check
 from m8d_build.errors import OutputUnwritable
+from m8d_build.files.blobs import file_sha256
+from m8d_build.overlay.compile import compiler_identity
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -79,15 +79,16 @@ def check_wheel(
 ) -> Report:
     """Install a patched wheel in a fresh environment and compare how it behaves with the stock wheel.
 
-    Leaves behind one environment for this torch version, the stock one; with ``stock`` other than "auto", none.
+    Leaves behind one environment for this torch version, the stock one; with ``stock`` other than "auto",
+    none.
 
     Args:
         path: the patched wheel.
         settings: cache, output folder, compiler, jobs.
         report: told of each step.
         log: where pip, the compiler and every probe write.
-        stock: "auto" (the cached environment of the official wheel), "none", or the path of a Python that has the
-            official wheel installed.
+        stock: "auto" (the cached environment of the official wheel), "none", or the path of a Python that has
+            the official wheel installed.
         official: the official wheel, if it need not be downloaded.
         keep: leave the wheel's environment behind as well.
 

@@ -1,23 +1,23 @@
-"""The wheel under test, read; and whether an environment holds what it should, going by its files."""
+"""The wheel under test, read; whether an environment holds it, decided from its files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from m8d_build.blobs import file_sha256
-from m8d_build.envs import Recipe
+from m8d_build.environments.venvs import Recipe
 from m8d_build.errors import WheelInvalid, WheelMismatch
-from m8d_build.versionfile import VERSION_ENTRY, parse_version_file
-from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
+from m8d_build.files.blobs import file_sha256
+from m8d_build.wheel.versionfile import VERSION_ENTRY, parse_version_file
+from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
 from multiworld.errors import MarkerError
 from multiworld.shim.marker import parse_marker, read_marker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from m8d_build.envs import Environment
-    from m8d_build.wheelfile import WheelFile
+    from m8d_build.environments.venvs import Environment
+    from m8d_build.wheel.wheelfile import WheelFile
     from multiworld.shim.marker import Marker
 
 __all__ = ["NO_MARKER", "Subject", "marker_outcome", "read_subject", "require_stock"]

@@ -1,4 +1,4 @@
-"""An installed torch seen through links, whole or without one library; the installation itself is never touched."""
+"""Link trees of an installed torch, whole or without one library; the installation is never changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["link_torch"]
 def link_torch(site: Path, into: Path, *, without: str = "") -> Path:
     """Make a folder to import torch from: links to everything in ``site``, with ``torch/lib`` a folder of links.
 
-    The loader and Python both go by the path they were given, so libraries in the tree look for each other in it.
+    The loader and Python both go by the path they were given, so libraries in the tree look for each other in
+    it.
 
     Args:
         site: the site-packages folder with torch.

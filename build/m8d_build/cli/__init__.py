@@ -1,8 +1,8 @@
 """The command line: one module per command, found by its name; errors become exit codes here and nowhere else.
 
-A command's module has ``NAME``, ``HELP``, ``configure_parser(parser)`` and ``execute(args, settings, console)``;
-``execute`` returns the exit code. What it adds as ``--out`` or ``--jobs`` is taken into the settings; ``--patches``
-and ``--cache`` go before the command and are there for all of them.
+A command's module has ``NAME``, ``HELP``, ``configure_parser(parser)`` and ``execute(args, settings,
+console)``; ``execute`` returns the exit code. What it adds as ``--out`` or ``--jobs`` is taken into the
+settings; ``--patches`` and ``--cache`` go before the command and are there for all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several commands share: which target, which Python, how a built wheel is announced."""
+"""Shared by commands: choice of target and Python, announcement of a built wheel."""
 
 from __future__ import annotations
 

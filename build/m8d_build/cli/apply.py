@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.apply import apply_series, tree_version
-from m8d_build.series import load_series
+from m8d_build.series.apply import apply_series, tree_version
+from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Apply the series and say what changed.
 
     Raises:
-        BuildError: see ``m8d_build.apply.apply_series``.
+        BuildError: see ``m8d_build.series.apply.apply_series``.
     """
     target = load_targets(settings.patches).get(args.torch or tree_version(args.source))
     series = load_series(settings.patches, target.version)

@@ -1,4 +1,4 @@
-"""``cache``: what is kept between runs, and what can go."""
+"""``cache``: the sizes of downloads, sources, environments and objects, and pruning of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.table import Table
 
 from m8d_build.cli import print_json
 from m8d_build.cli._common import say
-from m8d_build.keep import KINDS, prune, survey, unused
-from m8d_build.lock import hold
+from m8d_build.files.cachedir import KINDS, prune, survey, unused
+from m8d_build.files.lock import hold
 
 if TYPE_CHECKING:
     import argparse

@@ -32,7 +32,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--stock",
         default=STOCK_AUTO,
         metavar="PYTHON|auto|none",
-        help="what to compare with: a Python that has the official wheel; auto: an environment kept in the cache; "
+        help="what to compare with: a Python that has the official wheel; auto: an environment kept in the "
+        "cache; "
         "none: do not compare (default: auto)",
     )
     parser.add_argument(

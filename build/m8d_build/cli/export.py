@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.apply import tree_version
-from m8d_build.export import export_series
+from m8d_build.series.apply import tree_version
+from m8d_build.series.export import export_series
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Export and say which patches changed.
 
     Raises:
-        BuildError: see ``m8d_build.export.export_series``.
+        BuildError: see ``m8d_build.series.export.export_series``.
     """
     target = load_targets(settings.patches).get(args.torch or tree_version(args.source))
     folder = args.folder or target.folder(settings.patches)

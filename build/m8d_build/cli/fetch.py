@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from m8d_build.cli._common import choose_target, python_tag
-from m8d_build.disk import needs_room
 from m8d_build.errors import OutputUnwritable
+from m8d_build.files.disk import needs_room
 from m8d_build.progress import Progress, Silent
 from m8d_build.sources import CHOICES, SPARSE, fetch_source
 

@@ -9,19 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.blobs import file_sha256
 from m8d_build.cli._common import announce, choose_target, python_tag
-from m8d_build.full import run_full, unfinished
-from m8d_build.full_actions import StandardActions
-from m8d_build.full_plan import jobs_for, plan_full
-from m8d_build.full_recipes import load_recipes
-from m8d_build.full_steps import Command, FullOptions, Inputs
-from m8d_build.machine import read_machine
-from m8d_build.preflight import Need, Problem, choose_route, preflight, require
+from m8d_build.files.blobs import file_sha256
+from m8d_build.full.actions import StandardActions
+from m8d_build.full.build import run_full, unfinished
+from m8d_build.full.machine import read_machine
+from m8d_build.full.plan import jobs_for, plan_full
+from m8d_build.full.preflight import Need, Problem, choose_route, preflight, require
+from m8d_build.full.recipes import load_recipes
+from m8d_build.full.steps import Command, FullOptions, Inputs
 from m8d_build.progress import Progress
-from m8d_build.rules import reject, verify
-from m8d_build.series import load_series
-from m8d_build.settings import REPO_ROOT
+from m8d_build.series.read import load_series
+from m8d_build.series.rules import reject, verify
 from multiworld import __version__ as builder
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from m8d_build.full_recipes import Recipes
-    from m8d_build.full_steps import FullPlan
-    from m8d_build.series import Series
+    from m8d_build.full.recipes import Recipes
+    from m8d_build.full.steps import FullPlan
+    from m8d_build.series.read import Series
     from m8d_build.settings import Settings
     from m8d_build.targets import Target
 
@@ -51,7 +50,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
         "--env",
         choices=("auto", "conda", "mamba", "micromamba", "venv"),
         default="auto",
-        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a venv)",
+        help="what makes the build environment (default: micromamba, mamba or conda if there is one, else a "
+        "venv)",
     )
     parser.add_argument(
         "--source",
@@ -130,7 +130,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         series=series,
         compiler=route.compiler,
         patches=settings.patches,
-        licence=REPO_ROOT / "LICENSE",
         builder=builder,
     )
     progress = Progress([(step.title, step.minutes * 60) for step in unfinished(plan)], console)

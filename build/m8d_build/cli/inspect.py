@@ -1,4 +1,4 @@
-"""``inspect``: what a wheel carries, and whether it agrees with itself."""
+"""``inspect``: a wheel's marker, patches and symbols, and whether they agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from m8d_build.cli import print_json
 from m8d_build.cli._common import existing_wheel
 from m8d_build.errors import CheckFailed
-from m8d_build.inspect import inspect_wheel
+from m8d_build.wheel.inspect import inspect_wheel
 
 if TYPE_CHECKING:
     import argparse
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from m8d_build.inspect import Bindings, Inspection
     from m8d_build.settings import Settings
+    from m8d_build.wheel.inspect import Bindings, Inspection
 
 __all__ = ["HELP", "NAME", "configure_parser", "execute"]
 
@@ -37,7 +37,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Print what was found; return 0, or CheckFailed's code if something disagrees.
 
     Raises:
-        WheelInvalid, ElfInvalid, DiskFull: as in ``m8d_build.inspect.inspect_wheel``.
+        WheelInvalid, ElfInvalid, DiskFull: as in ``m8d_build.wheel.inspect.inspect_wheel``.
     """
     found = inspect_wheel(
         existing_wheel(args.wheel), settings.patches, symbols=not args.no_symbols, deep=args.deep

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from m8d_build.cli import print_json
 from m8d_build.cli._common import announce, choose_target, positive, python_tag, say
-from m8d_build.overlay import OverlayRequest, build_overlay
-from m8d_build.plan import EXPECTED_SECONDS, describe, require_recipe
+from m8d_build.overlay.build import OverlayRequest, build_overlay
+from m8d_build.overlay.plan import Step, describe, require_recipe
 from m8d_build.progress import Console, Progress
-from m8d_build.series import load_series
+from m8d_build.series.read import load_series
 from m8d_build.targets import Status
 
 if TYPE_CHECKING:
     import argparse
 
-    from m8d_build.overlay import Built
+    from m8d_build.overlay.build import Built
     from m8d_build.settings import Settings
 
 __all__ = ["HELP", "NAME", "configure_parser", "execute"]
@@ -57,7 +57,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Build, or print the plan.
 
     Raises:
-        BuildError: as ``m8d_build.overlay.build_overlay``.
+        BuildError: as ``m8d_build.overlay.build.build_overlay``.
     """
     python = python_tag(args.python)
     target = choose_target(args, settings, python)
@@ -86,7 +86,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         allow_unverified=args.allow_unverified,
     )
     # With --json standard output is for the program that asked; a person still sees the steps.
-    progress = Progress(EXPECTED_SECONDS, Console(stderr=True, highlight=False) if args.json else console)
+    progress = Progress(Step.expected(), Console(stderr=True, highlight=False) if args.json else console)
     built = build_overlay(request, settings, progress)
     if args.json:
         print_json(console, _as_json(built, progress.seconds))

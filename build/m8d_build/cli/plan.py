@@ -1,4 +1,4 @@
-"""``plan``: what a build would do, step by step; nothing is run."""
+"""``plan``: the steps of a build, printed; nothing is run."""
 
 from __future__ import annotations
 

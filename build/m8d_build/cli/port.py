@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.port import port_series
-from m8d_build.series import load_series
+from m8d_build.series.port import port_series
+from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Port the series and say where its hunks went.
 
     Raises:
-        BuildError: see ``m8d_build.port.port_series``.
+        BuildError: see ``m8d_build.series.port.port_series``.
     """
     target = load_targets(settings.patches).get(args.origin)
     series = load_series(settings.patches, target.version)
@@ -56,7 +56,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     )
     verb = "would write" if args.dry_run else "wrote"
     console.print(
-        f"{verb} {ported.target.folder(settings.patches)} and its entry in targets.toml ({ported.target.status.value}): "
+        f"{verb} {ported.target.folder(settings.patches)} and its entry in targets.toml "
+        f"({ported.target.status.value}): "
         f"{ported.exact} hunks in place, {ported.moved} moved",
         markup=False,
         soft_wrap=True,

@@ -1,13 +1,13 @@
-"""``revert``: take the applied series out of a source tree again."""
+"""``revert``: remove the applied series from a source tree."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.apply import revert_series
 from m8d_build.errors import WrongTree
-from m8d_build.receipt import load_receipt
+from m8d_build.series.apply import revert_series
+from m8d_build.series.receipt import load_receipt
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """Revert the series and say what it was.
 
     Raises:
-        BuildError: see ``m8d_build.apply.revert_series``.
+        BuildError: see ``m8d_build.series.apply.revert_series``.
     """
     if args.torch:
         wanted = load_targets(settings.patches).get(args.torch).version

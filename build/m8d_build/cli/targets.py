@@ -1,4 +1,4 @@
-"""``targets``: the table of what is known of each PyTorch version."""
+"""``targets``: the table of supported PyTorch versions."""
 
 from __future__ import annotations
 

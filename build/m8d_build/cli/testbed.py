@@ -1,4 +1,4 @@
-"""``testbed``: the tests that need real ProcessGroupNCCL, on the patched wheel last built and an official one."""
+"""``testbed``: the tests of ProcessGroupNCCL, on the patched wheel last built and an official one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from m8d_build.cli import print_json
 from m8d_build.cli._common import add_test_options, existing_wheel, newest_wheel, positive, say
 from m8d_build.progress import Progress, Silent
-from m8d_build.testbed import LIMIT, STEP_PATCHED, STEP_TESTS, VERSIONS, Asked, run_testbed, step_stock
+from m8d_build.testing.testbed import (
+    LIMIT,
+    STEP_PATCHED,
+    STEP_TESTS,
+    VERSIONS,
+    Asked,
+    run_testbed,
+    step_stock,
+)
 
 if TYPE_CHECKING:
     import argparse

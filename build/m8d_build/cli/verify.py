@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.apply import pristine_files, tree_version
 from m8d_build.cli import print_json
 from m8d_build.errors import PatchRejected, WrongTree
-from m8d_build.findings import Finding
-from m8d_build.rules import verify
-from m8d_build.series import load_series
+from m8d_build.series.apply import pristine_files, tree_version
+from m8d_build.series.findings import Finding
+from m8d_build.series.read import load_series
+from m8d_build.series.rules import verify
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:

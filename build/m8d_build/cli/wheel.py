@@ -6,26 +6,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.blobs import file_sha256
 from m8d_build.cli import print_json
 from m8d_build.cli._common import positive
-from m8d_build.elf.read import glibc_floor
 from m8d_build.errors import CheckFailed, PrerequisiteMissing
-from m8d_build.facts import read_facts
-from m8d_build.graft import graft_edits
-from m8d_build.lock import hold
-from m8d_build.marking import LICENCE_NAME, NOTICE_NAME, make_marker, make_notice
-from m8d_build.plan import local_label
-from m8d_build.repack import Edit, Put, repack
-from m8d_build.series import load_series
-from m8d_build.settings import REPO_ROOT
+from m8d_build.files.blobs import file_sha256
+from m8d_build.files.lock import hold
+from m8d_build.overlay.graft import graft_edits
+from m8d_build.overlay.toolbox import extract
+from m8d_build.overlay.write import GRAFTED, write_patched
+from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
-from m8d_build.toolbox import extract
-from m8d_build.wheelfile import MARKER_ENTRY, open_wheel
-from multiworld import __version__
+from m8d_build.wheel.facts import read_facts
+from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.errors import MarkerError
-from multiworld.shim.loader import LOADER_ENTRY, loader_text
-from multiworld.shim.marker import Marker, Overlay, Topic, library_info
+from multiworld.shim.marker import library_info
 
 if TYPE_CHECKING:
     import argparse
@@ -39,7 +33,6 @@ __all__ = ["HELP", "NAME", "configure_parser", "execute"]
 
 NAME = "wheel"
 HELP = "Put an overlay library that was built already into an official wheel."
-GRAFTED = "torch/lib/libtorch_cuda.so"
 
 
 def configure_parser(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +52,8 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace, settings: Settings, console: Console) -> int:
     """Check wheel and overlay, graft, repack; print the new wheel's path, size and SHA-256.
 
-    Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces them.
+    Headers that the patches change stay the official ones: they are not known here. ``overlay`` replaces
+    them.
 
     Raises:
         WheelInvalid, WheelMismatch, WheelAlreadyPatched: the wheel is not the target's official one.
@@ -73,7 +67,6 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     wheel.check_against(target, wheel.python_tags[0], sha256=sha256, allow_unverified=args.allow_unverified)
     info = _info(args.overlay, target.version)
     series = load_series(settings.patches, target.version)
-    topics = tuple(Topic(patch.topic, patch.sha256) for patch in series.patches)
     if info.topics != series.topics:
         raise CheckFailed(
             f"{args.overlay} was built with {', '.join(info.topics) or 'no topics'}",
@@ -88,39 +81,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         extract(wheel.path, unpacked, lambda name: name.startswith("torch/lib/") and ".so" in name)
         facts = read_facts(wheel, installed=unpacked)
         facts.check_against(target)
-        edits = graft_edits(unpacked / GRAFTED, args.overlay).edits
-        entry = f"torch/lib/{args.overlay.name}"
-        marker = Marker(
-            torch=target.version,
-            local=local_label(facts.local),
-            commit=facts.git_version,
-            topics=topics,
-            mode="overlay",
-            builder=__version__,
-            overlay=Overlay(entry, file_sha256(args.overlay)),
-        )
-        changed = (GRAFTED, entry, MARKER_ENTRY, LOADER_ENTRY)
-        glibc = max(glibc_floor(args.overlay), facts.glibc)
-        made = repack(
-            wheel,
-            settings.out,
-            [
-                Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in edits)),
-                Put(entry, args.overlay, executable=True),
-                Put(MARKER_ENTRY, make_marker(marker)),
-                Put(LOADER_ENTRY, loader_text()),
-            ],
-            local=marker.local,
-            platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
-            notices={
-                LICENCE_NAME: (REPO_ROOT / "LICENSE").read_bytes(),
-                NOTICE_NAME: make_notice(
-                    marker, source=wheel.path.name, source_sha256=sha256, changed=changed
-                ),
-            },
-            jobs=settings.jobs,
-            cache=settings.cache / "deflate",
-        )
+        grafted = graft_edits(unpacked / GRAFTED, args.overlay)
+        made = write_patched(wheel, sha256, facts, series, args.overlay, grafted, settings)
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})
     else:

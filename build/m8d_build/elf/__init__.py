@@ -1,4 +1,4 @@
-"""ELF: read through pyelftools, written by our own small editor. Nothing outside this folder imports elftools."""
+"""ELF: read through pyelftools, written by an editor of our own. No other room imports elftools."""
 
 from __future__ import annotations
 

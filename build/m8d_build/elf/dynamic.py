@@ -1,4 +1,4 @@
-"""What the dynamic linker reads of a shared library: .dynamic and the tables it points to."""
+"""The dynamic section of a shared library, and the tables it points to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ELF editor: changes are recorded first, conflicts refused, then written once. The layout never moves."""
+"""The ELF editor: edits are recorded, conflicts refused, then written once. The layout never moves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.disk import needs_room
 from m8d_build.elf.dynamic import DynamicTable, Tag
 from m8d_build.elf.hashes import GnuHash, gnu_hash, unfindable_hash
 from m8d_build.elf.image import DYN_SIZE
 from m8d_build.errors import AlreadyGrafted, BuildError, ElfInvalid, OutputUnwritable
+from m8d_build.files.disk import needs_room
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -89,8 +89,8 @@ class Editor:
     def add_needed(self, name: str) -> None:
         """Make the library ask for another, as the last of those it asks for.
 
-        A spare entry of .dynamic is used, and the name has to be the end of a string that .dynstr has already, so
-        that nothing grows.
+        A spare entry of .dynamic is used, and the name has to be the end of a string that .dynstr has
+        already, so that nothing grows.
 
         Raises:
             AlreadyGrafted: it asks for it already.
@@ -173,7 +173,8 @@ class Editor:
     def _check_hideable(self, symbol: Symbol) -> None:
         reason = ""
         if symbol.binding not in {"GLOBAL", "WEAK"}:
-            # The dynamic linker keeps unique symbols in a table of its own, and local ones it does not look up.
+            # The dynamic linker keeps unique symbols in a table of its own, and local ones it does not look
+            # up.
             reason = f"its binding is {symbol.binding}"
         elif symbol.visibility != "DEFAULT":
             reason = f"its visibility is {symbol.visibility}: the library's own callers do not look it up"

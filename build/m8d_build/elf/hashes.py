@@ -1,4 +1,4 @@
-"""The .gnu.hash table: how the dynamic linker finds a name, and how to make it not find one.
+"""The .gnu.hash table: how the dynamic linker looks a name up, and how a name is made unfindable.
 
 Layout (DT_GNU_HASH): nbuckets, symoffset, bloom words, bloom shift; the bloom filter; for each bucket the
 number of its first symbol (0: none); for each symbol from symoffset on its hash, whose low bit says instead
@@ -42,9 +42,10 @@ def gnu_hash(name: bytes) -> int:
 def unfindable_hash(stored: int, own: int, buckets: int) -> int:
     """Return what to store instead of a symbol's hash so that no lookup finds the symbol.
 
-    The end-of-chain bit stays as it is. The new value belongs to another bucket, so nothing that walks this chain
-    can even match it; with one or two buckets there is none, and one that only differs from the symbol's own hash
-    is enough, because a lookup compares names last. It depends on name and table alone: the same again, never back.
+    The end-of-chain bit stays as it is. The new value belongs to another bucket, so nothing that walks this
+    chain can even match it; with one or two buckets there is none, and one that only differs from the
+    symbol's own hash is enough, because a lookup compares names last. It depends on name and table alone: the
+    same again, never back.
 
     Args:
         stored: the table's present word.

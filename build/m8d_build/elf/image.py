@@ -1,4 +1,4 @@
-"""The bytes of one x86-64 ELF file: headers through pyelftools, every access checked against the file's end."""
+"""The bytes of one x86-64 ELF file: headers through pyelftools, every access bounds-checked."""
 
 from __future__ import annotations
 
@@ -225,7 +225,8 @@ class Image:
         except ElfInvalid:
             raise
         except Exception as exc:
-            # pyelftools answers damage with its own, construct's, struct's, Unicode, key, index and assertion errors.
+            # pyelftools answers damage with its own, construct's, struct's, Unicode, key, index and assertion
+            # errors.
             raise self.invalid(
                 f"cannot be read: {type(exc).__name__}: {exc}", "its headers are damaged"
             ) from exc

@@ -1,6 +1,7 @@
 """The scope a mangled C++ name belongs to, read from the front of the name (Itanium C++ ABI, 5.1).
 
-Only the leading source names are read: that is all it takes to tell whose a symbol is, and it needs no demangler.
+Only the leading source names are read: that is all it takes to tell whose a symbol is, and it needs no
+demangler.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def entity_of(mangled: str) -> Entity:
 def scope_of(mangled: str) -> tuple[str, ...]:
     """Return the leading source names of a mangled C++ name, namespaces first, its own name included.
 
-    A template's arguments, a constructor or an operator end it. Entities local to a function have the scope of the
-    function. Names in ``std`` begin with "std"; C names give one part.
+    A template's arguments, a constructor or an operator end it. Entities local to a function have the scope
+    of the function. Names in ``std`` begin with "std"; C names give one part.
 
     Example: ``_ZTVN4c10d8NCCLCommE`` gives ("c10d", "NCCLComm").
     """

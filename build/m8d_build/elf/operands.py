@@ -1,7 +1,7 @@
-"""Is what looks like a reference one? The disassembler tells, where a search for byte patterns can only suspect.
+"""Whether bytes that look like a reference are an operand: asks the disassembler (objdump).
 
-A library of a gigabyte has enough code for chance hits: the end of one instruction and the beginning of the next can
-look like a call. Only the function around such a place is disassembled, so it takes milliseconds.
+A library of a gigabyte has enough code for chance hits: the end of one instruction and the beginning of the
+next can look like a call. Only the function around such a place is disassembled, so it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def is_operand(reference: Reference, code: bytes, address: int) -> bool:
         address: of that byte.
 
     Returns:
-        True also where it cannot be told, as there is no disassembler (binutils' ``objdump``), or data among the
+        True also where it cannot be told, as there is no disassembler (binutils' ``objdump``), or data among
+        the
         code: what cannot be refuted stands.
     """
     with tempfile.TemporaryDirectory(prefix="m8d-code-") as folder:

@@ -1,4 +1,4 @@
-"""What an ELF file says of itself: names, needs, symbols, versions. Damage is always ElfInvalid."""
+"""An ELF file parsed: names, needed libraries, symbols, versions. Damage is always ElfInvalid."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Who refers to an address without the dynamic linker's help: calls, jumps, rip-relative operands, and pointers.
+"""References to an address that bypass the dynamic linker: calls, jumps, rip-relative operands, pointers.
 
 Code is not disassembled. Every four bytes that could be the displacement of such an operand are tried, at any
 position, so nothing can be missed; what is found is a reference only if the bytes before it can end an opcode
-that takes one, which leaves chance hits out but for about one in a hundred million bytes per thousand targets.
+that takes one, which leaves chance hits out but for about one in a hundred million bytes per thousand
+targets.
 """
 
 from __future__ import annotations

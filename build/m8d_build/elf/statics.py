@@ -1,4 +1,4 @@
-"""Variables that a translation unit constructs when it is loaded, or registers for destruction at exit."""
+"""Variables that a translation unit constructs at load, or registers for destruction at exit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STARTUP = (".text.startup", ".text._GLOBAL__sub_I")
 def constructed_at_load(path: Path) -> frozenset[str]:
     """Return the variables other files may use that this object file's load-time code refers to.
 
-    Two libraries that both hold such a unit would each construct the variable and each register its destructor. If
-    they shared one variable, it would be destroyed twice. Variables behind a guard (statics of inline functions)
-    are constructed once whoever comes first, and are not meant.
+    Two libraries that both hold such a unit would each construct the variable and each register its
+    destructor. If they shared one variable, it would be destroyed twice. Variables behind a guard (statics of
+    inline functions) are constructed once whoever comes first, and are not meant.
 
     Args:
         path: an object file, compiled with -O1 or above.

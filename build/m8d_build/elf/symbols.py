@@ -1,4 +1,4 @@
-"""Symbol tables as plain records; read in one sweep, because the real ones have a hundred thousand entries."""
+"""Symbol tables as plain records, read in one sweep: the real ones have a hundred thousand entries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ if TYPE_CHECKING:
 
     from m8d_build.elf.image import Image
 
-__all__ = ["ABSOLUTE", "SYMBOL_SIZE", "UNDEFINED", "Symbol", "read_symbols"]
+__all__ = ["ABSOLUTE", "LINKER_SYMBOLS", "SYMBOL_SIZE", "UNDEFINED", "Symbol", "read_symbols"]
 
 SYMBOL_SIZE = 24
 UNDEFINED, ABSOLUTE = 0, 0xFFF1
+# Every shared library has its own; some linkers export them.
+LINKER_SYMBOLS = frozenset({"_init", "_fini", "_edata", "_end", "__bss_start"})
 _LAYOUT = struct.Struct("<IBBHQQ")
 _BINDINGS = {0: "LOCAL", 1: "GLOBAL", 2: "WEAK", 10: "UNIQUE"}
 _KINDS = {0: "NOTYPE", 1: "OBJECT", 2: "FUNC", 3: "SECTION", 4: "FILE", 5: "COMMON", 6: "TLS", 10: "IFUNC"}
@@ -33,8 +35,8 @@ class Symbol(NamedTuple):
         visibility: "DEFAULT", "HIDDEN", "PROTECTED", "INTERNAL".
         section: number of its section; 0 is undefined.
         version: name of its symbol version ("GLIBC_2.14"), "" if it has none.
-        file: for local symbols the source file named before them, "" if none is: hidden globals that the linker
-            made local come last, under no name.
+        file: for local symbols the source file named before them, "" if none is: hidden globals that the
+            linker made local come last, under no name.
         group: number of that file's own symbol, which tells files of one name apart; 0 if there is none.
     """
 

@@ -1,4 +1,4 @@
-"""Where PyTorch's sources come from: a folder, the cache, git, the distribution; one interface, blob ids checked."""
+"""PyTorch's sources: from a folder, the cache, git, or the distribution; blob ids checked."""
 
 from m8d_build.sources.base import SPARSE, Source, SourceTree
 from m8d_build.sources.chain import CHOICES, fetch_source, obtain, sources_for

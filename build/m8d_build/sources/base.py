@@ -1,4 +1,4 @@
-"""What every place sources can come from has in common: one question, two kinds of answer."""
+"""The interface of all places that sources can come from."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = [
     "without_password",
 ]
 
-# The folders an overlay build reads: the units and headers it compiles, headers wheels do not carry, and the Python
-# files that patches touch. Files at the top of the tree (version.txt, LICENSE) always come along.
+# The folders an overlay build reads: the units and headers it compiles, headers wheels do not carry, and the
+# Python files that patches touch. Files at the top of the tree (version.txt, LICENSE) always come along.
 SPARSE: tuple[str, ...] = ("torch/csrc", "torch/distributed", "c10", "aten/src/ATen")
 
 

@@ -1,4 +1,4 @@
-"""Sources that an earlier run fetched, kept under the cache folder, and how they are kept.
+"""Fetched sources, cached under the cache folder.
 
 <cache>/sources/v2.6.0/git/tree/         the files
 <cache>/sources/v2.6.0/git/origin.json   where they come from, which folders, how many files and bytes
@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from m8d_build.disk import move_into_place, remove_tree
+from m8d_build.files.disk import move_into_place, remove_tree
 from m8d_build.sources.base import Provided, Unavailable
-from m8d_build.sources.check import differences
+from m8d_build.sources.identity import differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,8 @@ class CacheSource:
         if _measure(root) != (kept.files, kept.size):
             return f"the tree from {kind} was changed since it was kept"
         differing = differences(root, target)
-        # A tree kept as verified that differs now is damaged, or the target has changed: never for use unverified.
+        # A tree kept as verified that differs now is damaged, or the target has changed: never for use
+        # unverified.
         if differing and (kept.verified or not self.allow_unverified):
             return f"the tree from {kind} does not have the blob ids: {differing[0]}"
         return Provided(root, kept.origin, in_place=True)

@@ -1,19 +1,19 @@
-"""The places sources can come from, asked one after the other until one has a tree that holds the right files."""
+"""The places sources can come from, tried in order until one has the right files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.disk import needs_room, remove_tree
 from m8d_build.errors import DiskFull, SourceUnreachable
-from m8d_build.lock import hold
+from m8d_build.files.disk import needs_room, remove_tree
+from m8d_build.files.lock import hold
 from m8d_build.progress import Silent
 from m8d_build.sources.base import SPARSE, SourceTree, Unavailable
 from m8d_build.sources.cache import CacheSource, keep
-from m8d_build.sources.check import differences, mismatch, unrecorded
 from m8d_build.sources.distro import DistroSource
 from m8d_build.sources.git import GitSource
+from m8d_build.sources.identity import differences, mismatch, unrecorded
 from m8d_build.sources.path import PathSource
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from m8d_build import proc
-from m8d_build.disk import needs_room, remove_tree
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
+from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.sources.base import Provided, Unavailable, last_words
 from m8d_build.sources.unpack import ARCHIVE_ERRORS, unpack
 
@@ -106,8 +106,8 @@ class DistroSource:
     def _download(self, apt: _Apt, version: str, sha256: str) -> Path | str:
         """Return the original archive, or why there is none.
 
-        A version that a newer one has replaced is in no suite any more, but for a while still in the pool. Nothing
-        signs it there, so it is taken only by its hash.
+        A version that a newer one has replaced is in no suite any more, but for a while still in the pool.
+        Nothing signs it there, so it is taken only by its hash.
         """
         try:
             sites = apt.sites()

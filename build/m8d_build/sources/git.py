@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from m8d_build.disk import needs_room
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
-from m8d_build.gitdoor.fetch import fetch_tag
+from m8d_build.files.disk import needs_room
+from m8d_build.gitrepo.fetch import fetch_tag
 from m8d_build.sources.base import Provided, Unavailable, last_words, without_password
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ TIMEOUT = 900.0  # seconds; about 60 MB come over the line
 
 
 class FetchTag(Protocol):
-    """What m8d_build.gitdoor.fetch.fetch_tag does; a test puts another in its place."""
+    """What m8d_build.gitrepo.fetch.fetch_tag does; a test puts another in its place."""
 
     def __call__(
         self, url: str, tag: str, *, repo: Path, tree: Path, folders: Sequence[str], timeout: float

@@ -1,4 +1,4 @@
-"""Take some folders out of a source archive, and let nothing in it reach outside them."""
+"""Extraction of some folders from a source archive; members that leave it are refused."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def unpack(archive: Path, into: Path, wanted: Sequence[str]) -> int:
 def _read_end(tar: tarfile.TarFile) -> None:
     """Read what follows the last member, so that the compressor checks its sums, and see that it is the end.
 
-    tarfile takes a damaged header, or a file that is cut between two members, for the end of the archive. At the
-    real end it has read one block of zeros, and at least one more follows.
+    tarfile takes a damaged header, or a file that is cut between two members, for the end of the archive. At
+    the real end it has read one block of zeros, and at least one more follows.
     """
     length, blank = 0, True
     while tar.fileobj is not None and (block := tar.fileobj.read(CHUNK)):

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed
 import torch.distributed.distributed_c10d as c10d
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._c10d.patching import Patches
+    from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["GlooGroup", "GlooWorld", "install", "of"]
+
+W = TypeVar("W")
 
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
 
@@ -204,7 +207,7 @@ class GlooWorld:
             group.shut()
         unblocking.unblock([group.target for group in groups], self._posted)
 
-    def posted(self, work: Any) -> Any:
+    def posted(self, work: W) -> W:
         """A send or a receive of one of these groups was posted in this thread; returns it.
 
         Between the operations of a batch NCCL gives none.
@@ -289,13 +292,12 @@ _hash_store: Any = vars(torch.distributed)["HashStore"]  # exported without sayi
 _made = threading.local()  # .groups: those that were built by the call of torch under way in this thread
 
 
-def of(state: Any, world: GlooWorld | None = None) -> GlooWorld | None:
+def of(state: WorldState, world: GlooWorld | None = None) -> GlooWorld | None:
     """Return the gloo groups of a WorldState; `world` sets them."""
     # In the state itself: it and its groups refer to each other, and so end together.
     if world is not None:
         state.gloo = world
-    found: GlooWorld | None = state.gloo
-    return found
+    return cast("GlooWorld | None", state.gloo)
 
 
 class _Routed(type):

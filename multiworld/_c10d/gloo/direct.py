@@ -10,7 +10,7 @@ there.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -21,12 +21,48 @@ from multiworld._c10d.nccl import inflight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+    from torch._C._distributed_c10d import (
+        AllgatherOptions,
+        AllreduceOptions,
+        BarrierOptions,
+        BroadcastOptions,
+        ProcessGroup,
+        ReduceOp,
+        ReduceOptions,
+        ReduceScatterOptions,
+        Work,
+    )
+
     from multiworld._c10d.routing.state import WorldState
+
+    Tensors = list[Tensor]
+    Message = Callable[[Tensors, int, int], Work]
 
 __all__ = ["Direct", "of"]
 
 _Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
+_AllgatherOptions: Callable[[], AllgatherOptions] = torch._C._distributed_c10d.AllgatherOptions
 _CPU = torch.device("cpu")
+
+
+class Backend(Protocol):
+    """The operations of a ProcessGroupGloo, of which torch says no types, and of a ProcessGroup."""
+
+    def allreduce(self, tensors: Tensors, opts: AllreduceOptions, /) -> Work:
+        """All-reduce."""
+
+    def broadcast(self, tensors: Tensors, opts: BroadcastOptions, /) -> Work:
+        """Broadcast."""
+
+    def reduce(self, tensors: Tensors, opts: ReduceOptions, /) -> Work:
+        """Reduce."""
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: AllgatherOptions, /) -> Work:
+        """All-gather."""
+
+    def barrier(self, opts: BarrierOptions, /) -> Work:
+        """Barrier."""
 
 
 class Direct:
@@ -59,29 +95,36 @@ class Direct:
         "wait",
     )  # fmt: skip
 
-    def __init__(self, backend: Any, state: WorldState, *, alone: bool) -> None:
+    def __init__(self, backend: Backend, state: WorldState, *, alone: bool) -> None:
         # A plain dictionary of the state's: empty but inside `_coalescing_manager`.
-        self.calm = _calm(state.pg_coalesce_state) if alone else _never
-        self.takes = _takes(state.pg_coalesce_state)
-        self.sends = _sends
-        self.wait: Callable[[Any], bool] = inflight.plain_wait
-        self.send, self.recv = (_plain(backend, name) for name in ("send", "recv"))
-        self.posted: Callable[[Any], Any] = state.gloo.posted
+        self.calm: Callable[[], bool] = _calm(state.pg_coalesce_state) if alone else _never
+        self.takes: Callable[[object], bool] = _takes(state.pg_coalesce_state)
+        self.sends: Callable[[object], bool] = _sends
+        self.wait: Callable[[Work], bool] = inflight.plain_wait
+        self.send: Message = _plain(backend, "send")
+        self.recv: Message = _plain(backend, "recv")
+        assert state.gloo is not None  # noqa: S101  (its groups are built)
+        self.posted: Callable[[Work], Work] = state.gloo.posted
         self.allreduce, self.broadcast, self.reduce = backend.allreduce, backend.broadcast, backend.reduce
         self.allgather = backend.allgather
-        self.gather_into = getattr(backend, "all_gather_single", None) or backend._allgather_base
-        self.scatter_from = getattr(backend, "reduce_scatter_single", None) or backend._reduce_scatter_base
+        # Renamed in torch 2.13.
+        self.gather_into: Callable[[Tensor, Tensor, AllgatherOptions], Work] = _named(
+            backend, "all_gather_single", "_allgather_base"
+        )
+        self.scatter_from: Callable[[Tensor, Tensor, ReduceScatterOptions], Work] = _named(
+            backend, "reduce_scatter_single", "_reduce_scatter_base"
+        )
         self.barrier = backend.barrier
-        self.of_reduce = _reducing(c10d.AllreduceOptions)
-        self.of_scatter = _reducing(c10d.ReduceScatterOptions)
+        self.of_reduce = _Reducing(c10d.AllreduceOptions).options
+        self.of_scatter = _Reducing(c10d.ReduceScatterOptions).options
         self.of_broadcast = _of_broadcast
         self.of_root = _of_root
-        self.of_gather = torch._C._distributed_c10d.AllgatherOptions()
+        self.of_gather = _AllgatherOptions()
         self.of_barrier = c10d.BarrierOptions()
         if hasattr(self.of_barrier, "device"):
             self.of_barrier.device = _CPU
 
-    def post_send(self, tensor: Any, dst: int, tag: int) -> tuple[Any, bool]:
+    def post_send(self, tensor: Tensor, dst: int, tag: int) -> tuple[Work, bool]:
         """Post a send.
 
         Returns:
@@ -104,28 +147,45 @@ _messages: dict[str, Any] = {
 """The process group's, as torch has them: the router's wait for a verdict, which an event loop's thread must not."""
 
 
-def _plain(backend: Any, name: str) -> Any:
-    if isinstance(backend, c10d.ProcessGroup):
-        return functools.partial(_messages[name], backend)
-    return getattr(backend, name)
+def _plain(backend: Backend, name: str) -> Message:
+    found: Message = (
+        functools.partial(_messages[name], backend)
+        if isinstance(backend, c10d.ProcessGroup)
+        else getattr(backend, name)
+    )
+    return found
 
 
-def of(group: Any, state: WorldState | None) -> Direct | None:
-    """Return the direct way of a world's default group; None where it has no plain gloo for the CPU.
+def _named(backend: Backend, name: str, before: str) -> Any:
+    return getattr(backend, name, None) or getattr(backend, before)
+
+
+class _NotDirect(Direct):
+    """Of a world whose operations all go torch's way."""
+
+    def __init__(self) -> None:
+        self.sends = self.takes = _refuses
+        self.calm = _never
+
+
+def of(group: ProcessGroup, state: WorldState) -> Direct:
+    """Return the direct way of a world's default group; one that takes nothing where it has no plain gloo for the CPU.
 
     Args:
         group: the ProcessGroup.
         state: of the world.
     """
-    if _Gloo is None or state is None or _CPU not in group._device_types:
-        return None
+    if _Gloo is None or _CPU not in group._device_types:
+        return _NotDirect()
     backend = group._get_backend(_CPU)
     # Exactly: with TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper checks each operation first.
     if type(backend) is not _Gloo:
-        return None
+        return _NotDirect()
     alone = all(group._get_backend(device) is backend for device in group._device_types)
     # From 2.14 on, hooks may be registered with a process group, and its backend knows nothing of them.
-    return Direct(group if hasattr(group, "register_pre_hook") else backend, state, alone=alone)
+    return Direct(
+        cast("Backend", group if hasattr(group, "register_pre_hook") else backend), state, alone=alone
+    )
 
 
 _Tensor = torch.Tensor
@@ -135,7 +195,7 @@ _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 
 
-def _sends(tensor: Any) -> bool:
+def _sends(tensor: object) -> bool:
     # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view that only
     # says that it is conjugated or negated has another number's bytes, and one of functorch's has none.
     return (
@@ -158,8 +218,12 @@ def _never() -> bool:
     return False
 
 
-def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
-    def takes(tensor: Any) -> bool:
+def _refuses(_: object) -> bool:
+    return False
+
+
+def _takes(coalescing: dict[Any, Any]) -> Callable[[object], bool]:
+    def takes(tensor: object) -> bool:
         return (
             type(tensor) is _Tensor
             and tensor.is_cpu
@@ -171,27 +235,37 @@ def _takes(coalescing: dict[Any, Any]) -> Callable[[Any], bool]:
     return takes
 
 
-def _reducing(make: Callable[[], Any]) -> Callable[[Any], Any]:
-    # Read only: gloo copies from it, and only NCCL has a hook that writes to it.
-    plain = make()
+class _Reduces(Protocol):
+    reduceOp: ReduceOp  # noqa: N815  (torch's name)
 
-    def options(op: Any) -> Any:
+
+_Options = TypeVar("_Options", bound=_Reduces)
+
+
+class _Reducing(Generic[_Options]):
+    """Makes the options of operations that reduce."""
+
+    def __init__(self, make: Callable[[], _Options]) -> None:
+        self._make = make
+        # It stays as it is: gloo takes what it needs, and the hook that would write to it is NCCL's.
+        self._plain = make()
+
+    def options(self, op: ReduceOp | None) -> _Options:
+        """Of `op`; None is SUM."""
         if op is None:
-            return plain
-        made = make()
+            return self._plain
+        made = self._make()
         made.reduceOp = op
         return made
 
-    return options
 
-
-def _of_broadcast(root: int) -> Any:
+def _of_broadcast(root: int) -> BroadcastOptions:
     made = c10d.BroadcastOptions()
     made.rootRank = root
     return made
 
 
-def _of_root(root: int, op: Any) -> Any:
+def _of_root(root: int, op: ReduceOp | None) -> ReduceOptions:
     made = c10d.ReduceOptions()
     made.rootRank = root
     if op is not None:

@@ -89,16 +89,16 @@ class Posted:
 
     def __init__(self) -> None:
         # By id: that of a work that is gone is soon another one's, so this stays small.
-        self._works: dict[int, weakref.ref[Any]] = {}
+        self._works: dict[int, weakref.ref[object]] = {}
 
-    def add(self, work: Any) -> None:
+    def add(self, work: object) -> None:
         """Remember a work, in an atomic step."""
         works = self._works
         works[id(work)] = weakref.ref(work)
         if len(works) > _MANY:
             self._works = {key: ref for key, ref in list(works.items()) if ref() is not None}
 
-    def take(self) -> list[Any]:
+    def take(self) -> list[object]:
         """Return those that still exist, once."""
         works, self._works = self._works, {}
         return [work for ref in list(works.values()) if (work := ref()) is not None]

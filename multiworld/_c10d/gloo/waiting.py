@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import weakref
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,9 @@ from multiworld._c10d.completion import pool
 from multiworld._c10d.nccl import inflight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sized
+
+    from torch._C._distributed_c10d import Work
 
 __all__ = ["AwaitedWork", "Habit", "LoopQueue", "queue_of"]
 
@@ -97,7 +99,7 @@ class LoopQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # It must not hold the loop: the loop's entry in `_queues` would never go.
         self.loop = weakref.ref(loop)
-        self.ready: Any = getattr(loop, "_ready", _NOTHING)
+        self.ready: Sized = getattr(loop, "_ready", _NOTHING)
         self.pending = 0
         # Of the callbacks that are ready: asyncio's own, which empties the socket that this queue woke it by.
         self.spare = 0
@@ -169,7 +171,7 @@ class AwaitedWork:
     _done = False  # for the task: its end, a cancellation, or the end of the world
     _finished = False  # the thread is back
     _cancelled = False
-    _back: Any = None  # released by the thread, where the loop's naps
+    _back: LockType | None = None  # released by the thread, where the loop's naps
     _error: BaseException | None = None  # torch's
     _told: BaseException | None = None  # what ended the waiting, though the operation has not ended
     _message: Any = None  # of a cancellation
@@ -177,8 +179,8 @@ class AwaitedWork:
     _context: contextvars.Context | None = None
     _told_of_end: Callable[[BaseException | None], None] | None = None
 
-    def __init__(self, work: Any, queue: LoopQueue, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
-        self._work = work
+    def __init__(self, work: Work, queue: LoopQueue, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
+        self._work: Work | None = work
         self._queue = queue
         self._loop = loop
         self.order = order
@@ -218,6 +220,7 @@ class AwaitedWork:
 
     def wait(self) -> None:
         """Wait here and now, because that does not block; `until_over` tells how it ended."""
+        assert self._work is not None  # noqa: S101  (it is waited for once)
         try:
             _wait(self._work)
         except Exception as error:  # raised there
@@ -243,6 +246,7 @@ class AwaitedWork:
     # -- in the thread that waits -------------------------------------------------------------------------------
 
     def _run(self) -> Callable[[], None]:
+        assert self._work is not None  # noqa: S101  (it is waited for once)
         try:
             _wait(self._work)
         except BaseException as error:  # it is the awaiting task's

@@ -48,10 +48,10 @@ _c: Any = torch._C._distributed_c10d
 _POSTING = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base",
     "all_gather_single", "allgather_coalesced", "allgather_into_tensor_coalesced",
-    "all_gather_single_coalesced", "gather",
-    "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource", "_end_coalescing",
+    "all_gather_single_coalesced", "gather", "gather_single", "gather_into_tensor", "scatter",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier",
+    "send", "recv", "recv_anysource", "_end_coalescing",
 )  # fmt: skip
 """Methods of ProcessGroup that return a work, in any version."""
 
@@ -403,6 +403,8 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
         BrokenWorldException: the world broke in the block, and nothing in it has said so.
     """
     traffic = state.traffic
+    if traffic is None:
+        return
     nccl.keep_for_unfinished(lambda: _groups_of(state))
     coalescing.close_left(traffic, traffic.blocks() - 1)
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():

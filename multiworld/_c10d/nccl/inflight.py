@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         @property
         def queued(self) -> bool: ...
 
+    from torch._C._distributed_c10d import Work
+
 
 __all__ = ["Traffic", "failure_of", "plain_wait"]
 
@@ -39,7 +41,7 @@ _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeE
 _Work: Any = torch._C._distributed_c10d.Work
 # torch's own: the hook that replaces it also answers for a world that is over.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
-plain_wait: Any = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
+plain_wait: Callable[[Work], bool] = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
 """torch's own ``Work.wait``, without hooks."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
@@ -89,7 +91,7 @@ class Traffic:
         self.torch_aborts = torch_aborts
         self.over = threading.Event()
         self.ready = False
-        self.canaries: list[tuple[Any, Callable[[], str | None]]] = []
+        self.canaries: list[tuple[Work, Callable[[], str | None]]] = []
         self._lock = threading.Lock()
         self._inside = 0
         self._quiet = threading.Event()
@@ -150,7 +152,7 @@ class Traffic:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def finish(
-        self, work: Any, error_of: Callable[[], str | None] = lambda: None, timeout: float | None = None
+        self, work: Work, error_of: Callable[[], str | None] = lambda: None, timeout: float | None = None
     ) -> None:
         """Block until `work` has ended on the GPU.
 
@@ -301,7 +303,7 @@ class Traffic:
             return not self._aborting
 
 
-def failure_of(work: Any) -> str | None:
+def failure_of(work: Work) -> str | None:
     """Return the error of a completed work, in one or more lines; None if it succeeded.
 
     Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or

@@ -1,9 +1,8 @@
 """World state: torch's `_World` for one world and generation.
 
-`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its
-module. `WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals
-differs between versions, so that is read from the getters' code (`derive`); a global that is not known here
-is an error, because a world would silently share it with all the others.
+`torch.distributed.distributed_c10d._World` keeps some of its state in globals of its module. `WorldState`, a
+`_World`, keeps all of it in the object. Which properties read globals differs between versions and is read
+from the getters' code (`derive`). An unknown global is an error: all worlds would share it silently.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -26,6 +25,10 @@ import torch.distributed.distributed_c10d as c10d
 from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts
 from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
+
+if TYPE_CHECKING:
+    from multiworld._c10d.nccl.inflight import Traffic
+    from multiworld._c10d.routing.state_types import GlooGroups, ParkedReceives
 
 __all__ = [
     "GROUP_MAPS",
@@ -70,9 +73,7 @@ _destroyers = frozenset(
 
 
 class _Living:
-    """The states that are not forgotten yet: replaced as a whole under the lock, read without it."""
-
-    states: tuple[WorldState, ...] = ()
+    states: tuple[WorldState, ...] = ()  # replaced as a whole under the lock, read without it
 
 
 def original_world() -> c10d._World:
@@ -215,9 +216,9 @@ class WorldState(c10d._World):
         self.token = -1 - int.from_bytes(hashlib.sha256(self.prefix.encode()).digest()[:7], "big")
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
-        self.gloo: Any = None
-        self.parked: Any = None
-        self.traffic: Any = None
+        self.gloo: GlooGroups | None = None
+        self.parked: ParkedReceives | None = None
+        self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None
         self._departed: Departed | None = None

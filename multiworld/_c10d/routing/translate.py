@@ -164,7 +164,7 @@ def _posting(original: Any) -> Any:
     return _dressed(call, original)
 
 
-def _claims(owner: WorldState, group: Any) -> bool:
+def _claims(owner: WorldState, group: Any) -> object:
     return owner.parked is not None and owner.parked.waiting and group is owner.group
 
 
@@ -178,6 +178,8 @@ def _after_parked(
         work = function(group, [own], *args[1:])
         return work if owner.gloo is None else owner.gloo.posted(work)
 
+    if owner.parked is None:
+        return None
     return owner.parked.claim(None if source_at is None else args[source_at], tag, tensor, post)
 
 

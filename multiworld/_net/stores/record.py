@@ -144,5 +144,5 @@ class WorldRecord:
                 self._world,
                 f"The store of world {self._world!r} failed: {type(error).__name__}: {str(error)[:300]}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="See that the process that serves it (rank 0's for tcp://) runs; then join again",
+                next_step="Check that the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error

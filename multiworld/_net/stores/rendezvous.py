@@ -477,7 +477,7 @@ class Rendezvous:
                 self.request.world,
                 f"The store of world {self.request.world!r} gave {error}",
                 rule="The store has to answer as long as a world is joined",
-                next_step="See that the process that serves it (rank 0's for tcp://) runs; then join again",
+                next_step="Check that the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error
 
 

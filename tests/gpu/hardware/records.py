@@ -10,7 +10,7 @@ from matrix.cells import Target
 from matrix.outcome import Row
 
 from hardware.selection import ORDER
-from m8d_build.digests import MIXED, UNKNOWN
+from m8d_build.files.digests import MIXED, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class Column:
         nccl: the library's version.
         topics: of the patches in the build; empty for a stock one.
         date: of the last run, ISO.
-        sources, series: digests of what it was made from (`m8d_build.digests`); "" if not recorded.
+        sources, series: digests of what it was made from (`m8d_build.files.digests`); "" if not recorded.
     """
 
     target: Target

@@ -29,10 +29,9 @@ __all__ = ["page"]
 _HEAD = """\
 # On real GPUs
 
-What [the test bed](nccl-defects.md) says of NCCL's failures is said by a double. This page is for those who want to know
-whether hardware agrees: the same programs, the same faults (a peer killed or stopped while an operation is pending), the
-same questions, on real GPUs. `nox -s gpu` runs them and writes it. What it means, in short: [the shim](shim.md#seen-on-a-gpu).
-The same as data: [hardware.json](hardware.json).
+This page compares NCCL's failures on real GPUs with those on [the test bed](nccl-defects.md), which is a fake: the same
+programs, the same faults (a peer killed or stopped while an operation is pending), the same questions. `nox -s gpu` runs
+them and writes the page. [The shim](shim.md#seen-on-a-gpu) has a summary, [hardware.json](hardware.json) the data.
 """
 
 _NOTHING = """\
@@ -55,7 +54,7 @@ nox -s gpu -- --only 'lost.*' --modes aeh2 --repeat 5         # a part of it; --
 
 It asks the interpreter which GPUs, driver and NCCL there are, tries how ranks can share them, checks the values of
 every collective, breaks, isolates and rejoins worlds of multiworld, and runs every scenario whose fault is a signal.
-Faults that only a double can be told to make (an abort that hangs, a call that fails) are not here. What was run is
+Faults that only a fake can make (an abort that hangs, a call that fails) are not here. What was run is
 kept when it is interrupted, and a later run adds to it. Without a GPU it says so and ends with 1.
 
 How ranks are put on GPUs:

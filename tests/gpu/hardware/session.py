@@ -18,7 +18,7 @@ from hardware.placements import choices
 from hardware.records import Check, Column, Run
 from hardware.selection import select
 from hardware.verify import checks
-from m8d_build.digests import series_digest, sources_digest
+from m8d_build.files.digests import series_digest, sources_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

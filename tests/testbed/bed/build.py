@@ -17,7 +17,7 @@ from bed.site import TorchSite, look
 from bed.symbols import defined, stubs_source, wanted
 from m8d_build import proc
 from m8d_build.errors import BuildError, CommandFailed
-from m8d_build.lock import hold
+from m8d_build.files.lock import hold
 from m8d_build.settings import Settings
 
 if TYPE_CHECKING:

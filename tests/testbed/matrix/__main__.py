@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from m8d_build.digests import series_digest, sources_digest
+from m8d_build.files.digests import series_digest, sources_digest
 from m8d_build.progress import Progress
 from m8d_build.settings import Settings
 from matrix.catalogue import SCENARIOS

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from bed.errors import BedError
 from packaging.version import Version
 
-from m8d_build.battery_env import environment
 from m8d_build.check.subject import read_subject
-from m8d_build.envs import Environment, Environments
+from m8d_build.environments.venvs import Environment, Environments
 from m8d_build.errors import BuildError
+from m8d_build.testing.environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

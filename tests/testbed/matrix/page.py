@@ -25,13 +25,12 @@ __all__ = ["page"]
 _HEAD = """\
 # NCCL's failures, build by build
 
-For those who want to know what a build of PyTorch does when NCCL fails, and what the patches change of it. How the
-patches work is told in [Patches](patching.md).
+This page shows what each build of PyTorch does when NCCL fails, and what the patches change. [Patches](patching.md) explains
+how they work.
 
-This page is written by `nox -s matrix`, which runs every line of it: the unmodified ProcessGroupNCCL of each wheel, on
-the test bed, a double of CUDA and NCCL that fails on demand. The double is a model; times are those of a small machine
-under load and say "at once" or "after a timeout", not more. The same as data:
-[nccl-defects.json](nccl-defects.json).
+`nox -s matrix` runs every line and writes the page: the unmodified ProcessGroupNCCL of each wheel, on the test bed, a fake of
+CUDA and NCCL that fails on demand. The fake is a model; times are those of a small machine under load and say "at once" or
+"after a timeout", not more. [nccl-defects.json](nccl-defects.json) has the data.
 """
 
 NOT_RECORDED = "not recorded"
@@ -44,7 +43,7 @@ _DIGESTS = """\
 _PROMISED = """\
 ## What a patched build promises
 
-Under CleanUpOnly, whatever fails: the process lives; whoever is blocked goes on within 2 s of the error (of the
+Under CleanUpOnly, whatever fails: the process lives; a blocked caller goes on within 2 s of the error (of the
 operation's timeout, where NCCL reports none); after that `wait()`, `synchronize()` and the group's next operation raise
 and name ncclRemoteError where that is what happened, and `exception()` is not None; a failing call raises and leaves no
 NCCL group open; healthy groups go on, on the same thread and on others; the broken one is destroyed within 10 s, and a

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from m8d_build.digests import MIXED, UNKNOWN
+from m8d_build.files.digests import MIXED, UNKNOWN
 from matrix.cells import Target
 from matrix.outcome import Row
 
@@ -26,7 +26,7 @@ class Column:
     Attributes:
         target: build and backend.
         facts: "torch", "cuda", "nccl", and, patched, "topics"; "sources" and "series": digests of what it was made from
-            (`m8d_build.digests`).
+            (`m8d_build.files.digests`).
         date: of its last run, ISO.
     """
 

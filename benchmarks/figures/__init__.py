@@ -1,0 +1,3 @@
+"""Figures: measured values, their goals, records as JSON, tables on the terminal."""
+
+from __future__ import annotations

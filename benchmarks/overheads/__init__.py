@@ -1,0 +1,3 @@
+"""Overheads without communication: entering a world, asking for a rank, importing, events."""
+
+from __future__ import annotations

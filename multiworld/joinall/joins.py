@@ -1,0 +1,225 @@
+"""Several worlds joined at once: one thread each, in the order that they ask for; all of them or none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from multiworld import joining
+from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
+from multiworld.events import State
+from multiworld.joinall.launcher import LauncherClient
+from multiworld.joinall.rejoining import Rejoiner
+from multiworld.world import worlds
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Sequence
+
+    from multiworld.joinplan import JoinPlan
+    from multiworld.world import World
+
+__all__ = ["UNDO_BUDGET", "JoinRequest", "Joins", "close"]
+
+ANSWER = 10.0
+"""Seconds that the launcher has to answer; its process may be busy starting workers."""
+AGAIN = 0.05
+"""Seconds between two tries."""
+UNDO_BUDGET = 5.0
+"""Seconds that giving up may take."""
+_LOOK_EVERY = 0.5
+
+_RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
+"""Errors that another member's end, or its deadline, can cause: retried while there is time."""
+
+
+class JoinRequest:
+    """Options of one call of `join_all`; `stop` is set when the call was cancelled."""
+
+    def __init__(
+        self, rejoin: bool, timeout: float | dt.timedelta | None, gpu: int | None, stop: threading.Event
+    ) -> None:
+        self.rejoin = rejoin
+        self.timeout = timeout
+        self.gpu = gpu
+        self.stop = stop
+        self.fresh: list[World] = []
+
+
+class PendingJoin:
+    """One world being joined, by one thread; any number of calls may wait for it."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.world: World | None = None
+        self.fresh = False
+        self.error: Exception | None = None
+
+
+class Joins:
+    """The worlds that the launcher assigned to this process, and those being joined.
+
+    Attributes:
+        launcher: its client.
+    """
+
+    def __init__(self) -> None:
+        self.launcher = LauncherClient()
+        self._lock = threading.Lock()
+        self._pending: dict[str, PendingJoin] = {}
+        self._kept: dict[str, Rejoiner] = {}
+
+    def join(self, names: Sequence[str], request: JoinRequest) -> tuple[dict[str, World], list[World]]:
+        """Return the worlds of `names`, active, and those of them that this call joined."""
+        assigned = self.launcher.ask(ANSWER)
+        for name in names:
+            if name not in assigned:
+                raise UnknownWorldError(
+                    str(name),
+                    f"this worker is in no world {name!r}",
+                    rule=f"Its worlds are {', '.join(map(repr, assigned)) or 'none'}",
+                    next_step="Name one of them, or make this worker a member in the worlds file",
+                )
+        wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
+        plans = {name: assigned[name].plan(request.timeout, request.gpu) for name in wanted}
+        own: dict[str, PendingJoin] = {}
+        with self._lock:
+            for name in wanted:
+                if name not in self._pending:
+                    own[name] = self._pending[name] = PendingJoin()
+            pending_joins = {name: self._pending[name] for name in wanted}
+        news = threading.Event()
+        try:
+            for name, pending in own.items():
+                before = [pending_joins[each] for each in assigned[name].after if each in pending_joins]
+                threading.Thread(
+                    target=self._join_one,
+                    args=(plans[name], pending, before, request, news),
+                    daemon=True,
+                    name=f"m8d-join-{name}",
+                ).start()
+            self._await(pending_joins, request, news)
+        except BaseException:
+            request.stop.set()
+            self._undo(own)
+            raise
+        worlds = {name: pending.world for name, pending in pending_joins.items() if pending.world is not None}
+        return worlds, [
+            pending.world for pending in own.values() if pending.world is not None and pending.fresh
+        ]
+
+    def _await(
+        self, pending_joins: dict[str, PendingJoin], request: JoinRequest, news: threading.Event
+    ) -> None:
+        """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
+        left = dict(pending_joins)
+        while left:
+            for name, pending in tuple(left.items()):
+                if pending.done.is_set():
+                    del left[name]
+                    if pending.error is not None:
+                        raise pending.error
+            if request.stop.is_set():
+                raise JoinAbandonedError(next(iter(pending_joins)), "join_all was cancelled")
+            if left:
+                news.wait(_LOOK_EVERY)  # joins of other calls do not set it
+                news.clear()
+
+    def _undo(self, own: dict[str, PendingJoin]) -> None:
+        deadline = time.monotonic() + UNDO_BUDGET
+        for name, pending in own.items():
+            pending.done.wait(max(0.0, deadline - time.monotonic()))
+            with self._lock:
+                if self._pending.get(name) is pending:  # its thread never began, or has not ended yet
+                    del self._pending[name]
+        close([pending.world for pending in own.values() if pending.world is not None and pending.fresh])
+
+    # -- one world
+
+    def _join_one(
+        self,
+        plan: JoinPlan,
+        pending: PendingJoin,
+        before: list[PendingJoin],
+        request: JoinRequest,
+        news: threading.Event,
+    ) -> None:
+        try:
+            for each in before:
+                while not each.done.wait(_LOOK_EVERY) and not request.stop.is_set():
+                    continue
+                if each.error is not None or request.stop.is_set():
+                    raise JoinAbandonedError(  # noqa: TRY301  (recorded below, as every error is)
+                        plan.name, f"world {plan.name!r} comes after one that could not be joined"
+                    )
+            pending.world, pending.fresh = self._bring(plan, request)
+            if request.stop.is_set() and pending.fresh:
+                pending.world.close(UNDO_BUDGET)
+        except Exception as exc:  # noqa: BLE001  (raised by join_all)
+            pending.error = exc
+        finally:
+            with self._lock:
+                if self._pending.get(plan.name) is pending:
+                    del self._pending[plan.name]
+            pending.done.set()
+            news.set()
+
+    def _bring(self, plan: JoinPlan, request: JoinRequest) -> tuple[World, bool]:
+        """Return the world, active, and whether this call joined it."""
+        world, kept = worlds().get(plan.name), self._kept.get(plan.name)
+        if world is not None and (
+            world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
+        ):
+            return world.wait_active(plan.timeout), False
+        if world is not None:  # broken, without a `Rejoiner`
+            return self._try(plan, request, partial(_again, world)), False
+        if kept is not None:  # closed, perhaps while it was joined again
+            kept.wait_idle(plan.timeout)
+        joined = self._try(plan, request, joining.join_planned)
+        if request.rejoin:
+            with self._lock:
+                self._kept[plan.name] = Rejoiner(joined, self.launcher)
+        return joined, True
+
+    def _try(
+        self, plan: JoinPlan, request: JoinRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
+    ) -> World:
+        """Join, and retry until the plan's timeout: another member's deadline, or end, fails an attempt."""
+        deadline = time.monotonic() + plan.timeout
+        last: Exception | None = None
+        while True:
+            try:
+                made = replace(plan, store=self.launcher.store_of(plan))
+                return join(made, self._giving_up(made, request, deadline if last is not None else None))
+            except _RETRIED as exc:
+                out_of_time = time.monotonic() + AGAIN >= deadline
+                if request.stop.is_set() or (out_of_time and last is None):
+                    raise
+                if out_of_time:
+                    # `exc` only says that this attempt was given up; the error before it says why the join
+                    # failed.
+
+                    raise last or exc from exc
+                last = exc
+            request.stop.wait(AGAIN)
+
+    def _giving_up(self, plan: JoinPlan, request: JoinRequest, deadline: float | None) -> Callable[[], bool]:
+        def give_up() -> bool:
+            late = deadline is not None and time.monotonic() >= deadline
+            return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)
+
+        return give_up
+
+
+def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
+    return joining.rejoin(world, plan.timeout, plan.store, cancelled=cancelled)
+
+
+def close(worlds: list[World]) -> None:
+    """Close them, all together in `UNDO_BUDGET` seconds."""
+    deadline = time.monotonic() + UNDO_BUDGET
+    for world in worlds:
+        world.close(max(0.1, deadline - time.monotonic()))

@@ -1,0 +1,168 @@
+"""The resources of one generation, and their release: each once, in order, by one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._c10d.groups import Group
+    from multiworld._c10d.routing.state import WorldState
+    from multiworld._core.membership.roster import Roster
+    from multiworld._net.liveness.attachment import Attachment
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld._net.stores.store import StoreHandle
+    from multiworld._net.stores.torchstore import PollingStore
+    from multiworld.busymembers import BusyMembers
+
+__all__ = ["UNDO_BUDGET", "Holdings", "Resources", "keys_of"]
+
+UNDO_BUDGET = 2.0
+"""Seconds that releasing what a failed join made may take."""
+
+STORE_LOOK = 1.0
+"""Seconds between two looks at whether others use a store that a broken generation served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Everything that a join made. A value: nothing in it is replaced later.
+
+    Attributes:
+        roster: the members, this process's rank, the generation's number.
+        attachment: the generation's place in the watchdog.
+        busy: the members that run and do not answer.
+        c10d: what the router selects for the generation.
+        group: the process group and its sub-groups.
+        rendezvous: the generation's record in the store.
+        store: this generation's hold on the store.
+        group_store: what the process group was built over.
+    """
+
+    roster: Roster
+    attachment: Attachment
+    busy: BusyMembers
+    c10d: WorldState
+    group: Group
+    rendezvous: Rendezvous
+    store: StoreHandle
+    group_store: PollingStore
+
+    @property
+    def keys(self) -> list[str]:
+        """What this member has set in the store for the process group."""
+        return keys_of(self.rendezvous, self.group_store)
+
+
+def keys_of(rendezvous: Rendezvous, group_store: PollingStore | None) -> list[str]:
+    """Name what a process group has set in the store so far; nothing where it is not begun."""
+    return [] if group_store is None else [f"{rendezvous.prefix}/{key}" for key in group_store.written]
+
+
+class Holdings:
+    """The resources that a generation still holds.
+
+    Args:
+        resources: all of them.
+    """
+
+    def __init__(self, resources: Resources) -> None:
+        self._lock = threading.Lock()
+        self._resources: Resources | None = resources
+        self._store: StoreHandle | None = resources.store
+        self._unfreed: Group | None = None  # what a close left behind that ran out of time
+        self._aborter: threading.Timer | None = None
+        self._released = threading.Event()
+
+    def abort(self, delay: float = 0.0) -> None:
+        """Let the group's pending operations raise, at once or after `delay` seconds."""
+        resources = self._resources  # a close in another thread may take it meanwhile
+        if resources is None:
+            return
+        if not delay:
+            resources.group.abort()
+            return
+        timer = self._aborter = threading.Timer(delay, resources.group.abort)
+        timer.daemon = True
+        timer.name = f"m8d-abort-{resources.roster.world}"
+        timer.start()
+
+    def release(self, deadline: float) -> None:
+        """Release all but a store that this process serves. `deadline`: ``time.monotonic()`` seconds."""
+        with self._lock:
+            resources, self._resources = self._resources, None
+        if resources is None:
+            return
+        if self._aborter is not None:
+            self._aborter.cancel()
+        group = resources.group
+        if group.close(deadline):
+            resources.store.idle()
+        else:
+            self._unfreed = group
+        resources.c10d.forget()
+        # The store may be the very thing that died; nothing depends on this mark.
+        with contextlib.suppress(Exception):
+            resources.rendezvous.over(resources.keys)
+        if not resources.store.serves:
+            self.release_store()
+        self._released.set()
+
+    def await_release(self, deadline: float) -> None:
+        """Wait until another thread has released all, and free what it could not."""
+        self._released.wait(max(0.0, deadline - time.monotonic()))
+        unfreed = self._unfreed
+        if unfreed is not None and unfreed.close(deadline):
+            self._unfreed = None
+
+    @property
+    def freed(self) -> bool:
+        """Whether all is released, and the group's destructors are through."""
+        return self._released.is_set() and self._unfreed is None
+
+    # -- the store -------------------------------------------------------------------------------------------
+
+    def keep_store(self) -> Callable[[], None]:
+        """Let the store outlive the generation, if this process serves it; returns what releases it."""
+        with self._lock:
+            store = self._store
+            if store is None or not store.serves:
+                return _nothing
+            self._store = None
+        return store.close
+
+    def release_store(self) -> None:
+        """Release the store, though others may use it."""
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def release_spare_store(self) -> float | None:
+        """Release the store unless others use it: then return the seconds until the next look."""
+        store = self._store
+        if store is None:
+            return None
+        if not store.spare():
+            return STORE_LOOK
+        self.release_store()
+        return None
+
+    # -- a forked child --------------------------------------------------------------------------------------
+
+    def disown(self) -> tuple[object, ...]:
+        """In a forked child: return the parent's resources, for the caller to keep, and hold none of them."""
+        kept = (self._resources, self._store, self._unfreed, self._aborter)
+        self._lock, self._released = threading.Lock(), threading.Event()
+        self._released.set()
+        self._resources = self._store = self._unfreed = self._aborter = None
+        return kept
+
+
+def _nothing() -> None:
+    """There is no store to be released."""

@@ -1,0 +1,1 @@
+"""The control socket: where it is, and its server."""

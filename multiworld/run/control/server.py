@@ -1,0 +1,363 @@
+"""Control-socket server: workers' worlds, reports of their states, snapshots for ``m8d-run status``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multiworld._net.control import Lines, ProtocolError, encode
+from multiworld.run.errors import RunError
+from multiworld.run.events import WorldChanged
+from multiworld.run.worldsfile.worlds_plan import LAUNCHER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld.run.events import EventBus
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+__all__ = ["VARIABLE", "ControlServer"]
+
+VARIABLE = "M8D_CONTROL"
+"""Environment variable with the socket's path, for workers."""
+
+STATES = frozenset({"joining", "active", "broken", "closed", "failed"})
+_BLOCK = 1 << 16
+_MOST_UNREAD = 4 << 20
+"""Bytes that may wait for a client that does not read; with more it is cut off."""
+_LOOK_EVERY = 0.5
+"""Seconds between two checks of the store's address, while there are workers."""
+_IDLE = 10.0
+_FULL = 0.5
+"""Seconds without accepting, after the process had no descriptor left."""
+_CLOSING = 2.0
+_HELLO = 10.0
+"""Seconds that a client has to send its hello."""
+_MOST_SILENT = 64
+"""Clients without a hello; the oldest is cut off for one more."""
+
+_log = logging.getLogger(__name__)
+
+
+class ControlServer:
+    """Serves the control socket from one daemon thread.
+
+    Args:
+        path: of the socket; its folder is made, and removed in the end, unless it is there already.
+        plan: of the worlds file; None without one.
+        bus: gets the workers' reports, as `WorldChanged`.
+        snapshot: returns a dictionary for JSON, the answer to ``status``. Quick; called in the server's
+            thread.
+        store: returns the present address of the store that planned worlds meet at; "" if there is none yet.
+            Quick.
+
+    Attributes:
+        path: as given.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        plan: WorldsPlan | None,
+        bus: EventBus,
+        snapshot: Callable[[], dict[str, Any]],
+        *,
+        store: Callable[[], str],
+    ) -> None:
+        self.path = path
+        self._plan = plan
+        self._bus = bus
+        self._snapshot = snapshot
+        self._store = store
+        self._known = ""
+        self._paused_until = 0.0
+        self._clients: set[_Client] = set()
+        self._attempts: dict[int, int] = {}
+        self._listener: socket.socket | None = None
+        self._made_folder = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="m8d-control-server")
+
+    def env(self) -> dict[str, str]:
+        """Environment variables for workers."""
+        return {VARIABLE: self.path}
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            RunError: it cannot be served there.
+        """
+        path = Path(self.path)
+        fresh = path.with_name("new.sock")
+        self._selector = selectors.DefaultSelector()
+        self._awake, self._wake = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.parent.mkdir(mode=0o700)
+                self._made_folder = True
+            # Under another name first: a client that finds the socket can connect.
+            listener.bind(str(fresh))
+            fresh.chmod(0o600)
+            listener.listen(1024)
+            listener.setblocking(False)
+            fresh.rename(path)
+        except OSError as exc:
+            listener.close()
+            self._release()
+            self._remove(fresh)
+            raise RunError(
+                f"control socket {self.path}: {exc.strerror or exc}",
+                rule="It is made in a folder that this user can write, under a path of at most 107 bytes",
+                next_step="Set XDG_RUNTIME_DIR or TMPDIR to such a folder",
+            ) from exc
+        self._listener = listener
+        self._awake.setblocking(False)
+        self._wake.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._awake, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close all connections and remove the socket; takes 2 s at most. Harmless when repeated."""
+        self._closing = True
+        if self._listener is None:
+            return
+        with contextlib.suppress(OSError):  # it is awake, or has ended
+            self._wake.send(b".")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSING)
+        self._remove(Path(self.path))
+
+    def _remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # it has a file that is not this server's
+                path.parent.rmdir()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        finally:
+            for client in tuple(self._clients):
+                self._cut(client, "")
+            if self._listener is not None:
+                self._listener.close()
+            self._release()
+
+    def _release(self) -> None:
+        self._selector.close()
+        self._awake.close()
+        self._wake.close()
+
+    def _turn(self) -> None:
+        workers = any(client.rank is not None for client in self._clients)
+        silent = self._silent()
+        pause = _LOOK_EVERY if workers or silent or self._paused_until else _IDLE
+        for key, ready in self._selector.select(pause):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._awake:
+                self._awake.recv(_BLOCK)
+            elif isinstance(key.data, _Client) and key.data in self._clients:
+                self._serve(key.data, ready)
+        if self._paused_until and time.monotonic() > self._paused_until and self._listener is not None:
+            self._paused_until = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for client in silent:
+            if client in self._clients and not client.said and time.monotonic() > client.since + _HELLO:
+                self._cut(client, f"it said nothing in {_HELLO:g} s")
+        address = self._address() if workers else ""
+        for client in tuple(self._clients) if workers else ():
+            if client.rank is not None and client.told != address:
+                client.told = address
+                self._send(client, {"store": address})
+
+    def _silent(self) -> list[_Client]:
+        """Clients without a hello, the oldest first."""
+        return sorted((each for each in self._clients if not each.said), key=lambda each: each.since)
+
+    def _accept(self) -> None:
+        assert self._listener is not None  # noqa: S101  (it is what became readable)
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as exc:  # no descriptor is left: waiting clients are accepted later
+            _log.warning("control socket: %s", exc)
+            self._selector.unregister(self._listener)
+            self._paused_until = time.monotonic() + _FULL
+            return
+        pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.getuid():
+            _log.warning("control socket: process %d of user %d was turned away", pid, uid)
+            sock.close()
+            return
+        sock.setblocking(False)
+        silent = self._silent()
+        if len(silent) >= _MOST_SILENT:
+            self._cut(silent[0], f"{len(silent)} clients say nothing")
+        client = _Client(sock)
+        self._clients.add(client)
+        self._selector.register(sock, selectors.EVENT_READ, client)
+
+    def _serve(self, client: _Client, ready: int) -> None:
+        try:
+            if ready & selectors.EVENT_WRITE:
+                self._flush(client)
+            if ready & selectors.EVENT_READ:
+                octets = client.sock.recv(_BLOCK)
+                if not octets:
+                    self._cut(client, "")
+                    return
+                for message in client.lines.feed(octets):
+                    self._hear(client, message)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as exc:
+            self._cut(client, str(exc))
+
+    def _send(self, client: _Client, message: dict[str, Any]) -> None:
+        if client not in self._clients:
+            return
+        try:
+            line = encode(message)
+        except (ProtocolError, ValueError, TypeError) as exc:
+            _log.exception("control socket: an answer could not be sent")
+            line = encode({"error": str(exc)[:1000], **({"id": message["id"]} if "id" in message else {})})
+        client.out += line
+        if len(client.out) > _MOST_UNREAD:
+            self._cut(client, f"it did not read {len(client.out)} bytes")
+            return
+        try:
+            self._flush(client)
+        except OSError as exc:
+            self._cut(client, str(exc))
+
+    def _flush(self, client: _Client) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while client.out:
+                del client.out[: client.sock.send(client.out[:_BLOCK])]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
+        self._selector.modify(client.sock, wanted, client)
+
+    def _cut(self, client: _Client, why: str) -> None:
+        self._clients.discard(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.sock)
+        client.sock.close()
+        if why and not self._closing:
+            _log.warning("control socket: %s was cut off: %s", client, why)
+
+    # -- messages
+
+    def _hear(self, client: _Client, message: dict[str, Any]) -> None:
+        if message.get("hello") == "worker":
+            rank, attempt = message.get("rank"), message.get("attempt", 0)
+            if rank is None or not _whole(rank) or not _whole(attempt):
+                raise ProtocolError(f"hello of rank {rank!r}, attempt {attempt!r}")
+            client.said = True
+            client.rank, client.attempt = int(rank), int(attempt)
+            self._attempts[client.rank] = max(client.attempt, self._attempts.get(client.rank, 0))
+            self._send(client, self._worlds(client, client.rank))
+        elif message.get("hello") == "status":
+            client.said = True
+            self._send(client, self._status())
+        elif client.rank is None:
+            raise ProtocolError("it did not say hello")
+        elif message.get("ask") == "worlds":
+            self._send(client, {**self._worlds(client, client.rank), "id": message.get("id")})
+        elif "world" in message:
+            self._report(client, client.rank, message)
+
+    def _report(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
+        world, state = message["world"], message.get("state")
+        generation, detail = message.get("generation", 0), message.get("detail", "")
+        cause = message.get("cause", "")
+        texts = all(isinstance(each, str) for each in (world, state, detail, cause))
+        if not texts or state not in STATES or not _whole(generation):
+            raise ProtocolError(f"report {str(message)[:200]!r}")
+        if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
+            self._bus.publish(
+                WorldChanged(
+                    time.time(), rank, world[:200], state, int(generation), detail[:2000], cause[:20]
+                )
+            )
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            return {"snapshot": self._snapshot()}
+        except Exception as exc:  # noqa: BLE001  (a faulty snapshot must not end the server)
+            _log.exception("control socket: no snapshot could be made")
+            return {"error": f"no snapshot: {exc}"}
+
+    def _worlds(self, client: _Client, rank: int) -> dict[str, Any]:
+        """Return the worlds of one worker, with the store's present address."""
+        address = client.told = self._address()
+        answer: dict[str, Any] = {"worlds": [], "store": address}
+        if self._plan is None:
+            return {**answer, "error": "this run has no worlds file"}
+        if not 0 <= rank < self._plan.world_size:
+            return {
+                **answer,
+                "error": f"{self._plan.path} has ranks 0 to {self._plan.world_size - 1}, not {rank}",
+            }
+        member = self._plan.member_at(rank)
+        answer["worlds"] = [
+            {
+                "name": world.name,
+                "rank": world.members.index(member),
+                "world_size": len(world.members),
+                "backend": world.backend,
+                "store": address if world.store == LAUNCHER else world.store,
+                "launcher": world.store == LAUNCHER,
+                "timeout": world.timeout,
+                "hang_timeout": world.hang_timeout,
+                "device": world.device,
+                "after": list(world.after),
+                "members": [[each.role, each.index] for each in world.members],
+            }
+            for world in self._plan.worlds_of(rank)
+        ]
+        return answer
+
+    def _address(self) -> str:
+        try:
+            self._known = self._store()
+        except Exception:  # noqa: BLE001  (a faulty store must not end the server)
+            _log.exception("control socket: the store's address is not known")
+        return self._known
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.lines = Lines()
+        self.out = bytearray()
+        self.since = time.monotonic()
+        self.said = False
+        self.rank: int | None = None
+        self.attempt = 0
+        self.told = ""
+
+    def __str__(self) -> str:
+        return "a client" if self.rank is None else f"worker {self.rank}"
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31

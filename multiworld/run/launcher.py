@@ -1,0 +1,414 @@
+"""`launch`: one run from its options to its exit code, with torch's agent and all that it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import inspect
+import logging
+import socket
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
+from torch.distributed.elastic import events
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.metrics import initialize_metrics
+from torch.distributed.elastic.metrics.api import MetricsConfig
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from multiworld import settings
+from multiworld.cli.console import complain
+from multiworld.errors import MultiworldError
+from multiworld.run.control.server import ControlServer
+from multiworld.run.control.sockets import choose
+from multiworld.run.errors import ArgumentsError, PlanError, RunError
+from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
+from multiworld.run.nodes.interface import NodesSpec
+from multiworld.run.nodes.multi import MultiNode
+from multiworld.run.nodes.rendezvous import shut_down
+from multiworld.run.nodes.single import SingleNode
+from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.options import configure
+from multiworld.run.signals import Wake, numbers
+from multiworld.run.view.log import EventLog
+from multiworld.run.view.screen import NO_TERMINAL, open_screen
+from multiworld.run.view.state import RunState
+from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
+from multiworld.run.workers.group_agent import GroupAgent
+from multiworld.run.workers.reaper_client import ReaperClient
+from multiworld.run.workers.restarts import Restarts
+from multiworld.run.worldsfile.checks import check_backends, check_stores
+from multiworld.run.worldsfile.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from signal import Signals
+    from typing import TextIO
+
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from multiworld.run.nodes.interface import Nodes
+    from multiworld.run.options import Options
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+__all__ = ["launch"]
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+_HERE = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a run ended.
+
+    Attributes:
+        code: exit code.
+        reason: in a line.
+        report: details for standard error.
+    """
+
+    code: int
+    reason: str
+    report: str = ""
+
+
+@dataclass
+class _Run:
+    """Options, configuration and bus of one run."""
+
+    options: Options
+    config: LaunchConfig
+    entrypoint: Callable[..., Any] | str
+    arguments: list[str]
+    plan: WorldsPlan | None
+    bus: EventBus
+    grace: float
+
+    @property
+    def logs_specs(self) -> LogsSpecs:
+        """Log files of the workers."""
+        if self.config.logs_specs is None:
+            raise AssertionError("torch's configuration always has them")
+        return self.config.logs_specs
+
+    @property
+    def name(self) -> str:
+        """Name of the workers' program, for messages."""
+        if not isinstance(self.entrypoint, str):
+            return next(iter(self.arguments), self.entrypoint.__name__)
+        if self.entrypoint == sys.executable:
+            return next((arg for arg in self.arguments if not arg.startswith("-")), "")
+        return self.entrypoint
+
+
+def launch(options: Options, stream: TextIO) -> int:
+    """Run the workers until they have ended; return the launcher's exit code.
+
+    Args:
+        options: of the command line; completed on the way.
+        stream: of the log.
+
+    Raises:
+        RunError: the worlds file or an argument is wrong; nothing was started.
+    """
+    plan = None
+    if options.worlds is not None:
+        plan = load(options.worlds)
+        check_backends(plan)
+    state, bus = RunState(), EventBus(signals=(SignalException,))
+    bus.subscribe(state.apply)
+    with ExitStack() as faces:
+        screen = open_screen(state) if options.ui else None
+        if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
+            options.torch.tee = "3"  # workers' output is shown above the view
+        config, entrypoint, arguments = configure(options, plan)
+        if plan is not None:
+            _planned(options, config)
+            check_stores(plan)
+        if screen is None:
+            # JSON is for programs, and complete; text is for people, and short.
+            as_json = options.log_format == "json"
+            event_log = EventLog(stream, "json" if as_json else "text", verbose=as_json or options.verbose)
+            bus.subscribe(event_log)
+            faces.callback(event_log.close)
+        else:
+            screen.start()
+            faces.callback(screen.stop)
+        if options.ui and screen is None:
+            bus.publish(Note(time.time(), logging.WARNING, NO_TERMINAL))
+        grace = getattr(config, "shutdown_timeout", None)
+        if options.grace is not None:
+            grace = options.grace
+        run = _Run(options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace))
+        bus.publish(
+            RunStarted(
+                time.time(),
+                config.run_id,
+                options.restart,
+                config.max_restarts,
+                run.name,
+                socket.gethostname(),
+            )
+        )
+        try:
+            end = _run_to_end(run, state)
+        except BaseException as exc:
+            bus.publish(RunEnded(time.time(), 1, f"{type(exc).__name__}: {exc}"))
+            raise
+        with suppress(SignalException):  # the run has ended: a signal now changes nothing
+            bus.publish(RunEnded(time.time(), end.code, end.reason))
+    if end.report:
+        complain(end.report)
+    return end.code
+
+
+def _planned(options: Options, config: LaunchConfig) -> None:
+    if options.restart == "group" and config.max_nodes > 1:
+        raise ArgumentsError(
+            "--restart group with --worlds on several nodes",
+            rule="Nodes agree on who has which role only under --restart worker",
+            next_step="Leave --restart out",
+        )
+
+
+def _run_to_end(run: _Run, state: RunState) -> _End:
+    """Run the agent; every expected end of a run becomes an exit code."""
+    try:
+        with ExitStack() as parts:
+            return record(_run_agent)(run, state, parts) or _End(1, "no reason was given")
+    except ChildFailedError as failed:
+        return _child_failed(run, failed, worlds=bool(state.snapshot()["worlds"]))
+    except SignalException as caught:
+        return _End(128 + int(caught.sigval), f"got {caught.sigval.name}")
+    except KeyboardInterrupt:
+        return _End(130, "got SIGINT before any worker was started")
+    except RendezvousError as exc:
+        why = f"{type(exc).__name__}: {exc}"
+        return _End(1, "the rendezvous failed", f"m8d-run: the rendezvous failed: {why}")
+    except (ArgumentsError, PlanError):
+        raise
+    except MultiworldError as exc:
+        return _End(1, str(exc), f"m8d-run: {exc}")
+
+
+def _child_failed(run: _Run, failed: ChildFailedError, *, worlds: bool) -> _End:
+    rank, failure = failed.get_first_failure()
+    code = int(failure.exitcode)
+    most = run.config.max_restarts
+    whose = "it" if run.options.restart == "worker" else "the group"
+    if most == 0:
+        more = f"Rank {rank} was not started again: with --max-restarts N it is, up to N times."
+    else:
+        times = "once" if most == 1 else f"{most} times"
+        more = f"Rank {rank} failed after {whose} had been restarted {times} (--max-restarts {most})."
+    if run.options.restart == "worker" and not worlds:
+        more += f" {GROUP_HINT}"
+    return _End(
+        code if code > 0 else 128 - code, f"rank {rank} failed", f"{str(failed).strip()}\nm8d-run: {more}"
+    )
+
+
+def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return the rendezvous, from torch's registry.
+
+    Raises:
+        ArgumentsError: it is not registered, or cannot be made of what was given.
+        RendezvousError: torch's, where its store cannot be reached.
+    """
+    try:
+        return rendezvous_registry.get_rendezvous_handler(parameters)
+    except ModuleNotFoundError as exc:
+        raise ArgumentsError(
+            f"--rdzv-backend {parameters.backend}: there is no module {exc.name!r}",
+            rule="What a rendezvous is built on is installed",
+            next_step=f"pip install {'python-etcd' if exc.name == 'etcd' else exc.name}",
+        ) from exc
+    except ValueError as exc:
+        named = {"c10d", "static", "standalone", "etcd", "etcd-v2"}
+        named |= {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
+        raise ArgumentsError(
+            f"--rdzv-backend {parameters.backend} --rdzv-endpoint {parameters.endpoint!r}: {exc}",
+            rule=f"There are {', '.join(sorted(named))}",
+            next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
+        ) from exc
+
+
+def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
+    config = run.config
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    if config.rdzv_backend.startswith("etcd"):
+        # python-etcd reports each failed call as an error, while the rendezvous tries again.
+        logging.getLogger("etcd").setLevel(logging.CRITICAL)
+    address, port = _static_master(parameters)
+    handler = _handler(parameters)
+    leave = ExitStack()
+    leave.callback(shut_down, handler)
+    parts.push(leave)
+    shared = [field.name for field in dataclasses.fields(WorkerSpec) if hasattr(config, field.name)]
+    asked: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    asked |= {
+        "local_world_size": config.nproc_per_node,
+        "rdzv_handler": handler,
+        "entrypoint": run.entrypoint,
+        "args": tuple(run.arguments),
+        "master_addr": address,
+        "master_port": port,
+    }
+    spec = WorkerSpec(**asked)
+    reaper = ReaperClient(run.grace, time.monotonic)
+    parts.callback(reaper.close)
+    stores: list[Callable[[], str]] = []
+    control = ControlServer(
+        choose(config.run_id),
+        run.plan,
+        run.bus,
+        state.snapshot,
+        store=lambda: stores[0]() if stores else "",
+    )
+    control.start()
+    parts.callback(control.close)
+    environment = control.env()
+    if settings.environment("M8D_RUN_ID") is None and (
+        run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
+    ):
+        environment["M8D_RUN_ID"] = run_id
+    names = getattr(config, "signals_to_handle", None)
+    if names is not None:
+        # torch's agent reads it from its own environment, and so torchrun's workers have it too.
+        environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = names
+        settings.set_environment({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
+    agent: WorkerAgent | GroupAgent
+    if run.options.restart == "group":
+        agent = _group_agent(run, spec, reaper, environment, numbers(names or _SIGNALS), stores, parts)
+    else:
+        context = AgentContext(
+            nodes=_nodes(run, spec),
+            restarts=Restarts(
+                config.max_restarts, run.options.restart_backoff, run.options.restart_backoff_max
+            ),
+            bus=run.bus,
+            reaper=reaper,
+            wake=Wake(),
+            signals=numbers(names or _SIGNALS),
+            grace=run.grace,
+            plan=run.plan,
+            environment=environment,
+        )
+        parts.callback(context.wake.close)
+        parts.callback(context.nodes.close)
+        workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
+        stores.append(lambda: "" if workers.assignment is None else workers.assignment.store)
+    initialize_metrics(MetricsConfig(config.metrics_cfg))
+    return _result_of(run, agent, leave)
+
+
+def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> _End:
+    handler_name = getattr(run.config, "event_log_handler", "null")
+    try:
+        result = agent.run()
+    except SignalException:
+        # As torch does: a rendezvous that is shut down is closed for all nodes, for good.
+        leave.pop_all()
+        events.record(agent.get_event_failed(), handler_name)
+        raise
+    except Exception:
+        events.record(agent.get_event_failed(), handler_name)
+        raise
+    events.record(agent.get_event_succeeded(), handler_name)
+    if result is None:  # the rendezvous was complete without this node
+        return _End(0, "this node was not needed")
+    if not result.is_failed():
+        return _End(0, "all workers ended with 0")
+    if result.failures:
+        raise ChildFailedError(name=run.name, failures=result.failures)
+    reason = getattr(agent, "reason", "") or "torch's agent gave up"
+    return _End(1, reason, f"m8d-run: {reason}")
+
+
+def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
+    config, options = run.config, run.options
+    if config.max_nodes == 1:
+        serve = None if run.plan is None else _HERE
+        return SingleNode(config.nproc_per_node, run.bus, serve=serve)
+    asked = NodesSpec(
+        run_id=config.run_id,
+        endpoint=config.rdzv_endpoint,
+        local_addr=config.local_addr,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        capacity=config.nproc_per_node,
+        role=config.role,
+        on_loss=options.on_node_loss,
+        hang_timeout=options.node_hang_timeout,
+    )
+    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan)
+
+
+def _group_agent(
+    run: _Run,
+    spec: WorkerSpec,
+    reaper: ReaperClient,
+    environment: dict[str, str],
+    signals: tuple[Signals, ...],
+    stores: list[Callable[[], str]],
+    parts: ExitStack,
+) -> GroupAgent:
+    if run.plan is not None:
+        store = WorldStore(_HERE)
+        parts.callback(store.close)
+        stores.append(lambda: store.address)
+    return GroupAgent(
+        spec,
+        run.logs_specs,
+        bus=run.bus,
+        reaper=reaper,
+        environment=environment,
+        signals=signals,
+        plan=run.plan,
+        **_torch_options(run),
+    )
+
+
+def _torch_options(run: _Run) -> dict[str, Any]:
+    """Return the options that this version of torch's agent takes."""
+    asked = {
+        "start_method": run.config.start_method,
+        "log_line_prefix_template": run.config.log_line_prefix_template,
+        "shutdown_timeout": run.grace,
+    }
+    takes = inspect.signature(LocalElasticAgent.__init__).parameters
+    return {name: value for name, value in asked.items() if name in takes}
+
+
+def _static_master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
+    """Return the address of the workers' rank 0, for a static rendezvous."""
+    if parameters.backend != "static":
+        return None, None
+    endpoint = parameters.endpoint.strip()
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=-1) if endpoint else ("", -1)
+    if port == -1:
+        raise RunError(
+            f"the static rendezvous at {endpoint!r}",
+            rule="It needs the host and the port of rank 0",
+            next_step="Give --master-addr and --master-port, or --rdzv-endpoint HOST:PORT",
+        )
+    return host, port

@@ -1,0 +1,1 @@
+"""The nodes of a run: slots, membership, the rendezvous, links between launchers."""

@@ -1,0 +1,133 @@
+"""Agreement on a membership after a rendezvous: all publish a record, the first node decides."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multiworld.run.errors import RunError
+from multiworld.run.nodes import slots
+from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld.run.nodes.slots import Membership, NodeRecord
+
+__all__ = ["Agreement", "newest_membership"]
+
+_log = logging.getLogger(__name__)
+
+GATHERING = 15.0
+"""Seconds for which the first node waits for the others' records: one that died since the rendezvous has
+none."""
+
+_PAUSE = 0.03  # seconds between two polls
+_PAUSE_SILENT = 0.5  # seconds after a poll that failed
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One agreement.
+
+    Attributes:
+        store: of the round.
+        rank, size: of this node and the round.
+        record: of this node.
+        after: epoch that this node knows; the membership has to be a later one.
+        counts: see `slots.form`.
+        token: for a run that has no membership yet.
+    """
+
+    store: RendezvousStore
+    rank: int
+    size: int
+    record: NodeRecord
+    after: int
+    counts: tuple[int, ...] | None
+    token: str
+
+    def membership(self, deadline: float, cancelled: Callable[[], bool]) -> tuple[int, Membership]:
+        """Return the agreed membership and its number in the store.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds.
+            cancelled: asked between two polls.
+
+        Raises:
+            RunError: there was no agreement in time.
+        """
+        last = "the first node has not decided"
+        published = decided = applied = False
+        while not cancelled():
+            try:
+                if not published:
+                    self.store.write(f"record/{self.rank}", slots.to_json(self.record))
+                    published = True
+                if self.rank == 0 and not decided:
+                    self._decide(min(deadline - 1.0, time.monotonic() + GATHERING), cancelled)
+                    decided = True
+                found = newest_membership(self.store, -1)
+                if found is not None:
+                    if found[1].epoch > self.after and found[1].node(self.record.node.id) is not None:
+                        return found
+                    last = "the other nodes have not let this one in yet"
+                    if not applied:
+                        number = self.store.count("applies")
+                        self.store.write(f"apply/{number}", slots.to_json(self.record))
+                        applied = True
+            except StoreSilentError as error:
+                last = f"the rendezvous store does not answer: {error}"
+                if error.gone:
+                    break
+                time.sleep(_PAUSE_SILENT)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_PAUSE)
+        raise RunError(
+            f"the nodes did not agree on rank assignment: {last}",
+            rule="All nodes of a rendezvous agree within a minute",
+            next_step="See whether the other nodes run m8d-run with the same --rdzv-id and --worlds, and "
+            "look at their logs",
+        )
+
+    def _decide(self, deadline: float, cancelled: Callable[[], bool]) -> None:
+        """Gather the records until the deadline, and write the first membership."""
+        if self.store.read("membership/0") is not None:
+            return  # a static rendezvous has one store for all its rounds
+        records: dict[int, NodeRecord] = {}
+        while True:
+            for rank in range(self.size):
+                data = None if rank in records else self.store.read(f"record/{rank}")
+                if data is not None:
+                    records[rank] = slots.record_from(data)
+            if len(records) == self.size or time.monotonic() >= deadline or cancelled():
+                break
+            time.sleep(_PAUSE)
+        if len(records) < self.size:
+            _log.warning(
+                "%d of %d nodes of the rendezvous published no record", self.size - len(records), self.size
+            )
+        membership = slots.form(
+            [records[rank] for rank in sorted(records)], counts=self.counts, token=self.token
+        )
+        self.store.add("membership", 0, slots.to_json(membership))
+
+
+def newest_membership(store: RendezvousStore, after: int) -> tuple[int, Membership] | None:
+    """Return the newest membership with a number above `after`.
+
+    Raises:
+        StoreSilentError: the store does not answer, or holds something else there.
+    """
+    found = store.newest("membership", after)
+    if found is None:
+        return None
+    try:
+        return found[0], slots.membership_from(found[1])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreSilentError(
+            f"membership/{found[0]} in the rendezvous store is no membership: {error!r}"
+        ) from error

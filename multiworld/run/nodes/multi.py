@@ -1,0 +1,488 @@
+"""Multi-node implementation of `multiworld.run.nodes.interface.Nodes`.
+
+Threads: only ``m8d-nodes`` changes the membership and the state around it; ``m8d-nodes-rendezvous`` makes the
+calls of torch's rendezvous handler, which may take minutes; the watchdog's thread delivers signals of peers.
+The agent's thread only fetches finished events.
+
+The leader (`slots.leader`) gives a slot away, through the rendezvous store: the first membership under a
+number counts. If the store was lost with its node, connected nodes decide on their own, each the same from
+the same membership. A node that reaches neither the store nor a majority of the others ends its workers
+(`slots.cut_off`), and the others wait `_GRACE` longer than that takes before they give its slot away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from multiworld.run.errors import RunError
+from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
+from multiworld.run.nodes import slots
+from multiworld.run.nodes.address import reachable_address
+from multiworld.run.nodes.agreement import Agreement, newest_membership
+from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
+from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
+from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
+from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
+from multiworld.run.nodes.world_store import WorldStore
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+
+    from multiworld.run.events import EventBus
+    from multiworld.run.nodes.slots import Assignment, Membership
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+__all__ = ["MultiNode"]
+
+_POLL = 0.5
+"""Seconds between two polls of the rendezvous store."""
+
+_POLL_SOON = 0.1  # seconds, while a loss is not decided yet
+
+_CALL = 2.0
+"""Seconds that the store has to answer a poll; a partitioned node finds that out in this time."""
+
+_FORGETS = 3.0
+"""Seconds without an answer after which the rendezvous may have dropped nodes whose heartbeats it missed."""
+
+_GRACE = 3.0
+"""Seconds beyond `_CALL` that a node which may be partitioned has to end its workers; see `_patience`."""
+
+_SLOW_LEADER = 10.0
+"""Seconds after which another node decides, where the leader has not seen the loss itself."""
+
+
+@dataclass
+class _Loss:
+    cause: str
+    at: float
+
+
+class MultiNode(Nodes):
+    """The other nodes of a run of several.
+
+    Args:
+        spec: of this node.
+        handler: its rendezvous; ``next_rendezvous`` and ``num_nodes_waiting`` are called in threads of this
+            object, after the agent's first ``next_rendezvous``. The agent shuts it down.
+        bus: gets NodeJoined, NodeLost, SlotTaken and notes.
+        plan: of the worlds file.
+    """
+
+    def __init__(
+        self, spec: NodesSpec, handler: RendezvousHandler, bus: EventBus, plan: WorldsPlan | None
+    ) -> None:
+        self._spec, self._handler, self._bus, self._plan = spec, handler, bus, plan
+        self._ready: deque[NodeEvent | RunEvent] = deque()
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
+        self._links = PeerLinks(spec.hang_timeout, self._inbox.put)
+        # Whether the store can arbitrate between nodes that have lost each other: c10d's is on one of them.
+        self._outside = handler.get_backend() not in {"c10d", "static"}
+        self._rendezvous = BackgroundRendezvous(handler, self._agree, self._inbox.put, returns=self._outside)
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._worldstore: WorldStore | None = None
+        self._node: slots.Node | None = None
+        # After `settle` only the thread ``m8d-nodes`` changes these.
+        self._store: RendezvousStore | None = None
+        self._number = -1
+        self._membership: Membership | None = None
+        self._epoch = 0
+        self._assignment: Assignment | None = None
+        self._master: tuple[str, int] | None = None
+        self._lost: dict[str, _Loss] = {}
+        self._finished: set[str] = set()
+        self._answers = True
+        self._silent_since: float | None = None
+        self._store_gone = False  # for good: torch's TCPStore clients do not connect a second time
+        self._next_poll = 0.0
+        self._gone: dict[tuple[str, int], _Loss] = {}
+        self._over = False
+        self._applied = 0
+
+    # -- the agent's thread
+
+    def fileno(self) -> int:
+        """See `Nodes.fileno`."""
+        return self._bell.fileno()
+
+    def settle(self, info: RendezvousInfo) -> Assignment:
+        """See `Nodes.settle`."""
+        self._introduce()
+        self._take(self._agree(info))
+        assert self._assignment is not None  # noqa: S101  (`_take` sets it)
+        self._check_room()
+        self._thread = threading.Thread(target=self._run, name="m8d-nodes", daemon=True)
+        self._thread.start()
+        self._rendezvous.start()
+        return self._assignment
+
+    def _check_room(self) -> None:
+        membership, plan = self._membership, self._plan
+        if membership is None or plan is None or membership.epoch != 1:
+            return
+        ranks = slots.vacant(membership)
+        if not ranks:
+            return
+        brought = ", ".join(f"{node.host}: {node.capacity}" for node in membership.nodes)
+        room = plan.world_size - len(ranks)
+        value = f"{plan.world_size} workers of {plan.path}, and the nodes have room for {room} ({brought})"
+        if len(membership.nodes) >= self._spec.max_nodes:
+            raise RunError(
+                value,
+                rule="The --nproc-per-node of all nodes together is at least the number of workers",
+                next_step="Leave --nproc-per-node out, or change it or --nnodes",
+            )
+        self._note(logging.WARNING, f"{value}: ranks {ranks[0]} to {ranks[-1]} start when another node comes")
+
+    def poll(self) -> list[NodeEvent]:
+        """See `Nodes.poll`."""
+        with contextlib.suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        events: list[NodeEvent] = []
+        while self._ready:
+            each = self._ready.popleft()
+            if isinstance(each, RunEvent):
+                self._bus.publish(each)
+            else:
+                events.append(each)
+        return events
+
+    def watch(self) -> None:
+        """See `Nodes.watch`."""
+        self._rendezvous.look()
+
+    def done(self) -> None:
+        """See `Nodes.done`."""
+        self._inbox.put("done")
+
+    def close(self, failed: str = "") -> None:
+        """See `Nodes.close`."""
+        if self._closing:
+            return
+        self._closing = True
+        deadline = time.monotonic() + 3.0
+        self._rendezvous.stop()
+        self._inbox.put("close")
+        if self._thread is not None:
+            self._thread.join(1.0)
+        self._links.settle(deadline - 1.5)
+        if failed:
+            self._links.fail()
+        self._links.close(deadline)
+        if self._worldstore is not None:
+            self._worldstore.close()
+        self._bell.close()
+        self._ringer.close()
+
+    # -- rendezvous: on the agent's thread at first, later on the thread ``m8d-nodes-rendezvous``
+
+    def _introduce(self) -> None:
+        if self._node is not None:
+            return
+        spec = self._spec
+        address = reachable_address(spec.endpoint, spec.local_addr)
+        endpoint = self._links.listen(address)
+        self._worldstore = WorldStore(address)
+        self._node = slots.Node(
+            id=self._links.me,
+            host=socket.gethostname(),
+            address=endpoint.host,
+            port=endpoint.port,
+            pid=os.getpid(),
+            capacity=spec.capacity,
+            role="" if self._plan is not None else spec.role,
+            store=self._worldstore.address,
+        )
+
+    def _agree(self, info: RendezvousInfo) -> Agreed:
+        assert self._node is not None  # noqa: S101  (settle comes first)
+        store = RendezvousStore(info.store, patience=_CALL, returns=self._outside)
+        epoch = self._epoch
+        record = slots.NodeRecord(
+            replace(self._node, since=epoch), self._membership, self._links.alive(), tuple(self._finished)
+        )
+        agreement = Agreement(
+            store=store,
+            rank=info.rank,
+            size=info.world_size,
+            record=record,
+            after=epoch,
+            counts=None if self._plan is None else tuple(role.count for role in self._plan.roles),
+            token=secrets.token_hex(16),
+        )
+        bootstrap = info.bootstrap_store_info
+        master = None if bootstrap is None else (bootstrap.master_addr, bootstrap.master_port)
+        if info.rank == 0 and master is not None:
+            with contextlib.suppress(StoreSilentError):  # the agreement reports it
+                store.tell_master(*master)
+        number, membership = agreement.membership(
+            time.monotonic() + self._spec.timeout, lambda: self._closing
+        )
+        return Agreed(store, number, membership, master)
+
+    # -- the thread ``m8d-nodes``
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                item = self._inbox.get(timeout=self._pause())
+            except queue.Empty:
+                item = None
+            while item is not None:
+                self._take_in(item)
+                item = None
+                with contextlib.suppress(queue.Empty):
+                    item = self._inbox.get_nowait()
+            if not self._closing:
+                try:
+                    self._turn(time.monotonic())
+                except Exception as error:  # a bug in here must not silently leave the run unwatched
+                    logging.getLogger(__name__).exception("the watch over the other nodes failed")
+                    self._emit(
+                        Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}")
+                    )
+                    return
+
+    def _pause(self) -> float:
+        return _POLL_SOON if self._pending() else _POLL
+
+    def _take_in(self, item: PeerSignal | Agreed | str) -> None:
+        if isinstance(item, Agreed):
+            self._take(item)
+        elif isinstance(item, PeerSignal):
+            self._hear(item)
+        elif item == "done":
+            self._finished.add(self._links.me)
+            self._links.done()
+        elif item in {"closed", "gone"} and self._membership is None and not self._over:
+            self._over = True
+            if item == "closed":  # while this node had no slot: the others have ended the run without it
+                self._emit(Over())
+            else:
+                self._emit(Stop("this node has no seat, and the rendezvous store is gone: it cannot get one"))
+
+    def _take(self, agreed: Agreed) -> None:
+        """Adopt an agreement: its store is polled from now on."""
+        self._store, self._number, self._master = agreed.store, agreed.number, agreed.master
+        self._applied = 0
+        self._apply(agreed.membership)
+
+    def _hear(self, signal: PeerSignal) -> None:
+        mine = self._membership.node(self._links.me) if self._membership is not None else None
+        node = self._membership.node(signal.id) if self._membership is not None else None
+        if mine is None or node is None or self._membership is None or link_epoch(mine, node) != signal.epoch:
+            return
+        if signal.what == "done":
+            self._finished.add(signal.id)
+        elif signal.what == "failed":
+            self._emit(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
+        elif signal.id not in self._lost:
+            self._next_poll = 0.0
+            self._lost[signal.id] = self._gone[signal.id, signal.epoch] = _Loss(signal.cause, signal.at)
+            if signal.id in self._finished or self._over:
+                return
+            slot = self._membership.slot_of(signal.id)
+            ranks = () if slot is None else self._membership.ranks_of(slot)
+            worlds = () if self._plan is None else self._plan.worlds_without(ranks)
+            self._emit(NodeLost(time.time(), node.host, slot, signal.cause, worlds))
+            self._emit(Lost(node.host, slot, signal.cause, ranks, worlds))
+
+    def _turn(self, now: float) -> None:
+        if self._store is not None and self._membership is not None:
+            if now >= self._next_poll and not self._store_gone:
+                self._poll_store(self._store)
+                if self._answers:
+                    self._next_poll = time.monotonic() + self._pause()
+            self._judge_losses(time.monotonic())
+        if self._membership is not None and not self._over:
+            self._check_over(self._membership)
+
+    def _check_over(self, membership: Membership) -> None:
+        slot, me = membership.slot_of(self._links.me), self._links.me
+        lost = slots.over(membership, self._finished, self._lost)
+        if lost is not None and (slot is None or me in self._finished):
+            self._over = True
+            self._emit(Over(lost))
+
+    def _poll_store(self, store: RendezvousStore) -> None:
+        """Adopt a newer membership from the store; as the leader, admit nodes that applied."""
+        try:
+            found = newest_membership(store, self._number)
+            if found is not None:
+                self._number = found[0]
+                self._apply(found[1])
+            self._admit(store)
+        except StoreSilentError as error:
+            self._store_is_silent(error)
+            return
+        self._answers = True
+        if self._silent_since is not None:
+            lasted, self._silent_since = time.monotonic() - self._silent_since, None
+            self._note(logging.WARNING, "the rendezvous store answers again")
+            if self._outside or lasted > _FORGETS:
+                # It may have dropped nodes for missed heartbeats, and then no node could join.
+                self._rendezvous.again()
+
+    def _store_is_silent(self, error: StoreSilentError) -> None:
+        self._answers = False
+        for_good = self._store_gone = error.gone
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+            what = "no other node can join" if for_good else "no other node can join until it answers again"
+            self._note(logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}")
+            if for_good:
+                self._rendezvous.give_up()
+        if not self._pending():
+            self._next_poll = time.monotonic() + 2.0
+
+    def _admit(self, store: RendezvousStore) -> None:
+        """Admit nodes that missed the agreement, or came back to a store that has only one round."""
+        membership = self._membership
+        if membership is None or slots.leader(membership, self._lost) != self._links.me or self._pending():
+            return
+        come: list[slots.Node] = []
+        highest = self._applied
+        for number in range(self._applied + 1, self._applied + 4):
+            data = store.read(f"apply/{number}")
+            if data is None:
+                continue
+            highest = number
+            try:
+                node = slots.record_from(data).node
+            except (KeyError, TypeError, ValueError):
+                continue
+            there = membership.node(node.id)
+            if there is None or there.since <= node.since:
+                come.append(node)
+        self._applied = highest
+        if come:
+            self._decide(store, slots.admit(membership, come))
+
+    def _pending(self) -> dict[str, _Loss]:
+        """Losses that no membership reflects yet."""
+        membership = self._membership
+        if membership is None:
+            return {}
+        return {id_: loss for id_, loss in self._lost.items() if membership.node(id_) is not None}
+
+    def _judge_losses(self, now: float) -> None:
+        membership, pending = self._membership, self._pending()
+        if membership is None or not pending or self._store is None:
+            return
+        causes = {id_: loss.cause for id_, loss in pending.items()}
+        if slots.cut_off(membership, self._links.me, causes, answers=self._answers, outside=self._outside):
+            self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
+            return
+        due = max(loss.at + self._patience(loss.cause) for loss in pending.values())
+        if 2 * (len(membership.nodes) - len(pending)) <= len(membership.nodes):
+            due += 1.0  # a majority, where there is one elsewhere, decides first
+        decides = slots.leader(membership, pending) == self._links.me
+        if not decides and self._answers:
+            due += _SLOW_LEADER
+        elif not self._answers:
+            due += 1.0  # without the store each node has to see the loss itself
+        if now < due:
+            return
+        after = slots.leave(membership, pending, self._finished)
+        if self._answers:
+            self._decide(self._store, after)
+        else:
+            self._apply(after)
+
+    def _patience(self, cause: str) -> float:
+        """Seconds after which the workers of a lost node have ended in any case."""
+        if cause in {"crashed", "left"}:
+            return 0.0
+        return max(2 * self._spec.hang_timeout, self._spec.hang_timeout + _CALL + _GRACE)
+
+    def _decide(self, store: RendezvousStore, membership: Membership) -> None:
+        """Write a membership under the next number; adopt the other one if another node was first."""
+        try:
+            number = self._number + 1
+            while number <= self._number + 2:
+                if store.add("membership", number, slots.to_json(membership)):
+                    self._number = number
+                    self._apply(membership)
+                    return
+                found = newest_membership(store, self._number)
+                if found is not None:
+                    self._number = found[0]
+                    self._apply(found[1])
+                    return
+                number += 1  # claimed but not written: its writer is gone, or slow
+        except StoreSilentError as error:
+            self._store_is_silent(error)
+
+    def _apply(self, membership: Membership) -> None:
+        me, before, old = self._links.me, self._assignment, self._membership
+        mine = membership.node(me)
+        if mine is None:
+            self._give_up_slot("the other nodes gave its seat away: they could not see it")
+            return
+        self._membership, self._epoch = membership, membership.epoch
+        known = {node.id: node.since for node in old.nodes} if old is not None else {}
+        # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake
+        # still is.
+        epochs = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
+        self._lost = {key[0]: loss for key, loss in self._gone.items() if key in epochs}
+        self._links.update(membership)
+        for node in membership.nodes:
+            if node.id != me and known.get(node.id) != node.since:
+                self._emit(NodeJoined(time.time(), node.host, membership.slot_of(node.id)))
+        assignment = self._assignment = slots.assignment(membership, me, self._master)
+        if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
+            self._emit(SlotTaken(time.time(), assignment.slot, assignment.nodes))
+        if before is not None and before != assignment:
+            found = assignment.slot not in {None, before.slot}
+            self._emit(Reassigned(assignment, f"seat {assignment.slot} was free" if found else ""))
+        self._tell_vacant(old, membership)
+
+    def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
+        was = set(slots.vacant(old)) if old is not None else set()
+        ranks = tuple(rank for rank in slots.vacant(membership) if rank not in was)
+        if not ranks:
+            return
+        worlds = self._plan.worlds_without(ranks) if self._plan is not None else ()
+        what = f"no node for rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        if worlds:
+            what += f": world{'s' if len(worlds) > 1 else ''} {', '.join(worlds)} cannot be whole"
+        if self._spec.on_loss == "stop" and old is not None:
+            self._emit(Stop(what))
+        else:
+            self._note(logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place")
+
+    def _give_up_slot(self, reason: str) -> None:
+        """Give up the slot, end the links, and request a rendezvous to get a slot again."""
+        before, membership = self._assignment, self._membership
+        self._membership = None
+        self._lost.clear()
+        if membership is not None:
+            self._links.update(replace(membership, nodes=()))
+        if before is not None and before.slot is not None:
+            self._assignment = replace(before, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
+            self._emit(SlotTaken(time.time(), None, before.nodes))
+            self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
+        self._rendezvous.again()
+
+    def _note(self, level: int, text: str) -> None:
+        self._emit(Note(time.time(), level, text))
+
+    def _emit(self, each: NodeEvent | RunEvent) -> None:
+        self._ready.append(each)
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._ringer.send(b"!")

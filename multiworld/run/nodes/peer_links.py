@@ -1,0 +1,252 @@
+"""Links between the agents of several nodes: the worlds' watchdog, with small worlds of two agents.
+
+Each pair of agents has four of them, over one connection. The end of each has its own meaning:
+
+- ``alive`` ends when the agent leaves, crashes, hangs or cannot be reached; the ends of the others after it
+  mean nothing;
+- ``going`` is left in good order when the node ends the run for all;
+- ``working``, one for each of the two, is left in good order when all workers of that node have ended with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from multiworld._core.membership.roster import Endpoint, Member, Roster
+from multiworld.errors import JoinAbandonedError, MultiworldError
+from multiworld.events import Cause
+from multiworld.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._net.liveness.attachment import Attachment
+    from multiworld.events import Breakage
+    from multiworld.run.nodes.slots import Membership, Node
+
+__all__ = ["PeerLinks", "PeerSignal", "link_epoch"]
+
+_log = logging.getLogger(__name__)
+
+CONNECTING = 30.0
+"""Seconds that two agents have to connect once both are in the membership."""
+
+_SETTLED = 1.0
+"""Seconds within which a lost connection ends all four worlds."""
+
+_ALIVE, _GOING = "alive", "going"
+
+
+@dataclass(frozen=True)
+class PeerSignal:
+    """News of another agent.
+
+    Attributes:
+        id: of its node.
+        epoch: of the link, see `link_epoch`.
+        what: "lost", "done" or "failed".
+        cause: of a loss: "crashed", "hung", "unreachable", "left" or "failed".
+        at: ``time.monotonic()`` seconds.
+    """
+
+    id: str
+    epoch: int
+    what: str
+    cause: str
+    at: float
+
+
+def link_epoch(mine: Node, other: Node) -> int:
+    """Return the epoch of the link between two nodes: a later one after either of them was admitted again."""
+    return max(mine.since, other.since)
+
+
+@dataclass
+class _Link:
+    node: Node
+    epoch: int
+    attachments: dict[str, Attachment] = field(default_factory=dict)
+    dropped: bool = False
+    lost: bool = False
+    made: threading.Event = field(default_factory=threading.Event)  # or failed
+
+
+class PeerLinks:
+    """This agent's links to the other agents.
+
+    Args:
+        hang_timeout: seconds without a sign of life, at least 0.3.
+        on_signal: called with each `PeerSignal`, from any thread; must be quick.
+    """
+
+    def __init__(self, hang_timeout: float, on_signal: Callable[[PeerSignal], None]) -> None:
+        self._watchdog = Watchdog()
+        self._hang_timeout = max(0.3, hang_timeout)
+        self._on_signal = on_signal
+        self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
+        self._links: dict[tuple[str, int], _Link] = {}
+        self._left: set[str] = set()
+
+    @property
+    def me(self) -> str:
+        """This agent's id."""
+        return self._watchdog.process
+
+    def listen(self, host: str) -> Endpoint:
+        """Listen for the others at a numeric address of this host.
+
+        Raises:
+            MultiworldError: it cannot be bound.
+        """
+        return self._watchdog.endpoint(host)
+
+    def alive(self) -> tuple[str, ...]:
+        """Ids of the agents that this one is connected with."""
+        with self._lock:
+            return tuple(
+                id_ for (id_, _), link in self._links.items() if _ALIVE in link.attachments and not link.lost
+            )
+
+    def update(self, membership: Membership) -> None:
+        """Connect with the agents of the membership, and drop links to all others; returns at once."""
+        mine = membership.node(self.me)
+        wanted = (
+            {}
+            if mine is None
+            else {(node.id, link_epoch(mine, node)): node for node in membership.nodes if node is not mine}
+        )
+        with self._lock:
+            gone = [self._links.pop(key) for key in tuple(self._links) if key not in wanted]
+            new = [_Link(node, key[1]) for key, node in wanted.items() if key not in self._links]
+            for link in new:
+                self._links[link.node.id, link.epoch] = link
+            for link in gone:
+                link.dropped = True
+        for link in gone:
+            self._drop(link)
+        if mine is not None:
+            for link in new:
+                threading.Thread(
+                    target=self._connect,
+                    args=(link, mine, membership.token),
+                    daemon=True,
+                    name="m8d-nodes-link",
+                ).start()
+
+    def done(self) -> None:
+        """Tell the others that this node's workers have ended with 0."""
+        self._leave(_working(self.me))
+
+    def fail(self) -> None:
+        """Tell the others that this node ends the run."""
+        self._leave(_GOING)
+
+    def settle(self, deadline: float) -> None:
+        """Wait until each link is made or has failed; a peer may not understand what it is told earlier."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.made.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self, deadline: float) -> None:
+        """Leave all peers, by `deadline` in ``time.monotonic()`` seconds."""
+        with self._lock:
+            for link in self._links.values():
+                link.dropped = True
+            self._links.clear()
+        self._watchdog.stop(deadline)  # it says goodbye in the order of attaching: what came first ends first
+
+    # -- one link
+
+    def _connect(self, link: _Link, mine: Node, token: str) -> None:
+        """Connect, in a thread of its own: the other side may be slow."""
+        deadline = time.monotonic() + CONNECTING
+        try:
+            for kind in (_ALIVE, _GOING, *sorted((_working(self.me), _working(link.node.id)))):
+                self._attach(link, kind, _roster(kind, mine, link.node, token, self._hang_timeout), deadline)
+        except MultiworldError as error:
+            if not link.dropped:
+                _log.debug("no connection with the agent of %s: %s", link.node.host, error)
+                self._lose(link, "unreachable", time.monotonic())
+        finally:
+            link.made.set()
+
+    def _attach(self, link: _Link, kind: str, roster: Roster, deadline: float) -> None:
+        try:
+            attachment = self._watchdog.attach(
+                roster, self._verdict(link, kind), deadline=deadline, cancelled=lambda: link.dropped
+            )
+        except JoinAbandonedError:
+            # The other side may leave a world before this side has joined it: that is the signal already.
+
+            if kind == _ALIVE or link.dropped or link.attachments[_ALIVE].ended.wait(_SETTLED):
+                raise
+            self._heard(link, kind, time.monotonic())
+            return
+        with self._lock:
+            link.attachments[kind] = attachment
+            leave = link.dropped or kind in self._left
+        if leave:
+            attachment.leave()
+
+    def _verdict(self, link: _Link, kind: str) -> Callable[[Breakage], None]:
+        def heard(breakage: Breakage) -> None:
+            if kind == _ALIVE and not link.dropped:
+                self._lose(link, str(breakage.cause), breakage.at)
+            elif breakage.cause is Cause.LEFT and not link.dropped and not link.lost:
+                self._heard(link, kind, breakage.at)
+
+        return heard
+
+    def _heard(self, link: _Link, kind: str, at: float) -> None:
+        if kind == _GOING:
+            self._tell(link, "failed", "", at)
+        elif kind == _working(link.node.id):
+            self._tell(link, "done", "", at)
+
+    def _lose(self, link: _Link, cause: str, at: float) -> None:
+        with self._lock:
+            first, link.lost = not link.lost, True
+        if first:
+            self._tell(link, "lost", cause, at)
+
+    def _tell(self, link: _Link, what: str, cause: str, at: float) -> None:
+        self._on_signal(PeerSignal(link.node.id, link.epoch, what, cause, at))
+
+    def _leave(self, kind: str) -> None:
+        with self._lock:
+            self._left.add(kind)
+            attachments = [link.attachments.get(kind) for link in self._links.values()]
+        for attachment in attachments:
+            if attachment is not None:
+                attachment.leave()
+
+    def _drop(self, link: _Link) -> None:
+        with self._lock:
+            attachments = list(link.attachments.values())
+        for attachment in attachments:
+            with contextlib.suppress(MultiworldError):
+                attachment.leave()
+
+
+def _working(id_: str) -> str:
+    return f"working/{id_}"
+
+
+def _roster(kind: str, mine: Node, other: Node, token: str, hang_timeout: float) -> Roster:
+    """The world of two agents; both sides make the same one from the same membership."""
+    pair = sorted((mine, other), key=lambda node: node.id)
+    generation = link_epoch(mine, other)
+    name = f"m8d-agents/{kind}/{pair[0].id}-{pair[1].id}"
+    secret = hashlib.sha256(f"{token}/{name}/{generation}".encode()).digest()[:16]
+    members = tuple(
+        Member(rank, node.id, Endpoint(node.address, node.port), node.pid, node.host)
+        for rank, node in enumerate(pair)
+    )
+    return Roster(name, generation, pair.index(mine), members, secret, hang_timeout)

@@ -1,0 +1,414 @@
+"""Slots of a run's nodes: rank assignment, takeover by a spare when a node is lost, the end of a run. Pure.
+
+A *slot* is a place for one node's workers, with ranks of its own; the log, ``status`` and the pages call it a
+seat. Its holder keeps it as long as that node's agent lives; a node without a slot is a spare. One
+`Membership`, on which the nodes agree, has all slots and nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Assignment", "Membership", "Node", "NodeRecord", "Slot", "admit", "assignment", "cut_off", "form",
+    "leader", "leave", "membership_from", "over", "record_from", "to_json", "vacant",
+]  # fmt: skip
+
+_SILENT = {"hung", "unreachable", "failed"}
+"""Causes that a failure of this node's own network explains as well: the other process may live."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """This node's slot and ranks.
+
+    Attributes:
+        slot: 0, 1, ...; None: a spare node, which starts no workers until a slot is free.
+        base_rank: global rank of this slot's first worker (0 for a spare).
+        world_size: number of workers of all slots.
+        nodes: number of slots.
+        store: address "tcp://host:port" of the store in which planned worlds meet, served by a launcher.
+        base_role_rank: rank of the first worker among those of the same --role; without a worlds file.
+        role_world_size: workers of that role; without a worlds file.
+        master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest
+            rendezvous.
+        size: workers of this slot; None: as many as the node can have.
+    """
+
+    slot: int | None
+    base_rank: int
+    world_size: int
+    nodes: int
+    store: str
+    base_role_rank: int = 0
+    role_world_size: int = 0
+    master: tuple[str, int] | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent.
+
+    Attributes:
+        id: 32 hex digits, drawn by the agent.
+        host: name, for people.
+        address, port: where its watchdog listens.
+        pid: of the agent, for people.
+        capacity: workers that it can have.
+        role: of its workers; "" where a worlds file assigns the roles.
+        store: address of the store that it serves, or would serve, for planned worlds.
+        since: epoch of the membership that admitted it; a node that comes back has a new one.
+    """
+
+    id: str
+    host: str
+    address: str
+    port: int
+    pid: int
+    capacity: int
+    role: str
+    store: str
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for a node's workers.
+
+    Attributes:
+        capacity: workers that belong to it, at most what its holder can have; never changes.
+        role: see `Node`.
+        holder: id of the node that has it; None: free.
+        last: id of its last holder, which gets it back if it returns while the slot is free.
+    """
+
+    capacity: int
+    role: str
+    holder: str | None
+    last: str | None = None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Slots and nodes of the run, as agreed on.
+
+    Attributes:
+        epoch: 1, 2, ...: a later one replaces an earlier one.
+        token: hex digits, drawn for the run, by which the agents authenticate each other.
+        store_node: id of the node that serves the store in which planned worlds meet.
+        slots: in order.
+        nodes: all agents, spares too; the first that lives is the leader.
+    """
+
+    epoch: int
+    token: str
+    store_node: str
+    slots: tuple[Slot, ...]
+    nodes: tuple[Node, ...]
+
+    def node(self, id_: str | None) -> Node | None:
+        """Return the node of that id, if it is there."""
+        return next((node for node in self.nodes if node.id == id_), None)
+
+    def slot_of(self, id_: str) -> int | None:
+        """Return the slot of a node; None for a spare or an unknown node."""
+        return next((number for number, slot in enumerate(self.slots) if slot.holder == id_), None)
+
+    def ranks_of(self, number: int) -> tuple[int, ...]:
+        """Return the global ranks of a slot's workers."""
+        first = sum(slot.capacity for slot in self.slots[:number])
+        return tuple(range(first, first + self.slots[number].capacity))
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What a node publishes of itself after a rendezvous.
+
+    Attributes:
+        node: itself.
+        membership: the latest that it knows and is part of; None for a new node, or one that gave up its
+            slot.
+        alive: ids of the nodes that it is connected with.
+        done: ids of the nodes whose workers, as far as it knows, have ended with 0.
+    """
+
+    node: Node
+    membership: Membership | None = None
+    alive: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
+
+
+# -- decisions
+
+
+def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: str) -> Membership:
+    """Return the membership after a rendezvous.
+
+    Args:
+        records: of the nodes that took part, by group rank.
+        counts: workers of each role of the worlds file, in its order; None: a slot for each node of the first
+            rendezvous.
+        token: for a run that has none yet.
+    """
+    known = max(
+        (record.membership for record in records if record.membership is not None), key=_epoch, default=None
+    )
+    epoch = 1 if known is None else known.epoch + 1
+    came = {record.node.id: record for record in records}
+    alive = {id_ for record in records for id_ in record.alive}
+    nodes: list[Node] = []
+    for node in known.nodes if known is not None else ():
+        if node.id in came and came[node.id].membership is not None:
+            nodes.append(replace(came[node.id].node, since=node.since))
+        elif node.id not in came and node.id in alive:
+            nodes.append(node)  # it lives, and is only late: its slot is not free
+    there = {node.id for node in nodes}
+    nodes += [replace(record.node, since=epoch) for record in records if record.node.id not in there]
+    if known is None:
+        slots = _first_slots(nodes, counts)
+    else:
+        token = known.token
+        slots = _vacated(known.slots, there | {id_ for record in records for id_ in record.done})
+    return _made(epoch, token, "" if known is None else known.store_node, slots, nodes)
+
+
+def leave(membership: Membership, gone: Collection[str], done: Collection[str] = ()) -> Membership:
+    """Return the membership after nodes were lost: spares that fit take the slots that became free.
+
+    Args:
+        membership: before.
+        gone: ids of the lost nodes.
+        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
+    """
+    nodes = [node for node in membership.nodes if node.id not in gone]
+    slots = _vacated(membership.slots, {node.id for node in nodes} | set(done))
+    # A node that is done had a slot: a membership gave it that did not arrive here before its writer left.
+    late = [
+        node
+        for node in membership.nodes
+        if node.id in done and node.id in gone and membership.slot_of(node.id) is None
+    ]
+    slots = _filled(slots, late)
+    return _made(membership.epoch + 1, membership.token, membership.store_node, slots, nodes)
+
+
+def admit(membership: Membership, nodes: Sequence[Node]) -> Membership:
+    """Return the membership after nodes applied for admission outside a rendezvous."""
+    epoch = membership.epoch + 1
+    new = {node.id for node in nodes}
+    kept = [node for node in membership.nodes if node.id not in new]
+    slots = _vacated(membership.slots, {node.id for node in kept})
+    return _made(
+        epoch,
+        membership.token,
+        membership.store_node,
+        slots,
+        [*kept, *(replace(node, since=epoch) for node in nodes)],
+    )
+
+
+def leader(membership: Membership, lost: Collection[str]) -> str | None:
+    """Return the id of the leader, the first node that is not lost; None if all are."""
+    return next((node.id for node in membership.nodes if node.id not in lost), None)
+
+
+def cut_off(
+    membership: Membership, me: str, lost: Mapping[str, str], *, answers: bool, outside: bool
+) -> bool:
+    """Whether this node is partitioned from the others, and has to end its workers.
+
+    Only if one of the lost nodes may be alive: then those others may give this node's slot away. They do so
+    as a majority, or as half of the nodes that reaches the rendezvous store; so this node has to stop in a
+    minority, or in a half that cannot reach the store. A store on none of the nodes arbitrates as long as it
+    answers: the first membership in it counts.
+
+    Args:
+        membership: of the run.
+        me: this node's id.
+        lost: cause of each lost node.
+        answers: whether the rendezvous store answers.
+        outside: whether the store is served by none of the nodes.
+    """
+    gone = [lost[node.id] for node in membership.nodes if node.id != me and node.id in lost]
+    if not any(cause in _SILENT for cause in gone) or (answers and outside):
+        return False
+    in_sight = 2 * (len(membership.nodes) - len(gone))
+    return in_sight < len(membership.nodes) or (in_sight == len(membership.nodes) and not answers)
+
+
+def over(membership: Membership, done: Collection[str], lost: Collection[str]) -> tuple[int, ...] | None:
+    """Tell whether the run is over: the workers of every held slot have ended with 0.
+
+    Returns:
+        Ranks of the free slots; None while workers run, or a loss is not decided yet.
+    """
+    if any(slot.holder is not None and slot.holder not in done for slot in membership.slots):
+        return None
+    if any(node.id in lost and node.id not in done for node in membership.nodes):
+        return None
+    return vacant(membership)
+
+
+def vacant(membership: Membership) -> tuple[int, ...]:
+    """Return the ranks of the free slots."""
+    free = [number for number, slot in enumerate(membership.slots) if slot.holder is None]
+    return tuple(rank for number in free for rank in membership.ranks_of(number))
+
+
+def assignment(membership: Membership, me: str, master: tuple[str, int] | None = None) -> Assignment:
+    """Return this node's assignment."""
+    number = membership.slot_of(me)
+    store_node = membership.node(membership.store_node)
+    before = membership.slots[: number or 0]
+    role = membership.slots[number].role if number is not None else None
+    return Assignment(
+        slot=number,
+        base_rank=sum(slot.capacity for slot in before),
+        world_size=sum(slot.capacity for slot in membership.slots),
+        nodes=len(membership.slots),
+        size=0 if number is None else membership.slots[number].capacity,
+        store=store_node.store if store_node is not None else "",
+        base_role_rank=sum(slot.capacity for slot in before if slot.role == role),
+        role_world_size=sum(slot.capacity for slot in membership.slots if slot.role == role),
+        master=master,
+    )
+
+
+def _epoch(membership: Membership) -> int:
+    return membership.epoch
+
+
+def _first_slots(nodes: Sequence[Node], counts: Sequence[int] | None) -> list[Slot]:
+    """Slots of a new run: for the nodes in order, then free ones until all workers have a place."""
+    if counts is None:
+        return [Slot(node.capacity, node.role, node.id, node.id) for node in nodes if node.capacity > 0]
+    slots: list[Slot] = []
+    left = sum(counts)
+    able = [node for node in nodes if node.capacity > 0]
+    sizes = _even(able, left)
+    for node in _by_role(able, counts):
+        size = min(sizes.get(node.id, node.capacity), left)
+        if size > 0:
+            slots.append(Slot(size, node.role, node.id, node.id))
+            left -= size
+    most = max((node.capacity for node in able), default=left)
+    while left > 0:
+        size = min(most, left)
+        slots.append(Slot(size, nodes[0].role if nodes else "", None))
+        left -= size
+    return slots
+
+
+def _even(nodes: Sequence[Node], total: int) -> dict[str, int]:
+    """Even shares for nodes of one capacity, if the workers would not fill all needed nodes.
+
+    Full nodes and spares are preferred where the division comes out even: a spare is worth more than idle
+    capacity.
+    """
+    capacities = {node.capacity for node in nodes}
+    if len(capacities) != 1:
+        return {}
+    (capacity,) = capacities
+    needed = -(-total // capacity)
+    if total % capacity == 0 or needed > len(nodes):
+        return {}
+    least, more = divmod(total, needed)
+    return {node.id: least + (at < more) if at < needed else 0 for at, node in enumerate(nodes)}
+
+
+def _by_role(nodes: Sequence[Node], counts: Sequence[int]) -> Iterator[Node]:
+    """Nodes in the order of their slots; a role begins with a node of just its size, if there is one.
+
+    So a hub of one worker gets the node of capacity one, wherever that node stands among nodes of eight.
+    """
+    left, begins = list(nodes), {sum(counts[:at]): count for at, count in enumerate(counts)}
+    rank = 0
+    while left:
+        node = next((node for node in left if node.capacity == begins.get(rank)), left[0])
+        left.remove(node)
+        rank += node.capacity
+        yield node
+
+
+def _vacated(slots: Sequence[Slot], there: Collection[str]) -> list[Slot]:
+    return [
+        slot if slot.holder is None or slot.holder in there else replace(slot, holder=None, last=slot.holder)
+        for slot in slots
+    ]
+
+
+def _filled(slots: Sequence[Slot], spares: Sequence[Node]) -> list[Slot]:
+    """Give free slots to the spares that fit."""
+    filled, left = list(slots), list(spares)
+    for own in (True, False):  # a returning node has priority for its own slot
+        for number, slot in enumerate(filled):
+            if slot.holder is not None:
+                continue
+            fits = [
+                node
+                for node in left
+                if node.capacity >= slot.capacity
+                and node.role == slot.role
+                and (not own or node.id == slot.last)
+            ]
+            fits.sort(key=lambda node: node.capacity)  # best fit: the larger may be needed for a larger slot
+            if fits:
+                filled[number] = replace(slot, holder=fits[0].id, last=fits[0].id)
+                left.remove(fits[0])
+    return filled
+
+
+def _made(
+    epoch: int, token: str, store_node: str, slots: Sequence[Slot], nodes: Sequence[Node]
+) -> Membership:
+    filled = _filled(slots, [node for node in nodes if node.id not in {slot.holder for slot in slots}])
+    ids = {node.id for node in nodes}
+    if store_node not in ids:
+        # It moves only when it has to: worlds that met in the old store have to look for the new one.
+        holders = [slot.holder for slot in filled if slot.holder in ids]
+        store_node = next((id_ for id_ in holders if id_ is not None), nodes[0].id if nodes else "")
+    return Membership(epoch, token, store_node, tuple(filled), tuple(nodes))
+
+
+# -- as text, for the rendezvous store
+
+
+def to_json(record: NodeRecord | Membership | Node) -> dict[str, Any]:
+    """Return a record as plain data for JSON."""
+    return asdict(record)
+
+
+def membership_from(data: Mapping[str, Any]) -> Membership:
+    """Return the membership that `to_json` gave.
+
+    Raises:
+        KeyError, TypeError, ValueError: `data` is no membership.
+    """
+    return Membership(
+        int(data["epoch"]),
+        str(data["token"]),
+        str(data["store_node"]),
+        tuple(Slot(**slot) for slot in data["slots"]),
+        tuple(Node(**node) for node in data["nodes"]),
+    )
+
+
+def record_from(data: Mapping[str, Any]) -> NodeRecord:
+    """Return the node record that `to_json` gave.
+
+    Raises:
+        KeyError, TypeError, ValueError: `data` is no node record.
+    """
+    membership = data["membership"]
+
+    return NodeRecord(
+        Node(**data["node"]),
+        None if membership is None else membership_from(membership),
+        tuple(map(str, data["alive"])),
+        tuple(map(str, data["done"])),
+    )

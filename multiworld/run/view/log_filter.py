@@ -1,0 +1,85 @@
+"""The log without ``--verbose``: which events have a line, and the counts of the last line. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multiworld.run.events import (
+    RunStarted,
+    SlotTaken,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerStopped,
+    WorldChanged,
+)
+
+if TYPE_CHECKING:
+    from multiworld.run.events import RunEvent
+
+__all__ = ["LogFilter"]
+
+_BAD = {"broken", "failed"}
+
+
+class LogFilter:
+    """Picks the events that have a line: starts, failures, restarts, worlds that broke or healed.
+
+    A world has one line when the first member reports that a generation broke (or could not be joined), and
+    one when it is active again. A worker that ended or was stopped is in the summary only.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._workers: set[int] = set()
+        self._failures = self._restarts = self._broken = 0
+        self._told: dict[str, set[tuple[str, int]]] = {}  # of worlds that are not active again
+
+    def picks(self, event: RunEvent) -> bool:
+        """Count `event`; return whether it has a line in a log that is not verbose."""
+        match event:
+            case RunStarted(at=at):
+                self._began = at
+            case WorkerStarted(rank=rank):
+                self._workers.add(rank)
+            case WorkerFailed():
+                self._failures += 1
+            case WorkerRestarting():
+                self._restarts += 1
+            case SlotTaken(slot=slot, nodes=nodes):
+                return slot is None or nodes > 1
+            case WorkerEnded() | WorkerStopped():
+                return False
+            case WorldChanged():
+                return self._world(event)
+        return True
+
+    def summary(self, at: float) -> dict[str, Any]:
+        """Return the counts of the run.
+
+        Args:
+            at: end of the run, ``time.time()`` seconds.
+
+        """
+        return {
+            "seconds": round(max(0.0, at - (at if self._began is None else self._began)), 1),
+            "workers": len(self._workers),
+            "failures": self._failures,
+            "restarts": self._restarts,
+            "worlds_broken": self._broken,
+        }
+
+    def _world(self, change: WorldChanged) -> bool:
+        told = self._told.get(change.world, set())
+        if change.state in _BAD and change.cause != "left":
+            what = (change.state, change.generation)
+            if what in told:
+                return False
+            self._broken += change.state == "broken"
+            self._told.setdefault(change.world, set()).add(what)
+            return True
+        if change.state == "active" and told and change.generation > max(number for _, number in told):
+            del self._told[change.world]
+            return True
+        return False

@@ -1,0 +1,311 @@
+"""State of a run, reduced from its events; its snapshot is shown by the live view and ``m8d-run status``.
+
+Nothing here blocks; the clock is a parameter. `world_state` decides a world's state where its members'
+differ.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from multiworld.run.events import (
+    NodeJoined,
+    NodeLost,
+    RunEnded,
+    RunStarted,
+    SlotTaken,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerStopped,
+    WorldChanged,
+)
+from multiworld.run.view.messages import describe, natural, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from multiworld.run.events import RunEvent
+
+__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState", "world_state"]
+
+VERSION = 1
+"""Version of the snapshot. Keys may be added within a version; none changes its meaning."""
+
+UP_AFTER = 10.0
+"""Seconds after which a worker that reports no world counts as up."""
+
+LAST = 20
+"""How many of the last events a snapshot holds."""
+
+_MOST_WORLDS = 512
+_LONGEST_TEXT = 500
+_LIVE = frozenset({"starting", "up"})
+_OVER = frozenset({"closed", "gone"})
+
+
+@dataclass
+class _Report:
+    """Last report of one worker about one world."""
+
+    state: str
+    generation: int
+
+
+@dataclass
+class _Worker:
+    rank: int
+    role: str
+    role_rank: int
+    local_rank: int
+    pid: int
+    attempt: int
+    restarts: int
+    state: str
+    since: float
+    last: str
+
+
+@dataclass
+class _Peer:
+    slot: int | None
+    state: str
+    since: float
+
+
+def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
+    """Return a world's state and generation from its members' (state, generation); "gone": a dead member.
+
+    The first rule that holds:
+
+    - no member is left: "closed" if all closed it, else "gone";
+    - a member reports "broken", and no other one is active in a later generation: "broken";
+    - a member's join failed: "failed";
+    - a member is gone and none is joining: "broken", though the others have yet to report it;
+    - a member joins, is gone, or members are active in different generations (a report is under way):
+      "joining";
+    - else "active".
+    """
+    told = list(reports)
+    live = [(state, generation) for state, generation in told if state not in _OVER]
+    newest = max((generation for _, generation in live or told), default=0)
+    states = {state for state, _ in live}
+    gone = any(state == "gone" for state, _ in told)
+    if not live:
+        return ("closed" if told and not gone else "gone"), newest
+    reached = {generation for state, generation in live if state == "active"}
+    if any(state == "broken" and generation >= max(reached, default=0) for state, generation in live):
+        return "broken", newest
+    if "failed" in states:
+        return "failed", newest
+    if gone and "joining" not in states:
+        return "broken", newest
+    if states != {"active"} or gone or len(reached) > 1:
+        return "joining", newest
+    return "active", newest
+
+
+class RunState:
+    """The state of a run after its events so far. Any thread may call any method.
+
+    Args:
+        clock: ``time.time`` or a test's.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._run: dict[str, Any] = {
+            "run_id": "", "node": "", "restart": "", "max_restarts": 0, "entrypoint": "", "started": None,
+        }  # fmt: skip
+        self._slot: int | None = None
+        self._nodes = 0
+        self._workers: dict[int, _Worker] = {}
+        self._worlds: dict[str, dict[int, _Report]] = {}
+        self._notes: dict[str, str] = {}
+        self._busy: dict[str, str] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._last: deque[tuple[float, str]] = deque(maxlen=LAST)
+        self._ended: RunEnded | None = None
+
+    @property
+    def changes(self) -> int:
+        """Number of events applied so far; a view that polls compares it with the last one."""
+        return self._changes
+
+    def apply(self, event: RunEvent) -> None:
+        """Apply one event. A report of a process that is gone, for example, changes no worker."""
+        with self._lock:
+            self._changes += 1
+            text = one_line(describe(event))[:_LONGEST_TEXT]
+            rank = getattr(event, "rank", None)
+            self._fold(event, text)
+            if isinstance(rank, int):
+                known = self._workers.get(rank)
+                text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
+            self._last.append((event.at, text))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as data for JSON; the page "What a run shows" has its keys."""
+        with self._lock:
+            now = self._clock()
+            of_worker: dict[int, list[dict[str, Any]]] = {}
+            worlds = []
+            for name in sorted(self._worlds, key=natural):
+                members = sorted(self._worlds[name].items())
+                state, generation = world_state((each.state, each.generation) for _, each in members)
+                for rank, each in members:
+                    said = {"name": name, "state": each.state, "generation": each.generation}
+                    of_worker.setdefault(rank, []).append(said)
+                worlds.append({
+                    "name": name, "state": state, "generation": generation,
+                    "members": [
+                        {"rank": rank, "state": each.state, "generation": each.generation}
+                        for rank, each in members
+                    ],
+                    "note": self._notes.get(name) or self._busy.get(name, ""),
+                })  # fmt: skip
+            return {
+                "version": VERSION,
+                **self._run,
+                "now": now,
+                "seat": self._slot,
+                "nodes": self._nodes,
+                "peers": [
+                    {"node": node, "seat": each.slot, "state": each.state, "since": each.since}
+                    for node, each in sorted(self._peers.items(), key=lambda item: natural(item[0]))
+                ],
+                "workers": [
+                    {**vars(each), "state": _state_of(each, now), "worlds": of_worker.get(rank, [])}
+                    for rank, each in sorted(self._workers.items())
+                ],
+                "worlds": worlds,
+                "last": [{"at": at, "text": text} for at, text in self._last],
+                "ended": None
+                if self._ended is None
+                else {"exitcode": self._ended.exitcode, "reason": self._ended.reason},
+            }
+
+    def _fold(self, event: RunEvent, text: str) -> None:
+        at = event.at
+        match event:
+            case RunStarted():
+                self._run = {
+                    "run_id": event.run_id, "node": event.node, "restart": event.restart,
+                    "max_restarts": event.max_restarts, "entrypoint": event.entrypoint, "started": at,
+                }  # fmt: skip
+            case SlotTaken(slot=slot, nodes=nodes):
+                self._slot, self._nodes = slot, nodes
+                if slot is None:
+                    self._forget(rank for rank, each in self._workers.items() if each.state not in _LIVE)
+            case WorkerStarted():
+                self._started(event, text)
+            case WorkerFailed(rank=rank, pid=pid):
+                self._over(rank, pid, "failed", at, text)
+            case WorkerEnded(rank=rank, pid=pid):
+                self._over(rank, pid, "ended", at, text)
+            case WorkerStopped(rank=rank, pid=pid):
+                self._over(rank, pid, "stopped", at, text)
+            case WorkerRestarting(rank=rank):
+                worker = self._workers.get(rank)
+                if worker is not None and worker.state not in _LIVE:
+                    worker.state, worker.since, worker.last = "restarting", at, text
+            case WorldChanged():
+                self._world(event, text)
+            case NodeJoined(node=node, slot=slot):
+                self._peers[node] = _Peer(slot, "spare" if slot is None else "seated", at)
+            case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
+                self._peers[node] = _Peer(slot, "lost", at)
+                for world in worlds:
+                    self._worlds.setdefault(world, {})
+                    self._notes[world] = f"not whole: node {node} is lost ({cause})"
+            case RunEnded():
+                self._ended = event
+
+    def _started(self, event: WorkerStarted, text: str) -> None:
+        rank = event.rank
+        before = self._workers.get(rank)
+        # A local rank has one worker: if it got another global rank, the old one is over.
+        self._forget(
+            other
+            for other, each in self._workers.items()
+            if other != rank and each.local_rank == event.local_rank
+        )
+        self._leave(rank)
+        self._workers[rank] = _Worker(
+            rank=rank,
+            role=event.role,
+            role_rank=event.role_rank,
+            local_rank=event.local_rank,
+            pid=event.pid,
+            attempt=event.attempt,
+            restarts=0 if before is None else before.restarts + 1,
+            state="starting",
+            since=event.at,
+            last=text,
+        )
+
+    def _over(self, rank: int, pid: int, state: str, at: float, text: str) -> None:
+        worker = self._workers.get(rank)
+        if worker is None or worker.pid != pid:
+            return
+        worker.state, worker.since, worker.last = state, at, text
+        # A process that ended with 0 is done with its worlds, whether or not it closed them.
+        self._leave(rank, "closed" if state == "ended" else "gone")
+
+    def _world(self, event: WorldChanged, text: str) -> None:
+        worker = self._workers.get(event.rank)
+        if worker is not None:
+            if worker.state not in _LIVE:
+                return  # a report that arrived after the end of its process
+            worker.last = text
+            if event.state == "active":
+                worker.state = "up"
+        world = self._worlds.setdefault(event.world, {})
+        before = world.get(event.rank)
+        known = before.generation if before is not None else 0
+        world[event.rank] = _Report(event.state, event.generation or known)
+        self._busy.pop(event.world, None)
+        if event.state == "active" and event.detail:
+            self._busy[event.world] = event.detail
+        elif event.state == "active":
+            self._notes.pop(event.world, None)
+        if len(self._worlds) > _MOST_WORLDS:
+            self._forget_worlds()
+
+    def _leave(self, rank: int, state: str = "gone") -> None:
+        for world in self._worlds.values():
+            report = world.get(rank)
+            if report is not None and report.state != "closed":
+                report.state = state
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in list(ranks):
+            del self._workers[rank]
+            for name in list(self._worlds):
+                self._worlds[name].pop(rank, None)
+                if not self._worlds[name] and name not in self._notes:
+                    del self._worlds[name]
+
+    def _forget_worlds(self) -> None:
+        # Bounds the launcher's memory for workers that make ever new worlds.
+
+        for name in list(self._worlds):
+            if len(self._worlds) <= _MOST_WORLDS // 2:
+                return
+            if all(each.state in _OVER for each in self._worlds[name].values()):
+                del self._worlds[name]
+                self._notes.pop(name, None)
+                self._busy.pop(name, None)
+
+
+def _state_of(worker: _Worker, now: float) -> str:
+    if worker.state == "starting" and now - worker.since >= UP_AFTER:
+        return "up"
+    return worker.state

@@ -1,0 +1,1 @@
+"""Worker processes: torch's agents, process contexts, restarts, logs, the orphan reaper."""

@@ -1,0 +1,414 @@
+"""``--restart worker``: torch's agent with workers that restart one by one, while the others run on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from signal import Signals
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic import events
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.api import EventSource
+from torch.distributed.elastic.metrics.api import put_metric
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.utils.api import macros
+
+from multiworld.run.errors import RunError
+from multiworld.run.events import (
+    Note,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerStopped,
+    WorldChanged,
+)
+from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
+from multiworld.run.view.state import UP_AFTER
+from multiworld.run.workers.contexts import FunctionContext, ProgramContext, filtered_tails
+from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs
+from multiworld.run.workers.process import WorkerProcess, message, stop_all
+from multiworld.run.workers.ranks import environment, prefixes, worker_ranks
+from multiworld.run.workers.reaper_client import START
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
+    from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+    from multiworld.run.events import EventBus, RunEvent
+    from multiworld.run.nodes.interface import NodeEvent, Nodes
+    from multiworld.run.nodes.slots import Assignment
+    from multiworld.run.signals import Wake
+    from multiworld.run.workers.ranks import WorkerRank
+    from multiworld.run.workers.reaper_client import ReaperClient
+    from multiworld.run.workers.restarts import Restarts
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+__all__ = ["GROUP_HINT", "AgentContext", "WorkerAgent"]
+
+GROUP_HINT = (
+    "If the workers share torch's default group (init_process_group), use --restart group: that group cannot"
+    " take a worker back that was started again alone."
+)
+"""Hint after the first failure of a run in which no worker has reported a world."""
+
+
+@dataclass
+class AgentContext:
+    """Objects and settings that an agent works with.
+
+    Attributes:
+        nodes: the other nodes.
+        restarts: decides on failed workers.
+        bus: gets the run's events.
+        reaper: ends the workers if the launcher is killed.
+        wake: waits for descriptors, signals and the time of the loop.
+        signals: that end the run.
+        grace: seconds between the signal and SIGKILL.
+        plan: of the worlds file.
+        environment: for every worker.
+    """
+
+    nodes: Nodes
+    restarts: Restarts
+    bus: EventBus
+    reaper: ReaperClient
+    wake: Wake
+    signals: tuple[Signals, ...]
+    grace: float
+    plan: WorldsPlan | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class WorkerAgent(LocalElasticAgent):
+    """An agent whose workers fail and restart one by one, under one rendezvous.
+
+    Args:
+        spec, logs_specs: as for torch's agent.
+        context: objects and settings that it works with.
+        torch_options: more for torch's agent.
+
+    Attributes:
+        assignment: of this node; None before the first rendezvous.
+        reason: why the run ended, if not because a worker failed; for people.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, logs_specs: LogsSpecs, context: AgentContext, **torch_options: Any
+    ) -> None:
+        super().__init__(spec, logs_specs, **torch_options)
+        self._context = context
+        self._filters: tuple[list[str], list[str]] = (
+            list(getattr(spec, "duplicate_stdout_filters", None) or []),
+            list(getattr(spec, "duplicate_stderr_filters", None) or []),
+        )
+        self._logs = RunLogs(logs_specs, self._filters)
+        self._places: dict[int, WorkerRank] = {}
+        self._envs: dict[int, dict[str, str]] = {}
+        self._processes: dict[int, WorkerProcess] = {}
+        self._due: dict[int, float] = {}
+        self._values: dict[int, Any] = {}
+        self._retired: list[threading.Thread] = []
+        self._tick = 0.0
+        self._done = False
+        self._said_group = False
+        self._worlds = False
+        self._failed = ""
+        self.assignment: Assignment | None = None
+        self.reason = ""
+        context.bus.subscribe(self._heard)
+
+    def _heard(self, event: RunEvent) -> None:
+        # In the control server's thread.
+        self._worlds = self._worlds or isinstance(event, WorldChanged)
+        if isinstance(event, WorldChanged) and event.state == "active":
+            process = self._processes.get(event.rank)
+            if process is not None:
+                process.came_up = True
+
+    # before the workers start
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        spec = worker_group.spec
+        group: Any = worker_group  # torch declares what it fills in later as None
+        with self.record_duration("RENDEZVOUS"):
+            info = spec.rdzv_handler.next_rendezvous()
+        group.store = info.store
+        bootstrap: Any = info.bootstrap_store_info
+        group.master_addr = spec.master_addr or bootstrap.master_addr
+        group.master_port = spec.master_port or bootstrap.master_port
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            self._take(self._context.nodes.settle(info))
+
+    def _take(self, assignment: Assignment) -> None:
+        """Adopt an assignment: torch's worker group gets the workers of this node's slot."""
+        group: Any = self._worker_group
+        self.assignment = assignment
+        group.group_rank = assignment.slot
+        group.group_world_size = assignment.nodes
+        if assignment.size is not None:
+            group.spec.local_world_size = assignment.size  # torch puts it into the workers' environment
+        found = worker_ranks(assignment, group.spec.local_world_size, group.spec.role, self._context.plan)
+        self._places = {place.rank: place for place in found}
+        group.workers = [
+            Worker(place.local_rank, place.rank, place.role_rank, place.world_size, place.role_size)
+            for place in found
+        ]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        # Signals are handled from the first worker on; before that they have Python's default effect.
+        self._context.wake.listen(self._context.signals)
+        if self._places:
+            self._envs = self._torch_environments(worker_group)
+            self._logs.prepare(self._envs)
+        return {place.local_rank: self._start(place) for place in self._places.values()}
+
+    def _torch_environments(self, worker_group: WorkerGroup) -> dict[int, dict[str, str]]:
+        """Return the workers' environments as torch makes them, which it does for all workers at once."""
+        logs_specs, self._logs_specs = self._logs_specs, AskingLogs()
+        try:
+            super()._start_workers(worker_group)
+        except AskedForLogs as asked:
+            return asked.envs
+        finally:
+            self._logs_specs = logs_specs
+        raise RunError(
+            "torch started workers without asking where their logs go",
+            rule="This version of torch.distributed.elastic is not known to the launcher",
+            next_step="Use --restart group, and report it",
+        )
+
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        if self._worker_watchdog is None:
+            super()._setup_local_watchdog(envs)
+
+    def _setup_healthcheck(self) -> None:
+        if self._health_check_server is None:
+            super()._setup_healthcheck()
+
+    # one worker
+
+    def _start(self, place: WorkerRank) -> int:
+        spec, context = self._worker_group.spec, self._context
+        attempt = context.restarts.attempt(place.rank)
+        token = context.reaper.token()
+        env = {
+            **self._envs[place.local_rank],
+            **environment(place, attempt),
+            **context.environment,
+            START: token,
+        }
+        dest = self._logs.next_start(place.local_rank)
+        heads = prefixes(self._log_line_prefix_template, place)
+        args = tuple(macros.substitute(list(spec.args), str(place.local_rank)))
+        more: dict[str, Any] = {
+            "local_rank": place.local_rank,
+            "prefixes": heads,
+            "numa_options": getattr(spec, "numa_options", None),
+            "tails": filtered_tails(place.role, dest, heads, self._filters, self._logs.filtered),
+        }
+        started: ProgramContext | FunctionContext
+        if isinstance(spec.entrypoint, str):
+            started = ProgramContext(place.role, spec.entrypoint, args, env, dest, **more)
+        else:
+            more |= {"start_method": self._start_method, "signals": context.wake.listening}
+            function: Any = spec.entrypoint
+            started = FunctionContext(place.role, function, args, env, dest, **more)
+        try:
+            started.start()
+        except Exception:
+            started.close()
+            raise
+        process = self._processes[place.rank] = WorkerProcess(started, place.rank, place.local_rank, attempt)
+        context.reaper.started(token, process.pid, leads=process.leads)
+        if process.descriptor is not None:
+            context.wake.add(process.descriptor)
+        context.bus.publish(
+            WorkerStarted(
+                time.time(), place.rank, place.role, place.role_rank, place.local_rank, process.pid, attempt
+            )
+        )
+        return process.pid
+
+    def _start_again(self, rank: int) -> None:
+        place = self._places[rank]
+        worker = next(w for w in self._worker_group.workers if w.global_rank == rank)
+        worker.id = self._start(place)
+        self._record("START", worker)
+
+    def _record(self, state: str, worker: Worker) -> None:
+        event = self._construct_event(state, EventSource.WORKER, worker)
+        events.record(event, getattr(self._worker_group.spec, "event_log_handler", "null"))
+
+    def _retire(self, process: WorkerProcess) -> None:
+        if process.descriptor is not None:
+            self._context.wake.remove(process.descriptor)
+        self._context.reaper.gone(process.pid)
+        self._retired = [thread for thread in self._retired if thread.is_alive()]
+        self._retired.append(process.close())
+
+    def _over(self, process: WorkerProcess) -> RunResult | None:
+        """Handle the end of a worker's process; return the run's result if that ends the run."""
+        context, rank = self._context, process.rank
+        lived = time.monotonic() - process.started
+        ended = process.collect()
+        del self._processes[rank]
+        now = time.time()
+        if ended.failure is None:
+            self._values[rank] = ended.value
+            context.bus.publish(WorkerEnded(now, rank, process.pid))
+            return None
+        said = message(ended)
+        context.bus.publish(WorkerFailed(now, rank, process.pid, process.attempt, ended.exitcode or 0, said))
+        restart = context.restarts.failed(rank, came_up=process.came_up or lived >= UP_AFTER)
+        if restart is None:
+            place = self._places[rank]
+            self._failed = f"rank {rank} ({place.role}:{place.role_rank}) failed: {said}"
+            return RunResult(state=WorkerState.FAILED, failures={rank: ended.failure})
+        self._remaining_restarts = min(self._remaining_restarts, restart.left)
+        self._due[rank] = time.monotonic() + restart.delay
+        context.bus.publish(WorkerRestarting(now, rank, restart.attempt, restart.delay, restart.left))
+        if not (self._worlds or self._said_group) and self._places[rank].world_size > 1:
+            self._said_group = True
+            self._note(logging.WARNING, GROUP_HINT)
+        return None
+
+    # the loop
+
+    def _invoke_run(self, role: str = "") -> RunResult:
+        del role
+        group = self._worker_group
+        self._initialize_workers(group)
+        while True:
+            number = self._context.wake.signalled()
+            if number is not None:
+                raise SignalException(f"the launcher got {number.name}", sigval=number)
+            result = self._step()
+            if result is not None:
+                group.state = result.state
+                return result
+            self._context.wake.wait(self._until())
+
+    def _until(self) -> float:
+        return min([self._tick, *self._due.values()]) - time.monotonic()
+
+    def _step(self) -> RunResult | None:
+        nodes = self._context.nodes
+        now = time.monotonic()
+        result = None
+        if now >= self._tick:
+            self._tick = now + self._worker_group.spec.monitor_interval
+            result = self._at_interval()
+        for event in nodes.poll():
+            result = result or self._on(event)
+        over = [process for process in self._processes.values() if process.ended()]
+        for process in over:
+            result = self._over(process) or result
+        if result is None:
+            for rank in [rank for rank, at in self._due.items() if at <= time.monotonic()]:
+                del self._due[rank]
+                self._start_again(rank)
+        for process in over:  # the replacement comes first
+            self._retire(process)
+        if self._places and len(self._values) == len(self._places) and not self._done:
+            self._done = True
+            nodes.done()
+        return result
+
+    def _at_interval(self) -> RunResult | None:
+        context, role = self._context, self._worker_group.spec.role
+        context.nodes.watch()
+        if context.reaper.check():
+            self._note(
+                logging.WARNING, "the program that ends orphaned workers had died and was started again"
+            )
+        put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{role}.healthy", 1)
+        limit = getattr(self, "_uninterruptible_state_timeout", 0)
+        for process in self._processes.values() if limit > 0 else ():
+            stuck = self._update_uninterruptible_dwell(process.pid, role, limit)
+            if stuck is not None and stuck >= limit:
+                # It holds a device that its replacement would need: torch's agent ends the run here too.
+                self.reason = self._failed = (
+                    f"rank {process.rank} (pid {process.pid}) has been in uninterruptible sleep for "
+                    f"{stuck:.0f} s"
+                )
+                return RunResult(state=WorkerState.FAILED)
+        return None
+
+    def _on(self, event: NodeEvent) -> RunResult | None:
+        """Handle an event of the other nodes; return the run's result if it ends the run."""
+        match event:
+            case Over(lost=()):
+                return RunResult(state=WorkerState.SUCCEEDED, return_values=dict(self._values))
+            case Over(lost=lost):
+                self.reason = (
+                    f"no node took the place of ranks {', '.join(map(str, lost))}, whose node was lost"
+                )
+                return RunResult(state=WorkerState.FAILED)
+            case Stop(reason=reason):
+                self.reason = reason
+                return RunResult(state=WorkerState.FAILED)
+            case Reassigned(assignment=assignment):
+                self._reassigned(assignment)
+            case Lost():
+                pass  # it is in the log; `Nodes` gives the slot away
+        return None
+
+    def _reassigned(self, assignment: Assignment) -> None:
+        before = None if self.assignment is None else (self.assignment.slot, self.assignment.base_rank)
+        if before == (assignment.slot, assignment.base_rank):
+            self.assignment = assignment
+            return
+        # The next holder of these ranks may start at once.
+
+        self._end(Signals.SIGKILL, 0.0)
+        self._take(assignment)
+        self._values.clear()
+        self._done = False
+        for local_rank, pid in self._start_workers(self._worker_group).items():
+            worker = self._worker_group.workers[local_rank]
+            worker.id = pid
+            self._record("START", worker)
+
+    def _note(self, level: int, text: str) -> None:
+        self._context.bus.publish(Note(time.time(), level, text))
+
+    # the end
+
+    def _end(self, number: Signals, grace: float, *, leave: bool = False) -> None:
+        """End all workers.
+
+        Args:
+            number: the first signal.
+            grace: seconds until SIGKILL.
+            leave: tell the other nodes meanwhile.
+        """
+        context = self._context
+        self._due.clear()
+        processes, self._processes = dict(self._processes), {}
+
+        def meanwhile() -> None:
+            if leave:
+                context.nodes.close(self._failed)
+
+        done = stop_all(processes.values(), number, grace, context.wake, meanwhile=meanwhile)
+        for rank, ended in done.items():
+            process = processes[rank]
+            context.bus.publish(WorkerStopped(time.time(), rank, process.pid, ended.exitcode))
+            if ended.exitcode is None and not process.ended():
+                self._note(logging.ERROR, f"rank {rank} (pid {process.pid}) is still there after SIGKILL")
+            self._retire(process)
+
+    def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
+        self._end(death_sig, self._context.grace, leave=True)
+        super()._shutdown(death_sig)
+        for thread in self._retired:
+            thread.join(5.0)
+        self._logs.close()

@@ -1,0 +1,211 @@
+"""torch's process contexts, one for each process, so that one can be restarted while the others run.
+
+Differences to a context of all workers: torch's signal handlers are not installed (they raise at any point of
+the main thread; see `multiworld.run.signals`), and the binding to a GPU's CPUs and the prefix of log lines
+get the process's true local rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import signal
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing import MultiprocessContext, SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+
+from multiworld.run.workers.logs import LoneLogs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TextIO
+
+    from torch.distributed.elastic.multiprocessing import LogsDest
+
+__all__ = ["FunctionContext", "ProgramContext", "filtered_tails"]
+
+_TORCH_LOG = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+
+
+def filtered_tails(
+    name: str,
+    dest: LogsDest,
+    prefixes: dict[int, str] | None,
+    filters: tuple[list[str], list[str]],
+    streams: tuple[TextIO | None, TextIO | None],
+) -> Iterator[TailLog]:
+    """Yield readers that copy lines with one of the words in `filters` to the files of all workers."""
+    for files, words, stream in zip((dest.tee_stdouts, dest.tee_stderrs), filters, streams, strict=True):
+        if words and stream is not None and files:
+            yield TailLog(name, files, stream, prefixes, log_line_filter=_has_one_of(words))
+
+
+def _has_one_of(words: list[str]) -> Callable[[str], bool]:
+    return lambda line: any(word in line for word in words)
+
+
+def _start_tails(context: Any) -> None:
+    older = ("_stdout_tail", "_stderr_tail")
+    own = getattr(context, "_tail_logs", None) or [getattr(context, name) for name in older]
+    for tail in (*own, *context._more_tails):  # noqa: SLF001  (of both classes below)
+        tail.start()
+
+
+class ProgramContext(SubprocessContext):
+    """One worker that is a program.
+
+    Args:
+        name: of the role.
+        entrypoint: the program.
+        args: of the program.
+        env: its environment variables, over the launcher's.
+        dest: its log files.
+        local_rank: on this node.
+        prefixes: of its lines under --tee, by local rank.
+        numa_options: of --numa-binding.
+        tails: more readers of its output.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: tuple[str, ...],
+        env: dict[str, str],
+        dest: LogsDest,
+        *,
+        local_rank: int,
+        prefixes: dict[int, str] | None,
+        numa_options: Any,
+        tails: Iterable[TailLog] = (),
+    ) -> None:
+        super().__init__(name, entrypoint, {0: args}, {0: env}, LoneLogs(dest), prefixes)
+        self._more_tails = list(tails)
+        self._local_rank = local_rank
+        self._numa = numa_options
+
+    def start(self) -> None:
+        """Start the process, and the readers of its output."""
+        self._start()
+        _start_tails(self)
+
+    def close(self, *how: Any, **more: Any) -> None:
+        """End the process if it runs, and the readers of its output after the last line."""
+        super().close(*how, **more)
+        for tail in self._more_tails:
+            tail.stop()
+
+    def _start(self) -> None:
+        asked = {
+            "entrypoint": self.entrypoint,
+            "args": self.args[0],
+            "env": self.envs[0],
+            "stdout": self.stdouts[0],
+            "stderr": self.stderrs[0],
+            "local_rank_id": self._local_rank,
+            "numa_options": self._numa,
+        }
+        takes = inspect.signature(get_subprocess_handler).parameters
+        self.subprocess_handlers = {
+            0: get_subprocess_handler(**{k: v for k, v in asked.items() if k in takes})
+        }
+
+    @property
+    def process(self) -> Any:
+        """The ``subprocess.Popen``."""
+        return self.subprocess_handlers[0].proc
+
+
+class FunctionContext(MultiprocessContext):
+    """One worker that is a function in a process of its own (--run-path).
+
+    Args:
+        name, args, env, dest, local_rank, prefixes, numa_options, tails: as for `ProgramContext`.
+        entrypoint: the function.
+        start_method: of multiprocessing.
+        signals: numbers of the signals that the launcher handles; a forked worker resets them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: tuple[str, ...],
+        env: dict[str, str],
+        dest: LogsDest,
+        *,
+        local_rank: int,
+        prefixes: dict[int, str] | None,
+        numa_options: Any,
+        start_method: str,
+        signals: Iterable[int] = (),
+        tails: Iterable[TailLog] = (),
+    ) -> None:
+        entry = _Entry(entrypoint, local_rank, numa_options, tuple(signals))
+        super().__init__(name, entry, {0: args}, {0: env}, start_method, LoneLogs(dest), prefixes)
+        self._more_tails = list(tails)
+        self._said = _Said()
+
+    def start(self) -> None:
+        """Start the process, and the readers of its output."""
+        self._start()  # type: ignore[no-untyped-call]
+        _start_tails(self)
+
+    def close(self, *how: Any, **more: Any) -> None:
+        """End the process if it runs, and the readers of its output after the last line."""
+        super().close(*how, **more)
+        for tail in self._more_tails:
+            tail.stop()
+
+    def look(self) -> Any:
+        """Return torch's ``RunProcsResult`` once the function is over, else None. Never waits for it."""
+        # torch logs each failure with its traceback. The launcher's log has one line, and the last report is
+        # shown.
+        _TORCH_LOG.addFilter(self._said)
+        try:
+            return self.wait(0)
+        finally:
+            _TORCH_LOG.removeFilter(self._said)
+
+    def send(self, signum: int) -> None:
+        """Send a signal where there are no pidfds: SIGKILL, or SIGTERM for any other."""
+        if self._pc is not None:
+            process = self._pc.processes[0]
+            (process.kill if signum == signal.SIGKILL else process.terminate)()
+
+
+class _Said(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed (exitcode")
+
+
+class _Entry:
+    """Entry point of the worker's process: resets signals, binds it to CPUs, calls the function."""
+
+    def __init__(
+        self, fn: Callable[..., Any], local_rank: int, numa_options: Any, signals: tuple[int, ...]
+    ) -> None:
+        self.__qualname__ = fn.__qualname__
+        self._fn = fn
+        self._local_rank = local_rank
+        self._numa = numa_options
+        self._signals = signals
+
+    def __call__(self, *args: Any) -> Any:
+        signal.set_wakeup_fd(-1)
+        for number in self._signals:
+            # A forked process has the launcher's handlers.
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+        fn = self._fn
+        if self._numa is not None:
+            from torch.numa import binding  # noqa: PLC0415  (only newer versions have it)
+
+            # torch's context would bind it to the CPUs of GPU 0, since its only process is number 0 there.
+
+            fn = binding._maybe_wrap_with_numa_binding(  # noqa: SLF001
+                fn, gpu_index=self._local_rank, numa_options=self._numa
+            )
+        return fn(*args)

@@ -1,0 +1,141 @@
+"""Client of the orphan reaper, in the launcher: starts the program and reports each worker to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiworld.run.workers.orphan_reaper import start_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["START", "ReaperClient"]
+
+START = "M8D_START"
+"""Environment variable by which the orphan reaper finds a worker that the launcher started in its last
+moment."""
+
+_PROGRAM = Path(__file__).with_name("orphan_reaper.py")
+_AGAIN = 1.0  # seconds between two starts
+
+
+class ReaperClient:
+    """Ensures that no worker outlives the launcher, however the launcher ends.
+
+    Args:
+        grace: seconds that workers have between SIGTERM and SIGKILL.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, grace: float, clock: Callable[[], float]) -> None:
+        self._grace = grace
+        self._clock = clock
+        self._run = uuid.uuid4().hex
+        self._starts = 0
+        self._starting: set[str] = set()
+        self._workers: dict[int, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = float("-inf")
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the orphan reaper; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable when the reaper has died; None while it does not run."""
+        return (
+            None if self._process is None or self._process.stdout is None else self._process.stdout.fileno()
+        )
+
+    def _start(self) -> None:
+        self._started_at = self._clock()
+        self._process = subprocess.Popen(
+            # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed
+            # launcher.
+            [sys.executable, "-I", "-S", _PROGRAM.name],
+            cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True, bufsize=0, env={},
+        )  # fmt: skip
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+        self._say(
+            f"grace {self._grace}",
+            *(f"starting {token}" for token in self._starting),
+            *self._workers.values(),
+        )
+
+    def _say(self, *lines: str) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        data = "".join(line + "\n" for line in lines).encode()
+        try:
+            heard = os.write(self._process.stdin.fileno(), data) == len(data)
+        except BlockingIOError:
+            heard = False
+        except OSError:
+            return  # it has died: check() starts another one, which gets the full state
+        if not heard:
+            self._process.kill()  # it does not read: check() starts another one
+
+    def token(self) -> str:
+        """Announce a start; return the token that the process gets in its environment as `START`."""
+        self._starts += 1
+        token = f"{self._run}.{self._starts}"
+        self._starting.add(token)
+        self._say(f"starting {token}")
+        return token
+
+    def started(self, token: str, pid: int, *, leads: bool) -> None:
+        """Report a process that runs.
+
+        Args:
+            token: of `token`.
+            pid: of the process.
+            leads: whether it leads its process group: then signals go to the whole group.
+        """
+        self._starting.discard(token)
+        line = f"started {token} {pid} {start_time(pid)} {int(leads)}"
+        self._workers[pid] = line
+        self._say(line)
+
+    def gone(self, pid: int) -> None:
+        """Report that a process ended: its pid may be another's soon."""
+        if self._workers.pop(pid, None) is not None:
+            self._say(f"gone {pid}")
+
+    def check(self) -> bool:
+        """Start the orphan reaper again if it died, at most once a second; return whether that was done."""
+        if self._process is not None and self._process.poll() is not None:
+            self._drop()
+        if self._process is not None or self._clock() < self._started_at + _AGAIN:
+            return False
+        self._start()
+        return True
+
+    def close(self) -> None:
+        """End the orphan reaper; every worker has ended and was reported as gone."""
+        if self._process is None:
+            return
+        self._say("bye")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(2.0)
+        self._drop()
+
+    def _drop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.kill()
+            process.wait(10.0)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,136 @@
+"""`WorldsPlan`, the content of a worlds file: roles, their workers, and the worlds between them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["LAUNCHER", "Member", "PlannedWorld", "Role", "WorldsPlan"]
+
+LAUNCHER = "launcher"
+"""Value of ``store`` for worlds that meet at the launcher's own store."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Workers of one kind.
+
+    Attributes:
+        name: of the role.
+        count: number of its workers, at least 1.
+        line: in the file.
+    """
+
+    name: str
+    count: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker, by role and index.
+
+    Attributes:
+        role: name of its role.
+        index: 0 to the role's count - 1.
+    """
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role}:{self.index}"
+
+
+@dataclass(frozen=True)
+class PlannedWorld:
+    """One world, as `multiworld.join_all` joins it.
+
+    Attributes:
+        name: of the world.
+        members: by rank in the world; two at least, each once.
+        backend: as for `multiworld.join`, in lower case.
+        store: "launcher", or an address as for `multiworld.join`.
+        timeout: seconds, for the join and for each operation; None: the worker's default.
+        hang_timeout: seconds of silence after which a member is hung; None: the worker's default.
+        device: of the tensors; "{local_rank}" in it stands for the worker's own. None: the backend decides.
+        after: names of the worlds that a worker joins before this one.
+        line: in the file.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+    backend: str
+    store: str
+    timeout: float | None
+    hang_timeout: float | None
+    device: str | None
+    after: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class WorldsPlan:
+    """A valid worlds file.
+
+    Attributes:
+        roles: in the file's order, which is that of the ranks: the first role has the first ranks.
+        worlds: in the file's order.
+        path: of the file, for messages.
+    """
+
+    roles: tuple[Role, ...]
+    worlds: tuple[PlannedWorld, ...]
+    path: str
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of all roles."""
+        return sum(role.count for role in self.roles)
+
+    def role_size(self, name: str) -> int:
+        """Number of workers of a role; 0 for one that the file does not name."""
+        return next((role.count for role in self.roles if role.name == name), 0)
+
+    def rank_of(self, member: Member) -> int:
+        """Global rank of a member.
+
+        Raises:
+            ValueError: the file has no such member.
+        """
+        first = 0
+        for role in self.roles:
+            if role.name == member.role and 0 <= member.index < role.count:
+                return first + member.index
+            first += role.count
+        raise ValueError(f"{self.path} has no member {member}")
+
+    def member_at(self, rank: int) -> Member:
+        """Role and index of a global rank.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        left = rank
+        for role in self.roles:
+            if 0 <= left < role.count:
+                return Member(role.name, left)
+            left -= role.count
+        raise ValueError(f"{self.path} has ranks 0 to {self.world_size - 1}, not {rank}")
+
+    def worlds_of(self, rank: int) -> tuple[PlannedWorld, ...]:
+        """Return the worlds that the worker of this global rank is in.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        member = self.member_at(rank)
+        return tuple(world for world in self.worlds if member in world.members)
+
+    def worlds_without(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """Return the names of the worlds with a member among these global ranks."""
+        gone = {self.member_at(rank) for rank in ranks if 0 <= rank < self.world_size}
+        return tuple(world.name for world in self.worlds if not gone.isdisjoint(world.members))

@@ -1,0 +1,99 @@
+"""The stage of one generation in this process: one setter, which logs every change.
+
+To see them: ``logging.getLogger("multiworld.state").setLevel("DEBUG")``. Changes of `State` are at INFO, the
+stages in between at DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from multiworld._core.lifecycle import STATES, Broke, Forked, Stage, StageEvent, step, why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._core.lifecycle import Action
+    from multiworld.events import Breakage
+
+    Executor = Callable[[tuple[Action, ...], StageEvent], None]
+
+__all__ = ["StateMachine"]
+
+_log = logging.getLogger("multiworld.state")
+
+
+class StateMachine:
+    """Where one generation stands, from the first step of its join to its end.
+
+    The join makes it; the generation that the join makes is bound to it, and carries its actions out. Before
+    that no row of the table has any.
+
+    Args:
+        world: name.
+        rank: of this process.
+
+    Attributes:
+        generation: its number; 0 until the members have agreed on it.
+        stage, state: where it stands, and what programs see of it; only `apply` changes them.
+        verdict: the first breakage that was seen.
+        breakage: the same, once the generation is broken by it.
+    """
+
+    __slots__ = ("_executor", "_lock", "breakage", "generation", "rank", "stage", "state", "verdict", "world")
+
+    def __init__(self, world: str, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.generation = 0
+        self.stage = Stage.CONNECTING
+        self.state = STATES[self.stage]
+        self.verdict: Breakage | None = None
+        self.breakage: Breakage | None = None
+        self._executor: Executor | None = None
+        self._lock = threading.Lock()
+
+    def bind(self, executor: Executor) -> None:
+        """Have `executor` carry out the actions of every event from now on, in the thread that applies it."""
+        self._executor = executor
+
+    def apply(self, event: StageEvent) -> Stage:
+        """Change the stage, log that, and have the actions carried out; return the stage after `event`.
+
+        Raises:
+            IllegalStepError: the event cannot happen in this stage.
+        """
+        with self._lock:
+            before = self.stage
+            stage, actions = step(before, event)
+            if stage is not before:
+                self._enter(stage, event)
+        if stage is not before:  # not under the lock: a handler of the log is the program's own
+            self._log_change(before, stage, event)
+        if actions:
+            assert self._executor is not None  # noqa: S101  (no row before `bind` has actions)
+            self._executor(actions, event)
+        return stage
+
+    def _enter(self, stage: Stage, event: StageEvent) -> None:
+        if isinstance(event, Broke):
+            self.verdict = event.breakage
+        if stage is Stage.BROKEN:
+            self.breakage = self.verdict
+        self.stage, self.state = stage, STATES[stage]
+
+    def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:
+        level = logging.DEBUG if STATES[before] is STATES[stage] else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
+        if stage is Stage.BROKEN and self.breakage is not None:  # perhaps one that was seen before
+            event = Broke(self.breakage)
+        what = (self.world, self.generation, self.rank, before.value, stage.value, why(event))
+        _log.log(level, "world %r, generation %d, rank %d: %s -> %s (%s)", *what)
+
+    def forked(self) -> None:
+        """In a forked child: the generation is the parent's. Another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self.apply(Forked())

@@ -1,0 +1,112 @@
+"""The stages of real worlds, as the log of the state machine tells them; in one process, worlds of one member."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import torch.distributed as dist
+
+import multiworld as mw
+from multiworld import building
+from multiworld._core.lifecycle import Action, Stage
+from multiworld.events import Breakage, Cause, State
+from multiworld.generation import Generation
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "multiworld.state")
+    return lambda: [record.getMessage().split(": ", 1)[1].split(" (")[0] for record in caplog.records]
+
+
+def joined(store=None, **more):
+    return mw.join("stages", 0, 1, store=store or dist.HashStore(), timeout=20, **more)
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_every_action_is_carried_out():
+    assert set(Generation._DO) == set(Action)
+
+
+def test_a_world_that_is_joined_and_closed(log):
+    world = joined()
+    assert world.close()
+    assert world.close(), "again"
+    assert log() == ["connecting -> opening", "opening -> active", "active -> closed"]
+
+
+def test_a_world_that_breaks_is_retired_and_rejoined(log):
+    world = joined(store := dist.HashStore())
+    world._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
+    assert world.state is State.BROKEN
+    first = world._gen
+    assert wait_for(lambda: first.machine.stage is Stage.RETIRED), "nothing asked for it"
+    assert world.state is State.BROKEN
+    world.rejoin(store=store)
+    assert (world.state, first.state) == (State.ACTIVE, State.BROKEN)
+    assert world.close()
+    begun = ["connecting -> opening", "opening -> active"]
+    assert log() == [*begun, "active -> broken", "broken -> retired", *begun, "active -> closed"]
+    with pytest.raises(mw.BrokenWorldException, match="a test says so"):
+        raise first.error()
+
+
+def test_a_breakage_is_told_after_the_world_is_active(log):
+    seen = []
+
+    def note(event):
+        seen.append((type(event).__name__, event.generation))
+        if isinstance(event, mw.WorldActive):
+            mw.worlds()["stages"]._gen.verdict(Breakage(Cause.FAILED, (), "at once", time.monotonic()))
+            assert mw.worlds()["stages"].state is State.ACTIVE
+            assert mw.worlds()["stages"].breakage is None
+
+    forget = mw.subscribe(note)
+    try:
+        world = joined()
+    finally:
+        forget()
+    assert world.state is State.BROKEN
+    assert [name for name, _ in seen] == ["WorldJoining", "WorldActive", "WorldBroken"]
+    assert log() == ["connecting -> opening", "opening -> doomed", "doomed -> broken"]
+    world.close()
+
+
+def test_a_join_that_fails(log, monkeypatch):
+    def build(*_):
+        raise mw.JoinAbandonedError("stages", "a test gives up")
+
+    monkeypatch.setattr(building, "build", build)
+    with pytest.raises(mw.JoinAbandonedError):
+        joined()
+    assert log() == ["connecting -> abandoned"]
+
+
+def test_a_rejoin_that_another_thread_closes_at_its_last_step(log, monkeypatch):
+    world = joined(store := dist.HashStore())
+    world.close()
+    plain, closed = building.build, []
+
+    def build(*args):
+        made = plain(*args)
+        closed.append(world.close())
+        return made
+
+    monkeypatch.setattr(building, "build", build)
+    with pytest.raises(mw.JoinAbandonedError, match="closed by another thread"):
+        world.rejoin(store=store)
+    assert closed == [True]
+    assert world.state is State.CLOSED
+    assert log()[-1] == "connecting -> abandoned"
+    monkeypatch.undo()
+    world.rejoin(store=store)  # nothing of that attempt is left
+    assert world.state is State.ACTIVE
+    assert world.close()
