@@ -25,22 +25,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld import settings
-from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Keep, Ready, Release, Send
 from multiworld._core.liveness.detector import WorldId, world_id
 from multiworld._core.liveness.peers import MAX_UNAUTHENTICATED, Peers
-from multiworld._core.liveness.wire import MAX_KEY, Beat, Close, encode
+from multiworld._core.liveness.wire import MAX_KEY, Close, encode
 from multiworld._net.descriptor_table import IsolatedTable
 from multiworld._net.liveness.attachment import Attachment
-from multiworld._net.liveness.evidence import Answered, Helper
-from multiworld._net.liveness.sockets import (
-    Accepted,
-    Closed,
-    Connected,
-    Received,
-    SocketEvent,
-    Sockets,
-    unauthenticated_at_most,
-)
+from multiworld._net.liveness.evidence import Helper
+from multiworld._net.liveness.executor import Executor, feed, report
+from multiworld._net.liveness.sockets import Sockets, unauthenticated_at_most
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -129,13 +121,13 @@ class Watchdog:
             MultiworldError: it is not a numeric address of an interface of this host, or cannot be bound.
         """
         with self._lock:
-            return self._running().listen(host)
+            return self._running().listeners.listen(host)
 
     def release_endpoint(self, endpoint: Endpoint) -> None:
         """Release one hold of `endpoint`; the listener closes with the last one."""
         with self._lock:
             if self._sockets is not None:
-                self._sockets.unlisten(endpoint)
+                self._sockets.listeners.unlisten(endpoint)
                 self._sockets.wake()
         self._join_if_idle()
 
@@ -180,7 +172,7 @@ class Watchdog:
                     f"rank {roster.rank} of {roster.key} is attached already",
                     rule="Once is enough",
                 )
-            if not self._running().hold(roster.members[roster.rank].endpoint):
+            if not self._running().listeners.hold(roster.members[roster.rank].endpoint):
                 raise InvalidJoinError(
                     roster.world,
                     f"this process does not listen at {roster.members[roster.rank].endpoint}",
@@ -233,7 +225,7 @@ class Watchdog:
             for attachment in attachments:
                 self._remove(attachment, now)
             if sockets is not None:
-                sockets.unlisten_all()
+                sockets.listeners.unlisten_all()
 
         self._post(leave_all)  # dropped where the thread is ending by itself
         if self._in_thread():
@@ -248,7 +240,7 @@ class Watchdog:
             return Snapshot(
                 thread=self._thread is not None and self._thread.is_alive(),
                 worlds=tuple(sorted(key for key, _ in self._attachments)),
-                listeners=0 if sockets is None else sockets.listening,
+                listeners=0 if sockets is None else len(sockets.listeners),
                 connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
 
@@ -340,7 +332,7 @@ class Watchdog:
         """Wait for the end of the thread, which ends by itself once nothing is attached."""
         with self._lock:
             thread, sockets = self._thread, self._sockets
-            idle = not self._attachments and (sockets is None or not sockets.listening)
+            idle = not self._attachments and (sockets is None or not len(sockets.listeners))
         if idle and thread is not None and not self._in_thread():
             thread.join(_LEAVE)
 
@@ -349,7 +341,7 @@ class Watchdog:
     def _run(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
         try:
             self._peers.early_close.own_wanted = table is not None and table.opened()
-            self._loop(sockets, table, helper)
+            self._loop(sockets, Executor(sockets, table), helper)
         except Exception as error:
             logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
@@ -363,7 +355,7 @@ class Watchdog:
             if table is not None:
                 table.close(_LEAVE)
 
-    def _loop(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
+    def _loop(self, sockets: Sockets, executor: Executor, helper: Helper | None) -> None:
         peers = self._peers
         before = self._clock()
         while not self._over(sockets):
@@ -374,12 +366,14 @@ class Watchdog:
                 peers.stalled(now - before - timeout, now)
             before = now
             for event in events:
-                self._feed(event, now)
+                feed(peers, event, now)
             while self._commands:
                 self._commands.popleft()(now)
             probes = {process: sockets.probe(channel) for process, channel in peers.suspects(now)}
             peers.settle(now, {process: each for process, each in probes.items() if each is not None})
-            self._carry_out(sockets, table, peers.take())
+            for attachment in executor.run(peers.take(), self._attachments):
+                if any(each.process != self.process for each in attachment.roster.members):
+                    self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
             if helper is not None and self._helper_at <= now:
                 self._helper_at = math.inf
                 helper.start()
@@ -389,70 +383,10 @@ class Watchdog:
     def _over(self, sockets: Sockets) -> bool:
         """Whether nothing is left to do; the watchdog gives the thread up then."""
         with self._lock:
-            if self._attachments or self._commands or sockets.listening or sockets.closing:
+            if self._attachments or self._commands or len(sockets.listeners) or sockets.closing:
                 return False
             self._sockets = None
             return True
-
-    def _feed(self, event: SocketEvent, now: float) -> None:
-        if isinstance(event, Received):
-            self._peers.received(event.channel, event.frames, now, error=event.error)
-        elif isinstance(event, Closed):
-            self._peers.closed(event.channel, event.ending, now, refused=event.refused, plain=event.plain)
-        elif isinstance(event, Accepted):
-            self._peers.accepted(event.channel, now)
-        elif isinstance(event, Connected):
-            self._peers.connected(event.channel, now)
-        elif isinstance(event, Answered):
-            self._peers.answered(event.process, event.evidence, now)
-
-    def _carry_out(self, sockets: Sockets, table: IsolatedTable | None, actions: list[Action]) -> None:
-        broken: list[Broke] = []
-        released: list[int] = []
-        for action in actions:
-            if isinstance(action, Send):
-                sockets.send(action.channel, action.frame, droppable=isinstance(action.frame, Beat))
-            elif isinstance(action, Dial):
-                sockets.dial(action.channel, action.endpoint)
-            elif isinstance(action, Drop):
-                sockets.close(action.channel, orderly=action.orderly)
-            elif isinstance(action, Keep):
-                _keep(sockets, table, action.channel)
-            elif isinstance(action, Ask):
-                sockets.asker.ask(action.process, action.endpoint, action.token)
-            elif isinstance(action, Release):
-                released.append(action.channel)
-            elif isinstance(action, Broke):
-                broken.append(action)
-            elif (attachment := self._attachments.get(action.world)) is None:
-                continue
-            elif isinstance(action, Ready):
-                attachment.attached()
-                if any(each.process != self.process for each in attachment.roster.members):
-                    self._helper_at = min(self._helper_at, self._clock() + _HELPER_AFTER)
-            elif isinstance(action, Busy):
-                attachment.busy(action.ranks, busy=action.busy)
-            else:
-                attachment.refused(action)
-        # Callbacks last: the other members are told before this process is busy with its own worlds.
-        for each in broken:
-            self._break(each.world, each.breakage)
-        if released and table is not None:
-            for channel in released:
-                table.drop(channel)
-            # A caller of `leave` may end the process right after: the closing messages are sent by then.
-            table.settle()
-
-    def _break(self, world: WorldId, breakage: Breakage) -> None:
-        attachment = self._attachments.get(world)
-        if attachment is None:
-            return
-        try:
-            attachment.broke(breakage)
-        except Exception:
-            logging.getLogger(__name__).exception(
-                "what was to be done about %s failed", attachment.roster.key
-            )
 
     def _remove(self, attachment: Attachment, now: float, failure: str = "") -> None:
         roster = attachment.roster
@@ -464,7 +398,7 @@ class Watchdog:
             if self._helper is not None:
                 self._helper.forget(roster.token)
             if self._sockets is not None:
-                self._sockets.unlisten(roster.members[roster.rank].endpoint)
+                self._sockets.listeners.unlisten(roster.members[roster.rank].endpoint)
         # The members of a broken world were told already.
         self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
         attachment.over()
@@ -476,8 +410,8 @@ class Watchdog:
             self._peers = self._fresh_peers()
             self._sockets = None
         breakage = Breakage(Cause.FAILED, (), detail, self._clock())
-        for world, attachment in tuple(self._attachments.items()):
-            self._break(world, breakage)
+        for attachment in tuple(self._attachments.values()):
+            report(attachment, breakage)
             attachment.over()
         self._attachments.clear()
         while self._done:
@@ -498,12 +432,6 @@ class Watchdog:
         self._reset()
         for attachment in attachments:
             attachment.forked()
-
-
-def _keep(sockets: Sockets, table: IsolatedTable | None, channel: int) -> None:
-    if table is None or not sockets.hand_over(channel, lambda connection: table.keep(channel, connection)):
-        sockets.send(channel, Close())
-        sockets.close(channel, orderly=True)
 
 
 _live: weakref.WeakSet[Watchdog] = weakref.WeakSet()

@@ -25,7 +25,7 @@ def implementation_of(backend: str) -> str:
     name, c10d = backend.lower(), import_module("torch.distributed.distributed_c10d")
     creator = _creator(c10d, name)
     if creator is None:
-        # Versions without creators: the name says the class, and there is one class.
+        # Versions without creators: the class follows from the name.
         candidate = (
             f"ProcessGroup{'MPI' if name == 'mpi' else name.capitalize() if name == 'gloo' else name.upper()}"
         )
@@ -54,8 +54,8 @@ def _creator(c10d: Any, name: str) -> types.FunctionType | None:
 def _dry_run(c10d: Any, registrar: types.FunctionType) -> types.FunctionType | None:
     """Run one of torch's own registrars against a stand-in, and return the creator it would have registered.
 
-    Which class the name ``nccl`` builds is decided in there. Registering for good here would fix that
-    decision before the user's program has had its say.
+    The registrar decides which class the name ``nccl`` builds. Registering permanently here would fix that
+    decision before the user's program can influence it.
     """
     seen: list[Any] = []
 

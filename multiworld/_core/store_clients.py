@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_UNPROVEN", "PATIENCE", "PATIENCE_BLOCKED", "Accepted", "ClientCheck"]
+__all__ = ["MAX_UNPROVEN", "PATIENCE", "PATIENCE_BLOCKED", "AcceptedConnection", "ClientCheck"]
 
 PATIENCE = 2.0
 """Seconds that a connection has to prove that it is a client's."""
@@ -25,7 +25,7 @@ _GREETING = 5  # bytes
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedConnection:
     """An accepted connection, as the kernel describes it.
 
     Attributes:
@@ -59,14 +59,14 @@ class ClientCheck:
         """Whether that connection has proved to be a client's."""
         return self._clients.get(fd) == inode
 
-    def overdue(self, connections: list[Accepted], now: float) -> tuple[Accepted, ...]:
+    def overdue(self, connections: list[AcceptedConnection], now: float) -> tuple[AcceptedConnection, ...]:
         """Return the connections to close.
 
         Args:
             connections: all open connections, without those of which `is_client` is true.
             now: monotonic seconds.
         """
-        waiting: list[tuple[float, Accepted]] = []
+        waiting: list[tuple[float, AcceptedConnection]] = []
         for each in connections:
             if each.answered or (not self._answers and each.received >= _GREETING):
                 self._clients[each.fd] = each.inode

@@ -162,14 +162,14 @@ def install(site: TorchSite, *, force: bool = False) -> bool:
 
 
 def uninstall(site: TorchSite, *, force: bool = False) -> bool:
-    """Take the loader away, with what Python compiled from it and its lines in RECORD.
+    """Remove the loader, its compiled files and its lines in RECORD.
 
     Args:
         site: where.
         force: remove a loader that was edited.
 
     Returns:
-        False if there was nothing of it.
+        False if there was none.
 
     Raises:
         InstallError: it cannot be removed, or is not ours.

@@ -136,7 +136,7 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
 
 
 def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
-    """Take back the patch file that was applied; every file is then what it was, byte for byte.
+    """Revert the applied patch file; every file is then restored byte for byte.
 
     Raises:
         InstallError: none is applied, a file was changed since, or torch's folder cannot be written.
@@ -160,7 +160,7 @@ def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
 
 
 def receipt_of(site: TorchSite) -> dict[str, Any] | None:
-    """Return what the backup folder says of an applied patch file; None without one.
+    """Return the receipt of the applied patch file; None without one.
 
     Raises:
         InstallError: it cannot be read.
@@ -283,7 +283,7 @@ def _change(site: TorchSite, files: Mapping[str, bytes | None], record: Record) 
 
 
 def _recover(site: TorchSite, *, dry_run: bool) -> bool:
-    """Take back what a run that was ended left half done; return whether a patch was taken back.
+    """Revert an interrupted run; return whether a patch was reverted.
 
     Raises:
         InstallError: there is such a thing, and this is a dry run.

@@ -56,10 +56,10 @@ class TorchSite:
         return self.dist_info / "RECORD"
 
     def version(self) -> str:
-        """Return what torch/version.py says ("2.13.0+cpu"), without importing it.
+        """Return the version in torch/version.py ("2.13.0+cpu"), without importing it.
 
         Raises:
-            InstallError: it says nothing.
+            InstallError: it has none.
         """
         path = self.torch / "version.py"
         try:
@@ -315,7 +315,7 @@ def _write_aside(path: Path, data: bytes) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, what Python compiled from it, and folders that are empty then."""
+    """Remove a file, its compiled files, and folders that are empty then."""
     path.unlink(missing_ok=True)
     if path.suffix == ".py":
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):

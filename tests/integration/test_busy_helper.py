@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from multiworld._core.liveness.evidence import Standing, question
+from multiworld._core.liveness.evidence import Activity, question
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.liveness import evidence as evidence_module
 from multiworld._net.liveness.evidence import Asker, Helper
@@ -102,7 +102,7 @@ def said(asker, endpoint, token=TOKEN, timeout=PATIENCE):
             again = time.monotonic() + 1.0
         if found := asker.read():
             assert found[0].process == "p"
-            return found[0].evidence.standing
+            return found[0].evidence.activity
         time.sleep(0.005)
     return None
 
@@ -124,7 +124,7 @@ def test_it_answers_where_the_watchdog_listens(helper, asker, family, host):
     assert said(asker, endpoint, timeout=0.3) is None
     assert helper.start()
     assert helper.start()
-    assert said(asker, endpoint) in {Standing.SLEEPS, Standing.RUNS}  # this thread looks all the time
+    assert said(asker, endpoint) in {Activity.SLEEPS, Activity.RUNS}  # this thread looks all the time
 
 
 def test_it_sees_that_its_process_computes_sleeps_and_is_stopped(asker):
@@ -142,17 +142,17 @@ def test_it_sees_that_its_process_computes_sleeps_and_is_stopped(asker):
         [sys.executable, "-c", code, str(endpoint.port)], stdin=subprocess.PIPE, text=True, env={**os.environ}
     )
     try:
-        assert said(asker, endpoint) is Standing.SLEEPS
+        assert said(asker, endpoint) is Activity.SLEEPS
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
         asker.read()
-        assert said(asker, endpoint) is Standing.STOPPED
+        assert said(asker, endpoint) is Activity.STOPPED
         process.send_signal(signal.SIGCONT)
         process.stdin.write("compute\n")
         process.stdin.flush()
         time.sleep(0.5)
         asker.read()
-        assert said(asker, endpoint) is Standing.RUNS
+        assert said(asker, endpoint) is Activity.RUNS
     finally:
         process.kill()
         process.wait()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from multiworld._core.membership.ledger import Ledger, decode
 from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Endpoint, Roster
-from multiworld._net.stores.record import Record, StoreLike
+from multiworld._net.stores.record import StoreLike, WorldRecord
 from multiworld._net.stores.rendezvous import Rendezvous
 
 PATIENCE = 30.0
@@ -53,7 +53,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def until_claimed(store: StoreLike, ranks: set[int], world: str = "w") -> None:
     """Wait until exactly these ranks are claimed in the open attempt of a world."""
-    record = Record(store, world, time.sleep)
+    record = WorldRecord(store, world, time.sleep)
 
     def claimed() -> bool:
         record.read()
@@ -65,7 +65,7 @@ def until_claimed(store: StoreLike, ranks: set[int], world: str = "w") -> None:
 
 def until_ready(store: StoreLike, ranks: set[int], world: str = "w") -> None:
     """Wait until exactly these ranks of the sealed attempt have said that they are ready."""
-    record = Record(store, world, time.sleep)
+    record = WorldRecord(store, world, time.sleep)
 
     def ready() -> bool:
         record.read()

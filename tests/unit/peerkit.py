@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.liveness.actions import Broke, Dial, Drop, Keep, Ready, Refusal, Release, Send
+from multiworld._core.liveness.actions import Break, Dial, Drop, Keep, Ready, Refusal, Release, Send
 from multiworld._core.liveness.detector import ConnectionEnd, Probe
 from multiworld._core.liveness.peers import Peers
 from multiworld._core.liveness.wire import Close, Parser, encode
@@ -77,7 +77,7 @@ class Node:
                 self.net.drop(self, Drop(action.channel, orderly=True))
             elif isinstance(action, Ready):
                 self.ready.append(action.world)
-            elif isinstance(action, Broke):
+            elif isinstance(action, Break):
                 assert action.world not in self.broken, "a second verdict"
                 self.broken[action.world] = action.breakage
             else:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
 from multiworld._core.liveness import actions
-from multiworld._core.liveness.busy import Busy
+from multiworld._core.liveness.busy import BusyTracker
 from multiworld._core.liveness.detector import Detector
-from multiworld._core.liveness.evidence import ANSWER_SIZE, Evidence, Standing, answer, question
+from multiworld._core.liveness.evidence import ANSWER_SIZE, Activity, Evidence, answer, question
 from multiworld.events import Cause
 
 RUNS, STOPPED, SLEEPS, NOTHING = (
@@ -27,14 +27,14 @@ OTHER = process(2)
 
 class TestEvidence:
     @pytest.mark.parametrize(
-        ("evidence", "standing"),
+        ("evidence", "activity"),
         [
-            (RUNS, Standing.RUNS), (Evidence("R", 0.5), Standing.RUNS), (Evidence("R", 0.49), Standing.SLEEPS),
-            (SLEEPS, Standing.SLEEPS), (STOPPED, Standing.STOPPED), (NOTHING, Standing.UNKNOWN),
+            (RUNS, Activity.RUNS), (Evidence("R", 0.5), Activity.RUNS), (Evidence("R", 0.49), Activity.SLEEPS),
+            (SLEEPS, Activity.SLEEPS), (STOPPED, Activity.STOPPED), (NOTHING, Activity.UNKNOWN),
         ],
     )  # fmt: skip
-    def test_what_follows_from_it(self, evidence, standing):
-        assert evidence.standing is standing
+    def test_what_follows_from_it(self, evidence, activity):
+        assert evidence.activity is activity
 
     def test_a_question_names_the_token_without_telling_it(self):
         asked = question(TOKEN, b"n" * 16)
@@ -65,7 +65,7 @@ class TestEvidence:
 
 class TestBusy:
     def test_it_is_asked_from_half_of_the_silence_on_ten_times_as_often(self):
-        busy = Busy(60.0)
+        busy = BusyTracker(60.0)
         assert busy.wake(OTHER, 100.0, 5.0) == 102.5
         busy.ask(OTHER, 102.6)
         assert busy.wake(OTHER, 100.0, 5.0) == pytest.approx(103.1)
@@ -75,28 +75,28 @@ class TestBusy:
         assert busy.wake(OTHER, 104.0, 0.3) == pytest.approx(106.55)
 
     def test_without_a_bound_nothing_is_asked(self):
-        assert Busy(0.0).wake(OTHER, 100.0, 5.0) == math.inf
+        assert BusyTracker(0.0).wake(OTHER, 100.0, 5.0) == math.inf
 
     def test_an_answer_to_no_question_is_none(self):
-        busy = Busy(60.0)
-        busy.answered(OTHER, Standing.RUNS, 1.0)
-        assert busy.standing(OTHER) is Standing.UNKNOWN
+        busy = BusyTracker(60.0)
+        busy.answered(OTHER, Activity.RUNS, 1.0)
+        assert busy.activity(OTHER) is Activity.UNKNOWN
         assert busy.until(OTHER, 0.0, 5.0) == 5.0
 
     def test_who_runs_has_half_as_long_again_and_sleeping_meanwhile_takes_none_of_it(self):
-        busy = Busy(60.0)
+        busy = BusyTracker(60.0)
         busy.ask(OTHER, 4.0)
-        for standing in (Standing.RUNS, Standing.SLEEPS, Standing.UNKNOWN):
-            busy.answered(OTHER, standing, 4.5)
+        for activity in (Activity.RUNS, Activity.SLEEPS, Activity.UNKNOWN):
+            busy.answered(OTHER, activity, 4.5)
             assert busy.until(OTHER, 0.0, 5.0) == 7.0
-        assert busy.standing(OTHER) is Standing.SLEEPS
-        busy.answered(OTHER, Standing.STOPPED, 4.6)
+        assert busy.activity(OTHER) is Activity.SLEEPS
+        busy.answered(OTHER, Activity.STOPPED, 4.6)
         assert busy.until(OTHER, 0.0, 5.0) == 5.0
 
     def test_but_not_beyond_the_bound_and_never_less_than_without(self):
-        busy = Busy(8.0)
+        busy = BusyTracker(8.0)
         busy.ask(OTHER, 4.0)
-        busy.answered(OTHER, Standing.RUNS, 7.9)
+        busy.answered(OTHER, Activity.RUNS, 7.9)
         assert busy.until(OTHER, 0.0, 5.0) == 8.0
         assert busy.until(OTHER, 0.0, 20.0) == 20.0
 
@@ -253,8 +253,8 @@ def test_a_member_is_asked_about_where_it_listens_with_a_token_that_it_has():
         net[1].peers.answered(OTHER, RUNS, net.now)
         net.now += 0.1
         net[1].peers.settle(net.now, {OTHER: ANSWERS})
-        busy += [each for each in net[1].peers.take() if isinstance(each, actions.Busy)]
-    assert busy == [actions.Busy(("w/1", 0), (1,), busy=True)]
+        busy += [each for each in net[1].peers.take() if isinstance(each, actions.BusyReport)]
+    assert busy == [actions.BusyReport(("w/1", 0), (1,), busy=True)]
     assert not net[1].broken
 
 

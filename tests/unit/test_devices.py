@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._c10d.gloo.devices import Lease, Pool
+from multiworld._c10d.gloo.devices import DevicePool, Lease
 
 HERE = (("hostname", "127.0.0.1"),)
 THERE = (("hostname", "127.0.0.2"),)
@@ -19,7 +19,7 @@ class Kit:
     """A pool whose devices are plain objects and whose patience is over at once, unless told otherwise."""
 
     def __init__(self, *, limit: int = 2, patience: float = 0.0) -> None:
-        self.pool = Pool(limit=limit, patience=patience)
+        self.pool = DevicePool(limit=limit, patience=patience)
         self.made: list[object] = []
 
     def make(self, where: object) -> list[object]:
@@ -161,7 +161,7 @@ def test_who_waits_for_a_device_gets_the_one_that_is_free_first_or_gives_up():
 
 def test_those_who_wait_are_served_in_their_worlds_order_and_as_long_as_any_is_served_none_is_made():
     clock = [0.0]
-    pool = Pool(limit=1, patience=1.0, clock=lambda: clock[0])
+    pool = DevicePool(limit=1, patience=1.0, clock=lambda: clock[0])
     made: list[object] = []
 
     def make(_where: object) -> list[object]:

@@ -64,7 +64,7 @@ def gather(sockets, *wanted):
 
 
 def test_a_dial_without_a_descriptor_is_a_connection_that_never_was(sockets, monkeypatch):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
 
     def none_left(*_args, **_kwargs):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -82,7 +82,7 @@ def client(endpoint):
 
 
 def connected(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     sockets.dial(1000, endpoint)
     events = []
     while not {Accepted, Connected} <= {type(event) for event in events}:
@@ -93,7 +93,7 @@ def connected(sockets):
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_frames_go_both_ways(sockets, host):
     try:
-        endpoint = sockets.listen(host)
+        endpoint = sockets.listeners.listen(host)
     except MultiworldError:
         pytest.skip(f"{host} is not there")
     assert endpoint.port > 0
@@ -114,34 +114,34 @@ def test_frames_go_both_ways(sockets, host):
 
 
 def test_one_listener_per_address_until_the_last_hold(sockets):
-    first, second = sockets.listen("127.0.0.1"), sockets.listen("127.0.0.1")
+    first, second = sockets.listeners.listen("127.0.0.1"), sockets.listeners.listen("127.0.0.1")
     assert first == second
-    assert sockets.hold(first)
-    assert not sockets.hold(Endpoint("127.0.0.1", 1))
-    assert not sockets.hold(Endpoint("127.0.0.9", first.port))
-    sockets.unlisten(Endpoint("127.0.0.1", 1))
+    assert sockets.listeners.hold(first)
+    assert not sockets.listeners.hold(Endpoint("127.0.0.1", 1))
+    assert not sockets.listeners.hold(Endpoint("127.0.0.9", first.port))
+    sockets.listeners.unlisten(Endpoint("127.0.0.1", 1))
     for held in (True, True, False):
-        assert sockets.listening == 1
-        sockets.unlisten(first)
-        assert sockets.listening == held
-    sockets.unlisten(first)
+        assert len(sockets.listeners) == 1
+        sockets.listeners.unlisten(first)
+        assert len(sockets.listeners) == held
+    sockets.listeners.unlisten(first)
     with pytest.raises(ConnectionRefusedError):
         client(first)
-    assert sockets.listen("127.0.0.1").port > 0
-    sockets.unlisten_all()
-    assert sockets.listening == 0
+    assert sockets.listeners.listen("127.0.0.1").port > 0
+    sockets.listeners.unlisten_all()
+    assert len(sockets.listeners) == 0
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost", "", "203.0.113.7"])  # noqa: S104  (refused)
 def test_an_address_that_is_not_one_of_this_host_is_refused(sockets, host):
     with pytest.raises(MultiworldError) as caught:
-        sockets.listen(host)
+        sockets.listeners.listen(host)
     assert host in str(caught.value)
-    assert sockets.listening == 0
+    assert len(sockets.listeners) == 0
 
 
 def test_a_peer_that_goes_is_lost_with_its_last_words_first(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     peer = client(endpoint)
     accepted, _ = until(sockets, Accepted)
     peer.sendall(encode(Beat(7)))
@@ -153,7 +153,7 @@ def test_a_peer_that_goes_is_lost_with_its_last_words_first(sockets):
 
 
 def test_a_reset_is_lost_too(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     peer = client(endpoint)
     until(sockets, Accepted)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -162,7 +162,7 @@ def test_a_reset_is_lost_too(sockets):
 
 
 def test_bytes_that_are_no_frame_are_reported_with_the_frames_before_them(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     with client(endpoint) as peer:
         peer.sendall(encode(Beat(1)) + b"\x16\x03\x01\x02\x00\x01\x00")
         received, _ = until(sockets, Received)
@@ -171,7 +171,7 @@ def test_bytes_that_are_no_frame_are_reported_with_the_frames_before_them(socket
 
 
 def test_a_frame_that_comes_byte_by_byte(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     data = encode(Hello("1" * 32, "2" * 32, b"n" * 16))
     with client(endpoint) as peer:
         events = []
@@ -185,8 +185,8 @@ def test_a_frame_that_comes_byte_by_byte(sockets):
 
 
 def test_nobody_listens(sockets):
-    endpoint = sockets.listen("127.0.0.1")
-    sockets.unlisten(endpoint)
+    endpoint = sockets.listeners.listen("127.0.0.1")
+    sockets.listeners.unlisten(endpoint)
     sockets.dial(5, endpoint)
     assert until(sockets, Closed)[0] == Closed(5, ConnectionEnd.DEAD, refused=True)
 
@@ -235,7 +235,7 @@ def test_an_orderly_close_delivers_and_waits_for_the_other_end(sockets):
 
 
 def test_an_orderly_close_does_not_wait_for_long(sockets, clock):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     with client(endpoint):
         accepted, _ = until(sockets, Accepted)
         sockets.close(accepted.channel, orderly=True)
@@ -255,13 +255,13 @@ def test_closing_and_probing_what_is_gone_is_harmless(sockets):
         sockets.send(channel, Beat(1))
         assert sockets.probe(channel) is None
     assert sockets.open == 0
-    sockets.dial(9, sockets.listen("127.0.0.1"))
+    sockets.dial(9, sockets.listeners.listen("127.0.0.1"))
     sockets.close(9, orderly=True)
     assert sockets.open == 0
 
 
 def test_a_peer_that_never_reads_is_given_up_and_beats_do_not_pile_up(sockets, monkeypatch):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     with client(endpoint):
         accepted, _ = until(sockets, Accepted)
         entry = sockets._channels[accepted.channel]
@@ -297,7 +297,7 @@ def test_an_error_that_the_kernel_gives_for_a_dead_path_is_dead(sockets, code):
 
 
 def test_what_is_sent_before_the_connection_is_there_goes_with_it(sockets):
-    endpoint = sockets.listen("127.0.0.1")
+    endpoint = sockets.listeners.listen("127.0.0.1")
     sockets.dial(5, endpoint)
     sockets.send(5, Beat(3))
     received, _ = until(sockets, Received)
@@ -305,8 +305,8 @@ def test_what_is_sent_before_the_connection_is_there_goes_with_it(sockets):
 
 
 def test_without_descriptors_accepting_pauses_instead_of_spinning(sockets, clock):
-    endpoint = sockets.listen("127.0.0.1")
-    listener = sockets._listeners["127.0.0.1"]
+    endpoint = sockets.listeners.listen("127.0.0.1")
+    listener = sockets.listeners._by_host["127.0.0.1"]
     real = listener.socket
 
     class Empty:
@@ -329,7 +329,7 @@ def test_without_descriptors_accepting_pauses_instead_of_spinning(sockets, clock
         clock.now += 0.1
         until(sockets, Accepted)
     sockets._pause()
-    sockets.unlisten(endpoint)
+    sockets.listeners.unlisten(endpoint)
     clock.now += 1.0
     sockets.wait(0)  # raises if it takes the closed listener up again
 
@@ -349,6 +349,6 @@ def test_a_kernel_that_says_nothing_gives_no_probe():
 
 def test_waking_after_the_end_is_harmless():
     sockets = Sockets(itertools.count(1).__next__)
-    sockets.listen("127.0.0.1")
+    sockets.listeners.listen("127.0.0.1")
     sockets.abandon()
     sockets.wake()

@@ -61,11 +61,11 @@ def active(*requests, before=None):
 def test_the_last_claim_seals():
     half = claimed(Ledger(), ask(1))
     assert half.waiting.missing == (0,)
-    assert steps.stand(half, 1, "0001", ask(1)).phase is Phase.OPEN
+    assert steps.claim_state(half, 1, "0001", ask(1)).phase is Phase.OPEN
     full = claimed(half, ask(0))
     assert full.waiting is None
     assert (full.current.generation, full.last, full.current.unready) == (1, 1, (0, 1))
-    assert steps.stand(full, 1, "0001", ask(1)).phase is Phase.SEALED
+    assert steps.claim_state(full, 1, "0001", ask(1)).phase is Phase.SEALED
     roster = steps.roster(full.current, ask(1))
     assert (roster.key, roster.rank, roster.size, roster.token) == ("w/1", 1, 2, b"\xab" * 16)
 
@@ -78,7 +78,7 @@ def test_the_last_ready_makes_it_active():
     assert steps.ready(one, 1, "beef", 1) is one, "a stranger"
     assert steps.ready(one, 7, "0001", 1) is one, "another attempt"
     both = steps.ready(one, 1, "0001", 1)
-    assert steps.stand(both, 1, "0000", ask(0)).phase is Phase.ACTIVE
+    assert steps.claim_state(both, 1, "0000", ask(0)).phase is Phase.ACTIVE
 
 
 @pytest.mark.parametrize(("last", "others", "expected"), [(0, 0, 1), (4, 0, 5), (2, 9, 10)])
@@ -119,9 +119,9 @@ def test_two_claims_need_a_look_at_the_first_one():
     assert taken.ledger.failure_of(1) == taken.refusal
     over = steps.claim(half, ask(0, who=7), "0007", TOKEN, dead=frozenset({"0000"}))
     assert [claim.id for claim in over.ledger.waiting.claims] == ["0007"]
-    standing = steps.stand(over.ledger, 1, "0000", ask(0))
-    assert standing.phase is Phase.CLOSED
-    assert "taken over by host host7, pid 1007" in standing.failure.value
+    state = steps.claim_state(over.ledger, 1, "0000", ask(0))
+    assert state.phase is Phase.CLOSED
+    assert "taken over by host host7, pid 1007" in state.failure.value
 
 
 def test_a_member_of_the_generation_before_has_the_right_to_its_rank():
@@ -158,7 +158,7 @@ def test_an_attempt_that_never_became_active_is_closed_by_the_next():
     first = claimed(Ledger(), ask(0), ask(1))
     second = claimed(first, ask(0), ask(1, who=7))
     assert second.current.number == 2
-    assert steps.stand(second, 1, "0001", ask(1)).failure.kind == "JoinAbandonedError"
+    assert steps.claim_state(second, 1, "0001", ask(1)).failure.kind == "JoinAbandonedError"
 
 
 def test_whoever_holds_a_generation_that_is_over_is_fenced():
@@ -190,7 +190,7 @@ def test_disagreement_closes_the_attempt(change, text):
     move = steps.claim(claimed(Ledger(), ask(0)), ask(1, **change), "0001", TOKEN)
     assert move.refusal.kind == "MismatchError"
     assert text in move.refusal.value
-    assert steps.stand(move.ledger, 1, "0000", ask(0)).failure == move.refusal
+    assert steps.claim_state(move.ledger, 1, "0000", ask(0)).failure == move.refusal
 
 
 def test_an_attempt_fails_only_by_its_own_members_and_only_before_it_is_active():
@@ -211,16 +211,16 @@ def test_the_reasons_of_the_last_attempts_are_kept():
     for number in range(1, 10):
         ledger = steps.fail(claimed(ledger, ask(0)), number, "0000", Failure(0, "JoinError", "no"))
     assert len(ledger.failures) == FAILURES_KEPT
-    assert steps.stand(ledger, 9, "0000", ask(0)).failure.kind == "JoinError"
-    assert steps.stand(ledger, 1, "0000", ask(0)).failure.kind == "JoinAbandonedError"
+    assert steps.claim_state(ledger, 9, "0000", ask(0)).failure.kind == "JoinError"
+    assert steps.claim_state(ledger, 1, "0000", ask(0)).failure.kind == "JoinAbandonedError"
 
 
 def test_a_claim_in_an_attempt_of_another_store_is_lost():
     other = claimed(Ledger(), ask(1, who=7))
-    failure = steps.stand(other, 1, "0000", ask(0)).failure
+    failure = steps.claim_state(other, 1, "0000", ask(0)).failure
     assert "taken over by a process that has left since" in failure.value
     sealed = claimed(other, ask(0, who=8))
-    assert steps.stand(sealed, 1, "0000", ask(0)).phase is Phase.CLOSED
+    assert steps.claim_state(sealed, 1, "0000", ask(0)).phase is Phase.CLOSED
 
 
 def test_when_a_generation_is_over_for_all_only_its_number_is_kept():

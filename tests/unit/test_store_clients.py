@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from multiworld._core.store_clients import MAX_UNPROVEN, PATIENCE, Accepted, ClientCheck
+from multiworld._core.store_clients import MAX_UNPROVEN, PATIENCE, AcceptedConnection, ClientCheck
 
 
 def accepted(fd, received=0, *, answered=False, inode=None):
-    return Accepted(fd, 1000 + fd if inode is None else inode, received, answered)
+    return AcceptedConnection(fd, 1000 + fd if inode is None else inode, received, answered)
 
 
 def test_who_says_nothing_has_a_while():

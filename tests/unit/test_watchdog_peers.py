@@ -150,7 +150,7 @@ def test_a_connection_that_closes_in_good_order_while_a_world_waits_is_made_anew
 
 def test_a_close_without_goodbyes_counts_as_leaving():
     net = joined((1, 2))
-    channel = next(iter(net[1].peers._connections))
+    channel = next(iter(net[1].peers._connections.by_channel))
     net[1].peers.received(channel, [Close()], net.now)
     net[1].settle()
     assert verdict(net, 1).cause is Cause.LEFT
@@ -242,7 +242,7 @@ def test_suspects_are_named_with_their_connection():
 
 def test_beats_follow_the_more_impatient_end_and_the_smallest_timeout():
     net = joined((1, 2), hangs=(1.0, 60.0))
-    channel = next(iter(net[2].peers._connections.values()))
+    channel = next(iter(net[2].peers._connections.by_channel.values()))
     assert channel.interval == pytest.approx(0.2)
     net.join(rosters("x", (1, 2), hangs=(60.0, 0.3)))
     assert channel.interval == pytest.approx(0.06)
@@ -493,7 +493,7 @@ def test_an_answer_that_never_comes_is_given_up_and_dialed_again():
 
 def test_garbage_from_a_member_is_a_failure_of_that_member():
     net = joined((1, 2))
-    channel = next(iter(net[1].peers._connections))
+    channel = next(iter(net[1].peers._connections.by_channel))
     net[1].peers.received(channel, [Beat(1)], net.now, error="what is this")
     net[1].settle()
     assert (verdict(net, 1).cause, verdict(net, 1).ranks) == (Cause.FAILED, (1,))
@@ -503,7 +503,7 @@ def test_garbage_from_a_dialed_peer_is_dialed_again():
     net = Net(1, 2)
     net[1].add(rosters("w", (1, 2))[0])
     net.settle_all()
-    channel = next(iter(net[1].peers._connections))
+    channel = next(iter(net[1].peers._connections.by_channel))
     net[1].peers.received(channel, [], net.now, error="what is this")
     net[1].act()
     net[2].add(rosters("w", (1, 2))[1])
@@ -514,8 +514,8 @@ def test_garbage_from_a_dialed_peer_is_dialed_again():
 def test_a_member_that_connects_again_gave_its_old_connection_up():
     net = joined((1, 2))
     node = net[1].peers
-    link = next(iter(node._connections.values()))
-    node._connections.clear()
+    link = next(iter(node._connections.by_channel.values()))
+    node._connections.by_channel.clear()
     node._trusted.clear()
     node._detector.disconnected(link.peer)
     node.remove(("w/1", 0), goodbye=False, now=net.now)
@@ -531,7 +531,7 @@ def test_a_member_that_connects_again_gave_its_old_connection_up():
 def test_gossip_of_a_world_that_the_teller_is_not_in_is_not_believed():
     net = joined((1, 2))
     net.join(rosters("x", (1, 3)) if 3 in net.nodes else rosters("x", (1, 1)))
-    channel = next(iter(net[1].peers._connections))
+    channel = next(iter(net[1].peers._connections.by_channel))
     net[1].peers.received(
         channel,
         [
@@ -663,7 +663,7 @@ def test_a_knock_on_a_door_that_is_open_to_it_proves_nothing():
     net.pass_time(2.0)
     assert (net[1].ready, net[2].ready) == ([("w/1", 0)], [("w/1", 1)])
     assert (net[1].peers.connections, net[2].peers.connections) == (1, 1)
-    [link] = net[1].peers._connections.values()
+    [link] = net[1].peers._connections.by_channel.values()
     assert (link.dialed, link.knocking) == (True, False)
 
 

@@ -22,7 +22,7 @@ from multiworld._c10d.gloo import sockets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LIMIT", "PATIENCE", "Lease", "Pool", "pool"]
+__all__ = ["LIMIT", "PATIENCE", "DevicePool", "Lease", "pool"]
 
 LIMIT = max(1, min(4, os.cpu_count() or 1))
 """Shared devices at most, for each place to listen at: more threads than cores move no more bytes."""
@@ -67,7 +67,7 @@ class Lease:
         among: number of groups with a hold on a device when this one got its own, itself included.
     """
 
-    def __init__(self, owner: Pool, entry: _Entry, among: int) -> None:
+    def __init__(self, owner: DevicePool, entry: _Entry, among: int) -> None:
         self.devices = list(entry.made)
         self.among = among
         self._owner = owner
@@ -94,7 +94,7 @@ class Lease:
         return held and self._owner._give_back(self._entry, spoiled=self._connecting)
 
 
-class Pool:
+class DevicePool:
     """The devices of a process.
 
     Args:
@@ -259,5 +259,5 @@ class Pool:
         sockets.forked()
 
 
-pool = Pool()
+pool = DevicePool()
 """The process's devices."""

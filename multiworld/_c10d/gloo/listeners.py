@@ -32,7 +32,7 @@ _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER of asm-generic/s
 _UNUSUAL = {"sparc64": (0x1A, 0x1B), "parisc64": (0x401A, 0x401B), "parisc": (0x401A, 0x401B)}
 
 _log = logging.getLogger(__name__)
-_known: dict[sockets.Address, sockets.Link] = {}
+_known: dict[sockets.Address, sockets.TcpSocket] = {}
 _lock = threading.Lock()
 
 
@@ -68,7 +68,7 @@ class Gate:
         if self._own:
             _unfilter(sockets.accepted(self._own))
 
-    def close(self, links: Iterable[sockets.Link] = ()) -> None:
+    def close(self, links: Iterable[sockets.TcpSocket] = ()) -> None:
         """Drop all packets from now on. Idempotent.
 
         Args:
@@ -108,7 +108,7 @@ def _filter_listener(address: sockets.Address, program: tuple[Instruction, ...] 
     return done
 
 
-def _unfilter(links: Iterable[sockets.Link]) -> None:
+def _unfilter(links: Iterable[sockets.TcpSocket]) -> None:
     for link in links:
         sockets.apply(link, lambda sock: _set(sock, None))
 

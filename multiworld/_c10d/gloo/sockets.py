@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 __all__ = [
-    "Address", "Link", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut",
+    "Address", "TcpSocket", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut",
     "still_open",
 ]  # fmt: skip
 
@@ -37,7 +37,7 @@ _TYPES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass(frozen=True)
-class Link:
+class TcpSocket:
     """One TCP socket of this process.
 
     Attributes:
@@ -79,7 +79,9 @@ def parse_address(value: bytes) -> Address | None:
     return _plain(socket.inet_ntop(family, value[at : at + size])), port
 
 
-def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+def find(
+    own: Collection[Address], members: Collection[Address]
+) -> tuple[tuple[TcpSocket, ...], tuple[TcpSocket, ...]]:
     """Find a new group's sockets: once per group, after it is built and while its device is exclusive.
 
     Args:
@@ -114,7 +116,7 @@ def find(own: Collection[Address], members: Collection[Address]) -> tuple[tuple[
     return tuple(links), tuple(listeners)
 
 
-def shut(links: Iterable[Link]) -> int:
+def shut(links: Iterable[TcpSocket]) -> int:
     """Shut down those of `links` that are still what they were; return how many.
 
     Takes about 15 µs each and waits for nothing; safe in any thread while gloo uses them.
@@ -122,7 +124,7 @@ def shut(links: Iterable[Link]) -> int:
     return sum(apply(link, lambda sock: sock.shutdown(socket.SHUT_RDWR)) for link in links)
 
 
-def apply(link: Link, action: Callable[[socket.socket], None]) -> bool:
+def apply(link: TcpSocket, action: Callable[[socket.socket], None]) -> bool:
     """Call `action` with the socket, if it is still the same one; False where it is not, or if that fails."""
     with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
         copy = os.dup(link.fd)  # now the number cannot be reused for another socket
@@ -135,7 +137,7 @@ def apply(link: Link, action: Callable[[socket.socket], None]) -> bool:
     return False
 
 
-def listener(address: Address) -> Link | None:
+def listener(address: Address) -> TcpSocket | None:
     """Return this process's socket that listens at `address`; None where there is none."""
     for fd in _descriptors():
         inode = _inode(fd)
@@ -147,13 +149,13 @@ def listener(address: Address) -> Link | None:
     return None
 
 
-def accepted(own: Collection[Address]) -> tuple[Link, ...]:
+def accepted(own: Collection[Address]) -> tuple[TcpSocket, ...]:
     """Return the connections that this process's listeners at `own` accepted, ended ones too."""
     links = (_link(fd, fd, _inode(fd)) for fd in _descriptors())
     return tuple(each for each in links if each is not None and each.remote and each.local in own)
 
 
-def still_open(links: Iterable[Link]) -> tuple[Link, ...]:
+def still_open(links: Iterable[TcpSocket]) -> tuple[TcpSocket, ...]:
     """Return those of `links` whose descriptor still is that socket; its other end may be gone."""
     return tuple(link for link in links if _inode(link.fd) == link.inode)
 
@@ -162,7 +164,7 @@ def still_open(links: Iterable[Link]) -> tuple[Link, ...]:
 class _Seen:
     """A connected socket, whose addresses do not change any more, and whether it is some group's."""
 
-    link: Link
+    link: TcpSocket
     taken: bool = False
 
 
@@ -182,7 +184,7 @@ def _descriptors() -> Iterable[int]:
     return map(int, procfs.names("/proc/self/fd"))
 
 
-def _link(fd: int, number: int, inode: int | None) -> Link | None:
+def _link(fd: int, number: int, inode: int | None) -> TcpSocket | None:
     """Describe the descriptor `fd`, as one that is called `number`; None where it is no TCP socket."""
     if inode is None:
         return None
@@ -196,7 +198,7 @@ def _link(fd: int, number: int, inode: int | None) -> Link | None:
         remote = _of(fd, lambda sock: sock.getpeername())
     except OSError:
         remote = None
-    return Link(number, inode, _address(local), None if remote is None else _address(remote))
+    return TcpSocket(number, inode, _address(local), None if remote is None else _address(remote))
 
 
 def _listens(fd: int) -> bool:

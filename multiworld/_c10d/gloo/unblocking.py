@@ -79,7 +79,7 @@ class Target(NamedTuple):
         address: of its C++ object; 0 where that is not known.
     """
 
-    links: tuple[sockets.Link, ...]
+    links: tuple[sockets.TcpSocket, ...]
     workers: tuple[Worker, ...]
     address: int
 

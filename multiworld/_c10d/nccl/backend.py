@@ -45,18 +45,18 @@ SINGLE = {
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-"""Methods of ProcessGroup that put operations together so that a failure ends an unpatched process; what
-of."""
+"""Methods of ProcessGroup that coalesce operations so that a failure ends an unpatched process; of which
+ones."""
 
 _TURN = 0.02
 """Seconds between two checks whether the join was cancelled."""
 
 _DEEPEST = 8
-"""NCCL groups that are open within each other at most, and more."""
+"""Bound on nested open NCCL groups."""
 
 
-# Backends that NCCL could not abort, kept for good: their destructors would abort a second time, with the GIL
-# held.
+# Backends that NCCL could not abort, never destroyed: their destructors would abort a second time, with the
+# GIL held.
 _given_up: list[Any] = []
 
 # Backends that unfinished functional operations may need, by the thread that began these.
@@ -72,7 +72,7 @@ def validate(spec: GroupSpec) -> None:
     """Check that NCCL has what it needs in this process.
 
     Raises:
-        BackendError: there is no GPU, or the device is none, or not there.
+        BackendError: there is no GPU, or `device` is no GPU of this host.
     """
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = spec.device
@@ -101,7 +101,7 @@ def bound_device(spec: GroupSpec) -> torch.device:
 
 
 def backends_of(pg: Any) -> list[Any]:
-    """Return the backends of a process group, each once, gloo's not among them."""
+    """Return the backends of a process group, each once, without gloo's."""
     found: list[Any] = []
     for device in getattr(pg, "_device_types", None) or ():
         with contextlib.suppress(RuntimeError):  # a device type for which none is registered
@@ -175,7 +175,7 @@ def close_thread_group(group: Any, device: Any) -> None:
 
 
 def one_by_one(name: str, single: Callable[..., Any], *args: Any) -> Any:
-    """Run the operations that `name` (of `SINGLE`) would put together; return the last one's work.
+    """Run the operations that `name` (of `SINGLE`) would coalesce one by one; return the last work.
 
     They run in order, so all have ended when the last one has.
     """
@@ -240,7 +240,7 @@ def release(backends: list[Any]) -> None:
 
 
 def wake() -> None:
-    """Have torch's CUDA set up.
+    """Initialize torch's CUDA.
 
     A group that is bound to a device connects while it is made, in C++. Nothing on that way sets up torch's
     allocator, as the first tensor on a GPU would, and `nccl2` wants memory of it then (pytorch #191950: an
@@ -279,7 +279,7 @@ def _end(group: Any) -> None:
 
 
 def cancellable(make: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """Run `make`, which may block in C++, in this context but on a thread that can be left behind.
+    """Run `make`, which may block in C++, in this context but on a thread that can be abandoned.
 
     Args:
         make: makes a process group.

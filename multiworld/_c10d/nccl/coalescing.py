@@ -53,7 +53,7 @@ class Coalescing:
         self._queued = self._calling = False
 
     def __enter__(self) -> None:
-        """An operation is added to it."""
+        """Add an operation."""
         self._queued = self._calling = True
 
     def __exit__(self, *exc: object) -> None:
@@ -61,11 +61,11 @@ class Coalescing:
 
     @property
     def queued(self) -> bool:
-        """Whether NCCL may have operations in it, and its thread may yet come to close it."""
+        """Whether NCCL may have operations in it that its thread may still run by closing it."""
         return self._queued and not self._calling and self._thread.is_alive()
 
     def ended(self) -> bool:
-        """Torch ends it once; whether that was the last time."""
+        """Count one end by torch; return whether it was the last."""
         self.depth -= 1
         if self.depth:
             return False
@@ -73,14 +73,14 @@ class Coalescing:
         return True
 
     def forget(self) -> None:
-        """It is closed."""
+        """Mark it as closed."""
         opened = _open()
         if opened.get(id(self.group)) is self:
             del opened[id(self.group)]
             self.traffic.closed(self)
 
     def close(self) -> None:
-        """Close it, as often as it was started; what it holds is run, and ends with its communicator."""
+        """Close it, as often as it was started; its operations run, and end with their communicator."""
         self._calling = True
         depth, self.depth = self.depth, 0
         try:
@@ -101,7 +101,7 @@ def _open() -> dict[int, Coalescing]:
 
 
 def of(group: Any) -> Coalescing | None:
-    """Return what this thread has open in a process group; None if nothing."""
+    """Return this thread's open group of a process group; None without one."""
     return _open().get(id(group))
 
 
@@ -133,7 +133,7 @@ def start(group: Any, traffic: Traffic, pending: dict[Any, Any], end: Callable[[
 
 
 def close_left(traffic: Traffic, blocks: int = -1) -> list[Any]:
-    """Close what this thread has left open of a world.
+    """Close the groups of a world that this thread has left open.
 
     Args:
         traffic: of the world.

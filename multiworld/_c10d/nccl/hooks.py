@@ -56,17 +56,16 @@ _POSTING = (
 """Methods of ProcessGroup that return a work, in any version."""
 
 _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
-"""By work: whose it is."""
+"""Owner of each work."""
 
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
-"""By process group: whose its operations are. Asking its backend costs 2 µs, and is the same at each
-operation."""
+"""Owner of each process group's operations, cached: asking the backend costs 2 µs for each operation."""
 
 _ALONE = contextlib.nullcontext()
 
 
 class _Owner:
-    """Whose a work is.
+    """Owner of a work.
 
     Attributes:
         state: of the world.
@@ -89,7 +88,7 @@ class _Owner:
         self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), timeout)
 
     def raise_(self, error: Exception) -> NoReturn:
-        """Raise `error` as what it means for the world."""
+        """Raise `error`, translated for the world."""
         translate = self.state.translate
         try:
             if translate is None or not self.traffic.ready:
@@ -159,7 +158,7 @@ def _making(function: Callable[..., Any]) -> Any:
 
 
 def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
-    """`function`, a method of ProcessGroup: its work is its world's, and its failure leaves nothing behind.
+    """Wrap `function`, a method of ProcessGroup: its work knows its world, a failure leaves no open group.
 
     Args:
         function: plain.
@@ -209,7 +208,7 @@ def _with_work(args: tuple[Any, ...]) -> None:
 
 
 def _owner_of_call(group: Any, args: tuple[Any, ...]) -> _Owner | None:
-    """Whose the operation is; None where it is not one of NCCL in a world.
+    """Return the owner of the operation; None where it is not one of NCCL in a world.
 
     Raises:
         WrongDeviceError: a tensor is on another GPU than the world's.
@@ -320,7 +319,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
         seconds = limit.total_seconds() if limit is not None and limit.total_seconds() > 0 else None
         try:
             owner.finish(work, seconds)
-            # It has ended: what torch does now (its stream waits, tensors are let go) does not block.
+            # It has ended: the rest (stream waits, release of tensors) does not block.
             with owner.traffic.call():
                 return function(work)
         except Exception as error:
@@ -348,7 +347,7 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
         owner = _owners.get(work)
         if owner is None:
             return function(work)
-        # Torch's is done when the operation was given to the GPU, and knows of no failure.
+        # torch's future is done when the operation is enqueued, and reports no failure.
         future: Any = torch.futures.Future(devices=[owner.traffic.device])
 
         def complete() -> None:
@@ -373,7 +372,7 @@ def _result(work: Any) -> list[Any]:
 
 
 def _settling(function: Any) -> Any:
-    """`function`, which waits for tensors in C++: until they are real, where a world is selected."""
+    """Wrap `function`, which waits for tensors in C++, to wait for their completion in a selected world."""
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -394,7 +393,7 @@ def _groups_of(state: WorldState) -> list[Any]:
 
 
 def leave_block(state: WorldState, error: BaseException | None) -> None:
-    """A ``with`` block of an NCCL world ends in this thread: what it gave to the GPU must be real.
+    """Wait for the GPU at the end of a ``with`` block of an NCCL world.
 
     Args:
         state: of the world.

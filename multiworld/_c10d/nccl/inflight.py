@@ -39,32 +39,30 @@ __all__ = ["Traffic", "failure_of", "plain_wait"]
 
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
 _Work: Any = torch._C._distributed_c10d.Work
-# As torch has it: the hook that replaces it answers for a world that is over, too.
+# torch's own: the hook that replaces it also answers for a world that is over.
 _is_completed: Any = getattr(vars(_Work)["is_completed"], "__func__", vars(_Work)["is_completed"])
 plain_wait: Callable[[Work], bool] = getattr(vars(_Work)["wait"], "__func__", vars(_Work)["wait"])
-"""Torch's own ``Work.wait``, whatever hooks stand in its place."""
+"""torch's own ``Work.wait``, without hooks."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
-"""What is raised in an operation of a world that is over; `multiworld._c10d.faults` knows it."""
+"""Error text of an operation of a world that is over; known to `multiworld._c10d.faults`."""
 
 _RESULTS = {1: "it timed out", 2: "its communicator failed"}
 
 SPIN = 0.0002
-"""Seconds of asking without a pause: most operations end within."""
+"""Seconds of polling without a pause: most operations end within."""
 
 LONGEST_PAUSE = 0.005
-"""Seconds between two looks at an operation that takes long; a pause is an eighth of what was waited
-already."""
+"""Seconds between two polls of a long operation; a pause is an eighth of the wait so far."""
 
 TIMEOUT_GRACE = 1.0
-"""Seconds by which the runtime waits longer than torch, whose own word on a timeout says more."""
+"""Seconds by which the runtime waits longer than torch, whose timeout error is more specific."""
 
 QUIET = 0.5
-"""Seconds an abort waits for callers to come out of torch. Longer is a call that hangs, which the abort may
-end."""
+"""Seconds that an abort waits for callers to leave torch. A longer call hangs, and the abort may end it."""
 
 OPEN_PAUSE = 0.05
-"""Seconds between two looks at whether a thread has come to close its NCCL group."""
+"""Seconds between two checks whether a thread has closed its NCCL group."""
 
 
 class Traffic:
@@ -105,7 +103,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """For a short call into torch: no abort begins meanwhile.
+        """Context of a short call into torch, during which no abort begins.
 
         An abort frees a communicator that other threads may still use, and asking a work whether it is
         complete takes a lock, while holding the GIL, that a hanging abort holds.
@@ -141,7 +139,7 @@ class Traffic:
             self._open.add(group)
 
     def closed(self, group: OpenGroup) -> None:
-        """It is through with that."""
+        """End that call."""
         with self._lock:
             self._open.discard(group)
         self.leave()
@@ -169,7 +167,7 @@ class Traffic:
         self.until(lambda: bool(_is_completed(work)), timeout)
         with self.call():
             if self.torch_aborts:
-                # It may have been torch's watchdog that ended it, after it was asked: it knows by now.
+                # torch's watchdog may have ended it after the last query, and reports that by now.
                 _is_completed(work)
             failed = failure_of(work) or (error_of() if self.torch_aborts else None)
             if failed is not None and self.torch_aborts:
@@ -225,7 +223,7 @@ class Traffic:
     # -- blocks (`with world:`) ------------------------------------------------------------------------------
 
     def block_begins(self) -> None:
-        """A block of this world begins in this thread."""
+        """Enter a block of this world in this thread."""
         here = self._here
         here.blocks = getattr(here, "blocks", 0) + 1
         if here.blocks == 1:
@@ -237,11 +235,11 @@ class Traffic:
         return count
 
     def told(self) -> None:
-        """This thread is being told that the world is over."""
+        """Note that this thread was told that the world is over."""
         self._here.told = True
 
     def block_ends(self, *, failed: bool) -> None:
-        """It ends: what was given to the GPU in it must be real.
+        """Leave the block: wait for the operations that it gave to the GPU.
 
         Args:
             failed: an exception leaves the block.
@@ -258,7 +256,7 @@ class Traffic:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def abort(self, ends: list[Callable[[], None]]) -> None:
-        """Mark the world as over, wake who waits, and abort on a daemon thread each; returns at once.
+        """Mark the world as over, wake its waiters, and abort on one daemon thread each; return at once.
 
         Args:
             ends: each aborts one backend, and may hang for as long as NCCL does.
@@ -278,7 +276,7 @@ class Traffic:
         self._quiet.wait(QUIET)
         if self._spare():
             self._quiet.wait(QUIET)  # it is being closed
-        # A backend that fails to abort is dead anyway, and its world over.
+        # A backend that fails to abort is unusable, and its world is over.
         with contextlib.suppress(Exception):
             end()
 
@@ -306,7 +304,7 @@ class Traffic:
 
 
 def failure_of(work: Work) -> str | None:
-    """Return what a completed work of torch's failed with, in one or more lines; None if it succeeded.
+    """Return the error of a completed work, in one or more lines; None if it succeeded.
 
     Torch 2.6 and newer know the outcome of a work as a future that is there when the work is complete, or
     comes a moment later where it succeeded; older ones only as its exception.

@@ -1,9 +1,8 @@
 """World state: torch's `_World` for one world and generation.
 
-`torch.distributed.distributed_c10d._World` keeps some of its state in the object and some in globals of its
-module. `WorldState` is a `_World` that keeps all of it in the object. Which properties read module globals
-differs between versions, so that is read from the getters' code (`derive`); a global that is not known here
-is an error, because a world would silently share it with all the others.
+`torch.distributed.distributed_c10d._World` keeps some of its state in globals of its module. `WorldState`, a
+`_World`, keeps all of it in the object. Which properties read globals differs between versions and is read
+from the getters' code (`derive`). An unknown global is an error: all worlds would share it silently.
 """
 
 from __future__ import annotations
@@ -79,13 +78,11 @@ _destroyers = frozenset(
 
 
 class _Living:
-    """The states that are not forgotten yet: replaced as a whole under the lock, read without it."""
-
-    states: tuple[WorldState, ...] = ()
+    states: tuple[WorldState, ...] = ()  # replaced as a whole under the lock, read without it
 
 
 def original_world() -> c10d._World:
-    """Return torch's own state, the one that holds outside worlds."""
+    """Return torch's own state, used outside worlds."""
     return _original
 
 
@@ -273,7 +270,7 @@ class WorldState(c10d._World):
 
     def _unusual(self, group: Any) -> Any:
         asker = _asker()
-        # Asking is no operation, and destroying is how torch's programs clean up: both must work when broken.
+        # Queries are no operations, and programs clean up by destroying: both must work in a broken world.
         if asker in QUESTIONS or asker in _destroyers:
             return group
         if self._make_error is not None:
@@ -316,12 +313,12 @@ class WorldState(c10d._World):
         """Take this world's names, and only those, out of the C++ registry."""
         while self._names:
             name, _ = self._names.popitem()
-            # Gone already is as good: a user may have unregistered it, or torch's own reset did.
+            # Missing is fine: a user, or torch's own reset, may have unregistered it.
             with contextlib.suppress(RuntimeError):
                 _unregister(name)
 
     def forget(self) -> None:
-        """Take back everything torch could find this world by; drops this object's references to its groups.
+        """Remove every entry by which torch finds this world, and this object's references to its groups.
 
         Hold the backend objects before, drop the groups after, and the backends last. Idempotent.
         """
@@ -463,7 +460,7 @@ class OwnMap(MutableMapping[Any, Any]):
         return group in self._own or _elsewhere(self._source, group) is not _MISSING
 
     def get(self, group: Any, default: Any = None) -> Any:
-        """As of a dict; a group of another state is not found by what destroys groups."""
+        """As of a dict; code that destroys groups does not find those of other states."""
         found = self._own.get(group, _MISSING)
         if found is _MISSING and sys._getframe(1).f_code not in _destroyers:
             found = _elsewhere(self._source, group)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Ask",
-    "Broke",
-    "Busy",
+    "Break",
+    "BusyReport",
     "Dial",
     "Drop",
     "Keep",
@@ -76,7 +76,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Broke:
+class Break:
     """The verdict about `world`."""
 
     world: WorldId
@@ -110,7 +110,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Busy:
+class BusyReport:
     """The members `ranks` of `world` run without answering (`busy`), or answer again."""
 
     world: WorldId
@@ -118,4 +118,4 @@ class Busy:
     busy: bool
 
 
-Action = Ask | Busy | Dial | Send | Drop | Keep | Release | Ready | Refusal | Broke
+Action = Ask | BusyReport | Dial | Send | Drop | Keep | Release | Ready | Refusal | Break

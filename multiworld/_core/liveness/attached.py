@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from multiworld._core.liveness.actions import Ask
 from multiworld._core.liveness.detector import WorldId, world_id
 from multiworld._core.liveness.early_close import Credentials
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from multiworld._core.liveness.connection import PeerConnection
     from multiworld._core.membership.roster import Endpoint, Roster
 
-__all__ = ["World", "Worlds"]
+__all__ = ["AttachedWorld", "AttachedWorlds"]
 
 
 @dataclass
-class World:
+class AttachedWorld:
     """One attached world.
 
     Attributes:
@@ -35,23 +36,28 @@ class World:
         """Return the ranks that `process` has in this world."""
         return [member.rank for member in self.roster.members if member.process == process]
 
+    def question(self, process: str) -> Ask:
+        """Return the question to the helper of `process`, a member."""
+        endpoint = self.roster.members[self.ranks(process)[0]].endpoint
+        return Ask(process, endpoint, self.roster.token)
 
-class Worlds:
+
+class AttachedWorlds:
     """See the module. `own` is this process's id."""
 
     def __init__(self, own: str) -> None:
         self._own = own
-        self._worlds: dict[WorldId, World] = {}
+        self._worlds: dict[WorldId, AttachedWorld] = {}
         self._shared: dict[str, dict[WorldId, None]] = {}  # process -> worlds
 
     def add(self, roster: Roster) -> None:
         """Take a world in."""
         world = world_id(roster)
-        self._worlds[world] = World(roster)
+        self._worlds[world] = AttachedWorld(roster)
         for process in self.processes(roster):
             self._shared.setdefault(process, {})[world] = None
 
-    def pop(self, world: WorldId) -> World | None:
+    def pop(self, world: WorldId) -> AttachedWorld | None:
         """Take a world out; None where it is not here."""
         state = self._worlds.pop(world, None)
         if state is not None:
@@ -61,11 +67,11 @@ class Worlds:
                     del self._shared[process]
         return state
 
-    def get(self, world: WorldId) -> World | None:
+    def get(self, world: WorldId) -> AttachedWorld | None:
         """Return a world; None where it is not here."""
         return self._worlds.get(world)
 
-    def __getitem__(self, world: WorldId) -> World:
+    def __getitem__(self, world: WorldId) -> AttachedWorld:
         return self._worlds[world]
 
     def __contains__(self, world: WorldId) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from multiworld._core.liveness.evidence import Standing
+from multiworld._core.liveness.evidence import Activity
 
-__all__ = ["Busy"]
+__all__ = ["BusyTracker"]
 
 _FROM = 0.5
 """Share of ``hang_timeout`` in silence after which the host is asked: beats come every fifth of it."""
@@ -29,10 +29,10 @@ class _Asked:
 
     asked: float = -math.inf
     ran: float = -math.inf
-    standing: Standing = Standing.UNKNOWN
+    activity: Activity = Activity.UNKNOWN
 
 
-class Busy:
+class BusyTracker:
     """Questions and answers about silent processes. Times are seconds of one clock.
 
     Args:
@@ -56,15 +56,15 @@ class Busy:
         """Record that a question is sent."""
         self._known.setdefault(process, _Asked()).asked = now
 
-    def answered(self, process: str, standing: Standing, now: float) -> None:
+    def answered(self, process: str, activity: Activity, now: float) -> None:
         """Record an answer; one without a question is ignored."""
         known = self._known.get(process)
-        if known is None or standing is Standing.UNKNOWN:
+        if known is None or activity is Activity.UNKNOWN:
             return
-        known.standing = standing
-        if standing is Standing.RUNS:
+        known.activity = activity
+        if activity is Activity.RUNS:
             known.ran = now
-        elif standing is Standing.STOPPED:
+        elif activity is Activity.STOPPED:
             known.ran = -math.inf
 
     def forget(self, process: str) -> None:
@@ -78,7 +78,7 @@ class Busy:
             return since + limit
         return max(since + limit, min(known.ran + _FRESH * limit, since + self.bound))
 
-    def standing(self, process: str) -> Standing:
+    def activity(self, process: str) -> Activity:
         """Return the last answer of its host."""
         known = self._known.get(process)
-        return Standing.UNKNOWN if known is None else known.standing
+        return Activity.UNKNOWN if known is None else known.activity

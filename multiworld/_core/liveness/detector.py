@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.busy import Busy
-from multiworld._core.liveness.evidence import Standing
+from multiworld._core.liveness.busy import BusyTracker
+from multiworld._core.liveness.evidence import Activity
 from multiworld.events import Breakage, Cause
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Detector:
 
     def __init__(self, own: str, busy: float = 0.0) -> None:
         self._own = own
-        self._busy = Busy(busy)
+        self._busy = BusyTracker(busy)
         self._notices: list[Notice] = []
         self._worlds: dict[WorldId, _World] = {}
         self._peers: dict[str, _Peer] = {}
@@ -274,7 +274,7 @@ class Detector:
 
     def answered(self, process: str, evidence: Evidence, now: float) -> None:
         """The host of `process` answered a question."""
-        self._busy.answered(process, evidence.standing, now)
+        self._busy.answered(process, evidence.activity, now)
         peer = self._peers.get(process)
         if peer is not None:
             peer.look = -math.inf
@@ -413,8 +413,8 @@ class Detector:
             self._notices.append(Notice(world, peer.worlds[world], busy=True))
 
     def _seen(self, process: str) -> str:
-        standing = self._busy.standing(process)
-        return "" if standing is Standing.UNKNOWN else f"; {standing.value}"
+        activity = self._busy.activity(process)
+        return "" if activity is Activity.UNKNOWN else f"; {activity.value}"
 
     def _due(self, peer: _Peer) -> float:
         return max(peer.since + peer.shortest, peer.look)

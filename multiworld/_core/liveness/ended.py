@@ -63,7 +63,7 @@ class EndedGenerations:
 
 
 def _split(key: str) -> tuple[str, int]:
-    """Take name and generation out of a key; -1 where that is none."""
+    """Split a key into name and generation; -1 where that is no number."""
     name, _, generation = key.rpartition("/")
     return name, int(generation) if generation.isascii() and generation.isdigit() and len(
         generation

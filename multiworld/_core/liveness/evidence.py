@@ -12,7 +12,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-__all__ = ["ANSWER_SIZE", "RUNS_FROM", "Evidence", "Standing", "answer", "question"]
+__all__ = ["ANSWER_SIZE", "RUNS_FROM", "Activity", "Evidence", "answer", "question"]
 
 RUNS_FROM = 0.5
 """Share of the time for which some thread ran, or waited for a core, that makes a process one that runs.
@@ -27,7 +27,7 @@ ANSWER_SIZE = 39
 """Bytes."""
 
 
-class Standing(enum.Enum):
+class Activity(enum.Enum):
     """State of a process."""
 
     RUNS = "it runs"
@@ -50,13 +50,13 @@ class Evidence:
     share: float
 
     @property
-    def standing(self) -> Standing:
+    def activity(self) -> Activity:
         """The state that the observation implies."""
         if self.state == "T":
-            return Standing.STOPPED
+            return Activity.STOPPED
         if self.state not in {"R", "S"}:
-            return Standing.UNKNOWN
-        return Standing.RUNS if self.share >= RUNS_FROM else Standing.SLEEPS
+            return Activity.UNKNOWN
+        return Activity.RUNS if self.share >= RUNS_FROM else Activity.SLEEPS
 
 
 def question(token: bytes, nonce: bytes) -> bytes:

@@ -7,17 +7,22 @@ whole groups of processes in any order of events.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Ask, Broke, Busy, Dial, Drop, Ready, Refusal, Send, Why
-from multiworld._core.liveness.attached import World, Worlds
-from multiworld._core.liveness.connection import PeerConnection, Place
-from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names, world_id
+from multiworld._core.liveness.actions import Action, Break, BusyReport, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.liveness.attached import AttachedWorlds
+from multiworld._core.liveness.connections import (
+    FASTEST_BEAT,
+    MAX_UNAUTHENTICATED,
+    SLOWEST_BEAT,
+    Connections,
+)
+from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names
 from multiworld._core.liveness.dialing import Dialing
 from multiworld._core.liveness.early_close import EarlyClose
 from multiworld._core.liveness.ended import EndedGenerations
+from multiworld._core.liveness.proofs import Judgement, Proofs
 from multiworld._core.liveness.wire import (
     Attach,
     AttachEarlyClose,
@@ -37,18 +42,11 @@ from multiworld.events import Breakage, Cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from multiworld._core.liveness.connection import PeerConnection, Place
     from multiworld._core.liveness.evidence import Evidence
     from multiworld._core.membership.roster import Roster
 
 __all__ = ["MAX_UNAUTHENTICATED", "Peers"]
-
-MAX_UNAUTHENTICATED = 256
-"""Unauthenticated connections at a time, at most; a new one replaces the oldest."""
-
-_MAX_WAITING = 64  # proofs for unknown worlds, on an unauthenticated connection
-_MAX_WAITING_TRUSTED = 1024
-_SLOWEST_BEAT = 1.0
-_FASTEST_BEAT = 0.02
 
 
 class Peers:
@@ -75,14 +73,11 @@ class Peers:
         unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
         self.own = own
-        self._nonce = nonce
-        self._channel = channel
-        self._max_unauthenticated = unauthenticated
-        self._worlds = Worlds(own)
+        self._worlds = AttachedWorlds(own)
         self._ended_generations = EndedGenerations()
-        self._connections: dict[int, PeerConnection] = {}
-        self._trusted: dict[str, PeerConnection] = {}
-        self._untrusted: dict[int, PeerConnection] = {}  # oldest first
+        self._connections = Connections(own, nonce=nonce, channel=channel, unauthenticated=unauthenticated)
+        self._trusted = self._connections.trusted
+        self._proofs = Proofs(own, self._worlds, self._ended_generations, self._trusted)
         self._dialing = Dialing(own)
         self._detector = Detector(own, busy)
         self._actions: list[Action] = []
@@ -105,7 +100,7 @@ class Peers:
             else:
                 self._offer(connection)
                 self._ask(connection, now)
-        for connection in tuple(self._connections.values()):
+        for connection in self._connections.everyone():
             # Proofs for other generations of the name, too: they may be refused now.
             for place in [each for each in connection.waiting if each[0].rpartition("/")[0] == roster.world]:
                 self._consider(connection, place, connection.waiting.pop(place), now)
@@ -132,7 +127,7 @@ class Peers:
                 else:
                     self._detector.left(other, roster.rank)
         for process in self._worlds.processes(roster):
-            for connection in [each for each in self._connections.values() if each.peer == process]:
+            for connection in self._connections.to(process):
                 if goodbye and world in connection.offered:
                     self._send(connection, word)
                 connection.offered.discard(world)
@@ -142,7 +137,7 @@ class Peers:
                 self._ask(connection, now)
             if not self._worlds.shared(process):
                 self._dialing.drop(process)
-                for connection in [each for each in self._connections.values() if each.peer == process]:
+                for connection in self._connections.to(process):
                     self._part(connection)
 
     def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
@@ -154,20 +149,17 @@ class Peers:
         state = self._worlds.get(world)
         if state is None:
             return {}
-        absent = (member.rank for member in state.roster.members if not self._there(state, member.rank))
-        return {rank: state.notes.get(rank, "") for rank in absent}
+        return {rank: state.notes.get(rank, "") for rank in self._proofs.missing(state)}
 
     # -- what happened to connections
 
     def accepted(self, channel: int, now: float) -> None:
         """A connection was accepted."""
-        unauthenticated = [connection for connection in self._untrusted.values() if not connection.dialed]
-        if len(unauthenticated) >= self._max_unauthenticated:
-            self._forget(unauthenticated[0])
-            self._actions.append(Drop(unauthenticated[0].channel, orderly=False))
-        self._connections[channel] = self._untrusted[channel] = PeerConnection(
-            channel, self.own, self._nonce(), dialed=False, since=now
-        )
+        surplus = self._connections.surplus()
+        if surplus is not None:
+            self._forget(surplus)
+            self._actions.append(Drop(surplus.channel, orderly=False))
+        self._connections.accept(channel, now)
 
     def connected(self, channel: int, now: float) -> None:
         """A dialed connection is established."""
@@ -239,19 +231,15 @@ class Peers:
         while verdicts := self._detector.settle(now, probes):
             for verdict in verdicts:
                 self._tell(verdict.world, verdict.breakage, verdict.tell)
-                self._actions.append(Broke(verdict.world, verdict.breakage))
+                self._actions.append(Break(verdict.world, verdict.breakage))
             # Verdicts told to other ranks of this process are settled in the next round.
-        self._actions += [Busy(each.world, each.ranks, each.busy) for each in self._detector.notices()]
+        self._actions += [BusyReport(each.world, each.ranks, each.busy) for each in self._detector.notices()]
         for process in self._detector.questions(now):
             shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
             if shared:
-                roster = shared[-1].roster
-                self._actions.append(
-                    Ask(process, roster.members[shared[-1].ranks(process)[0]].endpoint, roster.token)
-                )
-        for connection in tuple(self._untrusted.values()):
-            if connection.since + connection.patience <= now:
-                self._expire(connection, now)
+                self._actions.append(shared[-1].question(process))
+        for connection in self._connections.expired(now):
+            self._expire(connection, now)
         for process in self._dialing.gone(now):
             for world in self._worlds.shared(process):
                 rank = self._worlds[world].ranks(process)[0]
@@ -260,14 +248,8 @@ class Peers:
         for process, attempt in self._dialing.due(now):
             self._dial(process, attempt, now)
         self.early_close.settle(now)
-        for connection in self._trusted.values():
-            if connection.beat_at <= now:
-                self._send(connection, Beat(connection.beats))
-                connection.beats += 1
-                # On a grid: connections with the same interval beat together, one wake-up for all.
-                connection.beat_at = (now // connection.interval + 1) * connection.interval
-                if connection.beat_at <= now:  # the division was rounded down to this very moment
-                    connection.beat_at = now + connection.interval
+        for connection, number in self._connections.due(now):
+            self._send(connection, Beat(number))
 
     def wake(self) -> float:
         """Return when `settle` is due next without further events; infinite for never."""
@@ -275,11 +257,7 @@ class Peers:
             self._detector.wake(),
             self._dialing.wake(),
             self.early_close.wake(),
-            min(
-                (connection.since + connection.patience for connection in self._untrusted.values()),
-                default=math.inf,
-            ),
-            min((connection.beat_at for connection in self._trusted.values()), default=math.inf),
+            self._connections.wake(),
         )
 
     def take(self) -> list[Action]:
@@ -326,7 +304,7 @@ class Peers:
         elif isinstance(frame, Broken):
             self._told(connection, frame)
         else:
-            connection.wanted = min(max(frame.interval, _FASTEST_BEAT), _SLOWEST_BEAT)
+            connection.wanted = min(max(frame.interval, FASTEST_BEAT), SLOWEST_BEAT)
             connection.beat_at = min(connection.beat_at, now + connection.interval)
 
     def _greeted(self, connection: PeerConnection, frame: Hello, now: float) -> None:
@@ -339,36 +317,19 @@ class Peers:
 
     def _consider(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
         """Check the other end's claim to be `place`."""
-        key, rank = place
-        local = self._worlds.of(key)
-        if not local:
-            self._consider_unknown(connection, place, given, now)
-            return
-        roster = self._worlds[local[0]].roster
-        theirs = rank < roster.size and roster.members[rank].process == connection.peer
-        if not theirs or not connection.holds(roster.token, place, given):
-            self._send(connection, Refused(key, rank, Reason.PROOF, roster.generation))
-            if not connection.trusted:
+        judgement = self._proofs.judge(connection, place, given)
+        if isinstance(judgement, Refused):
+            self._send(connection, judgement)
+            if judgement.reason is Reason.PROOF and not connection.trusted:
                 self._expire(connection, now)
-        elif not connection.knocking:
+        elif judgement is Judgement.EXCESS:
+            self._reject(connection, now)
+        elif judgement is Judgement.VALID and not connection.knocking:
             connection.proven.add(place)
             if not connection.trusted:
                 self._trust(connection, now)
-            self._send(connection, Attached(key, rank))
-            self._check(key, now)
-
-    def _consider_unknown(self, connection: PeerConnection, place: Place, given: bytes, now: float) -> None:
-        key, rank = place
-        verdict = self._ended_generations.refusal(
-            key, self._worlds.rosters(), lambda token: connection.holds(token, place, given)
-        )
-        if verdict is not None:
-            self._send(connection, Refused(key, rank, *verdict))
-        elif len(connection.waiting) >= (_MAX_WAITING_TRUSTED if connection.trusted else _MAX_WAITING):
-            self._reject(connection, now)
-        else:
-            # Its join may be a few milliseconds ahead of this process's.
-            connection.waiting[place] = given
+            self._send(connection, Attached(*place))
+            self._check(place[0], now)
 
     def _consider_early_close(
         self, connection: PeerConnection, place: Place, given: bytes, now: float
@@ -376,27 +337,21 @@ class Peers:
         """Check the other end's claim that this is the early-close connection of `place`."""
         if connection.dialed or connection.trusted:
             self._reject(connection, now)
-            return
-        main = self._trusted.get(connection.peer)
-        if main is not None and place in main.proven:
-            token = self._worlds[self._worlds.of(place[0])[0]].roster.token
-            if connection.holds(token, place, given, early_close=True):
-                self._forget(connection)
-                self.early_close.adopt(main, connection, place)
-                return
-        self._expire(connection, now)
+        elif (main := self._proofs.early_close_of(connection, place, given)) is not None:
+            self._forget(connection)
+            self.early_close.adopt(main, connection, place)
+        else:
+            self._expire(connection, now)
 
     def _trust(self, connection: PeerConnection, now: float) -> None:
         old = self._trusted.get(connection.peer)
-        connection.trusted = True
-        del self._untrusted[connection.channel]
         self._dialing.drop(connection.peer)
         if old is not None:
             # The other process gave the old connection up; otherwise it would not dial again.
             self._claim(old, Cause.UNREACHABLE, "it gave its connection up and made another")
             self._forget(old)
             self._actions.append(Drop(old.channel, orderly=False))
-        self._trusted[connection.peer] = connection
+        self._connections.trust(connection)
         self._detector.connected(connection.peer, now)
         # The proof first: until then the other end accepts nothing else.
         self._offer(connection)
@@ -482,10 +437,7 @@ class Peers:
             self._detector.disconnected(connection.peer)
 
     def _forget(self, connection: PeerConnection) -> None:
-        del self._connections[connection.channel]
-        self._untrusted.pop(connection.channel, None)
-        if self._trusted.get(connection.peer) is connection:
-            del self._trusted[connection.peer]
+        if self._connections.remove(connection):
             self.early_close.forget(connection)
 
     def _again(self, process: str, now: float) -> None:
@@ -495,23 +447,17 @@ class Peers:
 
     def _dial(self, process: str, attempt: int, now: float) -> None:
         known = self._worlds.endpoints(process)
-        channel = self._channel()
-        connection = PeerConnection(
-            channel, self.own, self._nonce(), dialed=True, since=now, peer=process, established=False
-        )
-        connection.knocking = self.own > process
-        self._connections[channel] = self._untrusted[channel] = connection
-        self._actions.append(Dial(channel, known[attempt % len(known)]))
+        connection = self._connections.dial(process, now)
+        self._actions.append(Dial(connection.channel, known[attempt % len(known)]))
 
     def _offer(self, connection: PeerConnection) -> None:
-        """Prove every world shared with the other end; before it is authenticated, at most `_MAX_WAITING`."""
-        open_ = [each for each in self._worlds.shared(connection.peer) if each not in connection.offered]
-        for world in open_ if connection.trusted else open_[:_MAX_WAITING]:
-            self._send(connection, connection.offer(self._worlds[world].roster.token, world))
+        """Prove the worlds that are shared with the other end."""
+        for attach in self._proofs.offers(connection):
+            self._send(connection, attach)
 
     def _ask(self, connection: PeerConnection, now: float) -> None:
         """Tell the other end the heartbeat interval that this one needs."""
-        interval = min(max(self._detector.shortest(connection.peer) / 5, _FASTEST_BEAT), _SLOWEST_BEAT)
+        interval = min(max(self._detector.shortest(connection.peer) / 5, FASTEST_BEAT), SLOWEST_BEAT)
         if connection.trusted and connection.asked != interval:
             connection.asked = interval
             self._send(connection, Need(interval))
@@ -539,23 +485,11 @@ class Peers:
     def _check(self, key: str, now: float) -> None:
         for world in self._worlds.of(key):
             state = self._worlds[world]
-            if not state.ready and all(self._there(state, rank) for rank in range(state.roster.size)):
+            if not state.ready and self._proofs.complete(state):
                 state.ready = True
                 self._actions.append(Ready(world))
                 for process in self._worlds.processes(state.roster):
                     self.early_close.want(self._trusted[process], now)
-
-    def _there(self, state: World, rank: int) -> bool:
-        roster = state.roster
-        process = roster.members[rank].process
-        if process == self.own:
-            return (roster.key, rank) in self._worlds
-        connection = self._trusted.get(process)
-        return (
-            connection is not None
-            and (roster.key, rank) in connection.proven
-            and world_id(roster) in connection.accepted
-        )
 
     def _refuse(self, world: WorldId, why: Why, detail: str) -> None:
         if not self._worlds[world].ready:

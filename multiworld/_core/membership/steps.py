@@ -31,8 +31,23 @@ from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
 
 __all__ = [
-    "JoinRequest", "Move", "Phase", "Standing", "claim", "drop", "expire", "fail", "fenced", "may_seal",
-    "over", "ready", "refuse", "roster", "seal", "stand", "withdraw",
+    "ClaimState",
+    "JoinRequest",
+    "Move",
+    "Phase",
+    "claim",
+    "claim_state",
+    "drop",
+    "expire",
+    "fail",
+    "fenced",
+    "may_seal",
+    "over",
+    "ready",
+    "refuse",
+    "roster",
+    "seal",
+    "withdraw",
 ]  # fmt: skip
 
 
@@ -46,7 +61,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimState:
     """State of a claim, according to the ledger.
 
     Attributes:
@@ -192,19 +207,19 @@ def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> 
     return dataclasses.replace(ledger, last=generation, current=sealed, waiting=None, failures=failures)
 
 
-def stand(ledger: Ledger, number: int, me: str, request: JoinRequest) -> Standing:
+def claim_state(ledger: Ledger, number: int, me: str, request: JoinRequest) -> ClaimState:
     """Return the state of the claim `me` in attempt `number`."""
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.number == number:
         if waiting.has(me):
-            return Standing(Phase.OPEN, waiting)
-        return Standing(Phase.CLOSED, failure=refusals.replaced(waiting, request))
+            return ClaimState(Phase.OPEN, waiting)
+        return ClaimState(Phase.CLOSED, failure=refusals.replaced(waiting, request))
     if now is not None and now.number == number:
         if now.has(me):
-            return Standing(Phase.ACTIVE if now.active else Phase.SEALED, now)
-        return Standing(Phase.CLOSED, failure=refusals.replaced(now, request))
+            return ClaimState(Phase.ACTIVE if now.active else Phase.SEALED, now)
+        return ClaimState(Phase.CLOSED, failure=refusals.replaced(now, request))
     failure = ledger.failure_of(number)
-    return Standing(
+    return ClaimState(
         Phase.CLOSED,
         failure=failure or refusals.abandoned(number, "It was closed, and the store knows no more"),
     )
@@ -268,11 +283,11 @@ def expire(
         timeout: of the join, seconds.
         gone: see `may_seal`.
     """
-    standing = stand(ledger, number, me, request)
-    attempt, now = standing.attempt, ledger.current
-    if attempt is None or standing.phase is Phase.ACTIVE:
+    state = claim_state(ledger, number, me, request)
+    attempt, now = state.attempt, ledger.current
+    if attempt is None or state.phase is Phase.ACTIVE:
         return Move(ledger, number)
-    if standing.phase is Phase.OPEN and now is not None and not may_seal(ledger, gone):
+    if state.phase is Phase.OPEN and now is not None and not may_seal(ledger, gone):
         holder = now.at(request.rank)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
         return Move(withdraw(ledger, number, me), number, refusal=refusal)

@@ -1,31 +1,31 @@
 """Sockets of the watchdog: listeners, connections, and one wait for all of them.
 
-All sockets are non-blocking and belong to one thread, except in `Sockets.listen` and `Sockets.wake`, which
-any thread may call. Data is parsed into frames, which other modules interpret.
+All sockets are non-blocking and belong to one thread; any thread may call `Sockets.wake` and use `listeners`.
+Data is parsed into frames, which other modules interpret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import resource
 import selectors
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.detector import ConnectionEnd, Probe
 from multiworld._core.liveness.wire import Frame, Parser, encode
-from multiworld._core.membership.roster import Endpoint
-from multiworld._net.liveness.evidence import Answered, Asker, Helper
+from multiworld._net.liveness.evidence import Answered, Asker
+from multiworld._net.liveness.listeners import Listener, Listeners, resolve
 from multiworld._net.liveness.tcpinfo import probe
-from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from multiworld._core.membership.roster import Endpoint
+    from multiworld._net.liveness.evidence import Helper
 
 __all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets", "unauthenticated_at_most"]
 
@@ -33,7 +33,6 @@ _SHARE = 8
 """Unauthenticated connections may hold one in eight of the process's descriptors."""
 
 _CHUNK = 65536
-_BACKLOG = 256
 _ACCEPTS = 16  # per wait, so that a flood of connections neither delays the members nor takes all descriptors
 _READS = 16
 _UNSENT = 1 << 20  # bytes kept for a peer that does not read, beyond the kernel's buffers
@@ -98,12 +97,6 @@ class _Channel:
         self.events = 0
 
 
-class _Listener:
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.holds = 1
-
-
 class Sockets:
     """The watchdog's listeners and connections, and the wait for them.
 
@@ -113,6 +106,7 @@ class Sockets:
         helper: answers questions about this process; None for none.
 
     Attributes:
+        listeners: of this process.
         asker: asks the helpers of peers.
     """
 
@@ -125,14 +119,12 @@ class Sockets:
         self._channel = channel
         self._clock = clock
         self._selector = selectors.DefaultSelector()
-        self._helper = helper
+        self.listeners = Listeners(self._selector, helper)
         self.asker = Asker(self._selector)
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
-        self._lock = threading.Lock()  # guards the table of listeners, never I/O on a connection
-        self._listeners: dict[str, _Listener] = {}
         self._channels: dict[int, _Channel] = {}
         self._resume_at: float | None = None
         self._unborn: list[SocketEvent] = []  # the ends of dials that never had a socket
@@ -144,61 +136,6 @@ class Sockets:
         # Full: a wake-up is pending. Closed: the thread has ended.
         with contextlib.suppress(OSError):
             self._rope.send(b"!")
-
-    def listen(self, host: str) -> Endpoint:
-        """Listen at `host`, or hold the existing listener once more.
-
-        Raises:
-            MultiworldError: `host` is no numeric address of an interface here, or cannot be bound.
-        """
-        with self._lock:
-            listener = self._listeners.get(host)
-            if listener is None:
-                listener = self._listeners[host] = _Listener(_bind(host))
-                self._selector.register(listener.socket, selectors.EVENT_READ, listener)
-                if self._helper is not None:
-                    self._helper.listen(Endpoint(host, listener.socket.getsockname()[1]))
-            else:
-                listener.holds += 1
-            return Endpoint(host, listener.socket.getsockname()[1])
-
-    def hold(self, endpoint: Endpoint) -> bool:
-        """Hold the listener at `endpoint` once more; False where there is none."""
-        with self._lock:
-            listener = self._listeners.get(endpoint.host)
-            if listener is None or listener.socket.getsockname()[1] != endpoint.port:
-                return False
-            listener.holds += 1
-            return True
-
-    def unlisten(self, endpoint: Endpoint) -> None:
-        """Release one hold; the listener closes with the last one."""
-        with self._lock:
-            listener = self._listeners.get(endpoint.host)
-            if listener is None or listener.socket.getsockname()[1] != endpoint.port:
-                return
-            listener.holds -= 1
-            if listener.holds == 0:
-                self._close_listener(endpoint.host)
-
-    def unlisten_all(self) -> None:
-        """Close every listener, held or not."""
-        with self._lock:
-            for host in tuple(self._listeners):
-                self._close_listener(host)
-
-    def _close_listener(self, host: str) -> None:
-        listener = self._listeners.pop(host)
-        if self._helper is not None:
-            self._helper.unlisten(Endpoint(host, listener.socket.getsockname()[1]))
-        with contextlib.suppress(KeyError):  # accepting is paused: it is not registered
-            self._selector.unregister(listener.socket)
-        listener.socket.close()
-
-    @property
-    def listening(self) -> int:
-        """Number of listeners."""
-        return len(self._listeners)
 
     # -- the watchdog's thread
 
@@ -216,7 +153,7 @@ class Sockets:
         """Connect; `Connected` or `Closed` follows from `wait`, even for an immediate failure."""
         entry: _Channel | None = None
         try:
-            family, address = _resolve(endpoint.host, endpoint.port)
+            family, address = resolve(endpoint.host, endpoint.port)
             connection = socket.socket(family, socket.SOCK_STREAM)
             entry = self._channels[channel] = _Channel(channel, connection, connecting=True)
             _prepare(connection)
@@ -281,7 +218,7 @@ class Sockets:
         for key, mask in self._selector.select(0.0 if events else timeout):
             if isinstance(key.data, _Channel):
                 self._serve(key.data, mask, events)
-            elif isinstance(key.data, _Listener):
+            elif isinstance(key.data, Listener):
                 self._accept(key.data, events)
             elif key.data is self.asker:
                 events += self.asker.read()
@@ -292,10 +229,7 @@ class Sockets:
 
     def shut_down(self) -> None:
         """Close everything immediately."""
-        with self._lock:
-            for listener in self._listeners.values():
-                listener.socket.close()
-            self._listeners.clear()
+        self.listeners.shut_down()
         for entry in self._channels.values():
             entry.socket.close()
         self._channels.clear()
@@ -307,11 +241,9 @@ class Sockets:
     def abandon(self) -> None:
         """Close a forked child's copies of the descriptors; the parent's connections go on.
 
-        No lock (its holder does not exist here) and no `unregister` (the parent's selector would lose them
-        too).
+        No `unregister`: the parent's selector would lose them too.
         """
-        for listener in tuple(self._listeners.values()):
-            listener.socket.close()
+        self.listeners.abandon()
         for entry in tuple(self._channels.values()):
             entry.socket.close()
         self.asker.close()
@@ -406,7 +338,7 @@ class Sockets:
                 entry.socket.shutdown(socket.SHUT_WR)
         self._watch(entry, selectors.EVENT_READ | (selectors.EVENT_WRITE if entry.unsent else 0))
 
-    def _accept(self, listener: _Listener, events: list[SocketEvent]) -> None:
+    def _accept(self, listener: Listener, events: list[SocketEvent]) -> None:
         for _ in range(_ACCEPTS):
             try:
                 connection, _ = listener.socket.accept()
@@ -424,10 +356,7 @@ class Sockets:
 
     def _pause(self) -> None:
         """Stop accepting for a moment: without free descriptors the listeners stay readable."""
-        with self._lock:
-            for listener in self._listeners.values():
-                with contextlib.suppress(KeyError):  # closed, or paused already
-                    self._selector.unregister(listener.socket)
+        self.listeners.pause()
         self._resume_at = self._clock() + _PAUSE
 
     def _tidy(self, now: float) -> None:
@@ -437,10 +366,7 @@ class Sockets:
             self._discard(entry)
         if self._resume_at is not None and self._resume_at <= now:
             self._resume_at = None
-            with self._lock:
-                for listener in self._listeners.values():
-                    with contextlib.suppress(KeyError):  # opened during the pause: registered already
-                        self._selector.register(listener.socket, selectors.EVENT_READ, listener)
+            self.listeners.resume()
 
     def _watch(self, entry: _Channel, events: int) -> None:
         if entry.events == events:
@@ -478,47 +404,6 @@ def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE)
-
-
-def _resolve(
-    host: str, port: int
-) -> tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    family, _, _, _, address = found[0]
-    # typeshed has a third kind of address, which numeric hosts do not give.
-    return family, address  # type: ignore[return-value]
-
-
-def _bind(host: str) -> socket.socket:
-    if not _is_numeric(host):
-        raise MultiworldError(
-            f"the watchdog's address {host!r}",
-            rule="It is the numeric address of one interface of this host",
-            next_step="Give the address of the interface that leads to the store",
-        )
-    sock: socket.socket | None = None
-    try:
-        family, address = _resolve(host, 0)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise MultiworldError(
-            f"the watchdog cannot listen at {host}: {error.strerror or error}",
-            rule="It listens at an address of this host, at a port that the kernel chooses",
-            next_step="Give an address that `ip address` lists here",
-        ) from error
-    return sock
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host.partition("%")[0]).is_unspecified
-    except ValueError:
-        return False
 
 
 def _drain(sock: socket.socket) -> None:

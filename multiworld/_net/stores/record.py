@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multiworld._core.membership.steps import Move
 
-__all__ = ["Record", "StoreLike"]
+__all__ = ["StoreLike", "WorldRecord"]
 
 _NOTHING = "\x01nothing"  # no record starts like this: compare_set returns it where the key is missing
 
@@ -43,7 +43,7 @@ class StoreLike(Protocol):
         """Delete a key; False if there is none."""
 
 
-class Record:
+class WorldRecord:
     """One world's record in a store, and its last known value.
 
     Every method makes round trips, raises `StoreUnreachableError` if the store fails, and `JoinError` if what

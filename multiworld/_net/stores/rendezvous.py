@@ -2,8 +2,7 @@
 
 `multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
 through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
-compare-and-set, in one round trip. No call waits inside the store, whose client may be shared with other
-worlds.
+compare-and-set, in one round trip. No call waits inside the store, which other worlds may share.
 
 A store whose server does not answer (its process is stopped, its host gone) blocks the calling thread inside
 torch without a limit. So every public call runs in a thread of its own, which is abandoned at the deadline.
@@ -26,7 +25,7 @@ from multiworld._core.membership.request import JoinRequest, validate
 from multiworld._core.membership.steps import Move, Phase
 from multiworld._net.patience import NoAnswerError, in_time
 from multiworld._net.stores.probe import answers
-from multiworld._net.stores.record import Record, StoreLike
+from multiworld._net.stores.record import StoreLike, WorldRecord
 from multiworld.errors import InvalidJoinError, JoinAbandonedError, JoinError, StoreUnreachableError
 
 if TYPE_CHECKING:
@@ -55,12 +54,9 @@ _LAST_WORDS = 2.0
 """Seconds for the same report when a call is interrupted (Ctrl-C) and the process may end."""
 _PROBE_WITHIN = 0.2
 _PROBE_EVERY = 0.5
-_SEAL_AFTER = (
-    0.02  # seconds; normally the claim that completes an attempt seals it, so the others wait before they try
-)
-
+_SEAL_AFTER = 0.02
+"""Seconds before other members try to seal an attempt: the claim that completes it normally does."""
 T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +88,7 @@ class Rendezvous:
         probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
     ) -> None:
         self.request = request
-        self._record = Record(store, request.world, sleep, request.run)
+        self._record = WorldRecord(store, request.world, sleep, request.run)
         self._deadline = deadline
         self._cancelled = cancelled
         self._clock = clock
@@ -223,11 +219,11 @@ class Rendezvous:
                 watch = self._claim(watch)
             if self._number != 0:
                 ledger = self._record.ledger
-                standing = steps.stand(ledger, self._number, self._me, self.request)
-                attempt = standing.attempt
+                state = steps.claim_state(ledger, self._number, self._me, self.request)
+                attempt = state.attempt
                 if attempt is None:
-                    raise self._error(standing.failure)
-                if standing.phase is not Phase.OPEN:
+                    raise self._error(state.failure)
+                if state.phase is not Phase.OPEN:
                     return steps.roster(attempt, self.request)
                 now = self._clock()
                 if attempt.missing:
@@ -352,7 +348,7 @@ class Rendezvous:
         if not {claim.id for claim in claims} <= gone | seen:
             return False
         move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone)))
-        return steps.stand(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
+        return steps.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
 
     def _sealed(self, ledger: Ledger, gone: frozenset[str]) -> Ledger:
         left = steps.drop(ledger, self._number, self._me, gone)
@@ -384,10 +380,10 @@ class Rendezvous:
             self._look()
 
     def _raise_if_closed(self) -> Phase:
-        standing = steps.stand(self._record.ledger, self._number, self._me, self.request)
-        if standing.phase is Phase.CLOSED:
-            raise self._error(standing.failure)
-        return standing.phase
+        state = steps.claim_state(self._record.ledger, self._number, self._me, self.request)
+        if state.phase is Phase.CLOSED:
+            raise self._error(state.failure)
+        return state.phase
 
     def _cancel(self) -> JoinError:
         """Close the attempt because this member gives up; return the error to raise."""

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, Accepted, ClientCheck
+from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, AcceptedConnection, ClientCheck
 from multiworld._net import procfs
 from multiworld._net.descriptor_table import isolate, lowest_number
 
@@ -220,7 +220,7 @@ def _closed(control: socket.socket) -> bool:
         return False
 
 
-def _unproven(port: int, clients: ClientCheck) -> list[Accepted]:
+def _unproven(port: int, clients: ClientCheck) -> list[AcceptedConnection]:
     found = []
     for name in procfs.names("/proc/thread-self/fd"):
         fd = int(name)
@@ -237,13 +237,13 @@ def _unproven(port: int, clients: ClientCheck) -> list[Accepted]:
                 ):  # the control socket and other clients differ
                     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
                     received, sent = _INFO.unpack_from(info)
-                    found.append(Accepted(fd, status.st_ino, received, sent > 0))
+                    found.append(AcceptedConnection(fd, status.st_ino, received, sent > 0))
             finally:
                 sock.detach()
     return found
 
 
-def _hang_up(accepted: Accepted) -> None:
+def _hang_up(accepted: AcceptedConnection) -> None:
     """Shut the connection down, so that torch's server closes it."""
     with contextlib.suppress(OSError):
         copy = os.dup(accepted.fd)
