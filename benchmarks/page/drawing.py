@@ -53,7 +53,7 @@ STYLE: Any = {  # matplotlib types the keys one by one
     "legend.columnspacing": 1.0,
 }
 WIDTH = 3.55
-"""Inches of every picture, 341 pixels: a phone shows one as large as it is, a page for desks has two side by side."""
+"""Inches of every picture, 341 pixels: a phone shows one in full size, a wide page two side by side."""
 
 
 def panels(*heights: float) -> tuple[Canvas, list[Axes]]:
