@@ -219,7 +219,7 @@ LATE: dict[Stage, tuple[type[StageEvent], ...]] = {
     Stage.BROKEN: (Broke,),
     Stage.RETIRED: (Broke,),
     Stage.CLOSED: (Announced, Broke),
-    Stage.INHERITED: (Joined, JoinFailed, Announced, Broke, RetireAsked, CloseAsked),
+    Stage.INHERITED: (Announced, Broke, RetireAsked, CloseAsked),
 }
 """Events that come too late to matter: the first verdict holds, and a generation that is over stays so."""
 
