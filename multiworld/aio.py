@@ -83,7 +83,13 @@ class Aio:
             ending = self._ending(work)
             del work  # as in `recv`
             if written:
-                ending.wait()
+                # It ends here and now, so the end of the world has nothing to tell it.
+                try:
+                    ending.wait()
+                    await ending.until_over(self._sends, tensor.nbytes)
+                finally:
+                    del ending
+                return
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         try:

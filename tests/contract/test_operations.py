@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,6 +62,11 @@ def test_each_form_has_the_tables_operations_and_no_more():
     assert public(Aio) == set(TABLE)
     assert public(WorldCommunicator) & set(TABLE) == set(COMMUNICATED)
     assert tuple(name for name, row in TABLE.items() if row.post is not None) == DIRECT
+
+
+def test_the_page_for_those_who_come_from_torch_names_them_all():
+    page = (Path(__file__).parents[2] / "docs" / "from-torch-distributed.md").read_text()
+    assert [name for name in TABLE if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
