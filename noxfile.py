@@ -119,6 +119,8 @@ def tests_torch(session: nox.Session, torch: str) -> None:
         session.error(
             "--write excludes pytest's arguments: a page about some of the tests would claim too much"
         )
+    if args.write:  # a page without a place for results should not cost an hour
+        versions.check_page(args.write)
     run = versions.Run(torch, ROOT / "out" / "versions")
     python, external = given.get(torch, "python"), torch in given
     needs = [*TEST, "numpy>=1.26,<2" if torch.startswith("2.4.") else "numpy>=1.26"]  # of its time
@@ -140,7 +142,9 @@ def tests_torch(session: nox.Session, torch: str) -> None:
         env = {**ENV, "PYTHONPATH": os.pathsep.join((packages, ENV["PYTHONPATH"]))}
         began, good = time.monotonic(), True
         try:
-            session.run(python, *run.command(more, args.limit), env=env, external=external)
+            # pytest ends between tests; one that hangs in C is killed.
+            bound = ("timeout", "--kill-after=30", str(args.limit + 60))
+            session.run(*bound, python, *run.command(more, args.limit), env=env, external=True)
         except CommandFailed:
             good = False
         outcome = run.done(said, time.monotonic() - began, good=good, whole=not more)

@@ -18,7 +18,7 @@ from m8d_build.settings import REPO_ROOT
 from m8d_build.testing import versions
 from m8d_build.testing.environment import packages_for, remove_added, requirements
 from m8d_build.testing.results import PASSED
-from m8d_build.testing.versions import Run, columns, matches, sources_digest, write_page
+from m8d_build.testing.versions import Run, check_page, columns, matches, sources_digest, write_page
 
 PYPROJECT = (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8")
 GOOD = "import torch\ndef test_it(): assert torch.__version__ == '9.8.7+toy'\n"
@@ -160,6 +160,8 @@ def test_the_page_names_the_versions_that_were_not_asked_for(tests, tmp_path, ru
 def test_a_page_without_a_place_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Nothing here\n")
+    with pytest.raises(ValueError, match="once each"):
+        check_page(page)
     with pytest.raises(ValueError, match="once each"):
         write_page(page, [])
     assert page.read_text() == "# Nothing here\n"

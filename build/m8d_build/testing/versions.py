@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["ASK", "LIMIT", "TESTS", "VERSIONS", "Run", "columns", "matches", "sources_digest", "write_page"]
+__all__ = [
+    "ASK",
+    "LIMIT",
+    "TESTS",
+    "VERSIONS",
+    "Run",
+    "check_page",
+    "columns",
+    "matches",
+    "sources_digest",
+    "write_page",
+]
 
 # Two numbers mean the newest release of that series.
 VERSIONS = ("2.4.0", "2.6.0", "2.13.0", "2.14.1", "2.15")
@@ -109,6 +120,15 @@ def columns(folder: Path, *, tests: Path = TESTS) -> list[Outcome]:
         missing = Outcome(version, today(), sources, trouble="not run: not asked for")
         found.append(kept if kept is not None and kept.sources == sources else missing)
     return found
+
+
+def check_page(page: Path) -> None:
+    """Check that results can be put into a page.
+
+    Raises:
+        ValueError: the page has no place for them.
+    """
+    put_into(page.read_text(encoding="utf-8") if page.exists() else None, "")
 
 
 def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
