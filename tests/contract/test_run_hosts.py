@@ -122,6 +122,7 @@ def test_the_first_host_is_cut_off_with_the_hub_and_every_store(tmp_path, networ
         gone, other = before[0][0], before[2][0]
         assert gone is made.runs[0]
         spare = next(run for run in made.runs if run not in {gone, other})
+        gone.wait_line(r"event=node-joined .*seat=-")  # the spare: one node of two would be no minority
         network.pull(1)
         gone.wait_line("event=stopped", count=2)  # by itself
         made.wait(2, "active", world="w1")
