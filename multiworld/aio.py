@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
+    from multiworld.collectives import Collectives
     from multiworld.generation import Generation
     from multiworld.work import WorldWork
-    from multiworld.world import World
 
 __all__ = ["Aio", "AioWork"]
 
@@ -59,7 +59,7 @@ class AioWork:
 class Aio:
     """The awaitable face of one world; see `multiworld.World` for what each operation does and raises."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Collectives) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
         self._queue: Any = None  # of the loop that was last used, `waiting.LoopQueue`

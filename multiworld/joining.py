@@ -20,7 +20,7 @@ from multiworld.registry import Reservation, registry
 from multiworld.resources import UNDO_BUDGET
 from multiworld.statemachine import StateMachine
 from multiworld.work import seen
-from multiworld.world import World
+from multiworld.world import Rejoins, World
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -190,7 +190,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                 def make(owner: World) -> Generation:
                     return generation.Generation(machine, resources, owner, plan.timeout)
 
-                handle = World(plan, make) if world is None else world
+                handle = World(plan, make, Rejoins(rejoin, rejoin_async)) if world is None else world
                 made = handle._gen if world is None else make(world)  # noqa: SLF001
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: _destroyed(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from multiworld import settings
 from multiworld._core import durations
@@ -18,7 +18,7 @@ from multiworld.selecting import Selecting
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
@@ -37,6 +37,18 @@ _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
 
 
+class Rejoins(NamedTuple):
+    """What makes a world's next generation: the functions of `multiworld.joining`, which makes worlds.
+
+    Attributes:
+        blocking: of `World.rejoin`: the world, the timeout and the store.
+        awaited: of `World.rejoin_async`.
+    """
+
+    blocking: Callable[[World, float | dt.timedelta | None, str | Store | None], World]
+    awaited: Callable[[World, float | dt.timedelta | None, str | Store | None], Awaitable[World]]
+
+
 class World(Selecting, ObjectCollectives):
     """A named fault domain: its own ranks, process group, store and generation. Made by `multiworld.join`.
 
@@ -47,8 +59,11 @@ class World(Selecting, ObjectCollectives):
         name, rank, world_size, backend, device: as joined.
     """
 
-    def __init__(self, plan: JoinPlan, make_generation: Callable[[World], Generation]) -> None:
+    def __init__(
+        self, plan: JoinPlan, make_generation: Callable[[World], Generation], rejoins: Rejoins
+    ) -> None:
         self._plan = plan
+        self._rejoins = rejoins
         self._gen = make_generation(self)
         self._next: StateMachine | None = None  # of the generation that a rejoin makes
         self._watchers: tuple[_Watcher, ...] = ()
@@ -178,17 +193,13 @@ class World(Selecting, ObjectCollectives):
             JoinAbandonedError: another thread closed this world meanwhile.
             JoinError: see `multiworld.join`; the world stays broken or closed, and may be rejoined again.
         """
-        from multiworld.joining import rejoin  # noqa: PLC0415  (join builds worlds)
-
-        return rejoin(self, timeout, store)
+        return self._rejoins.blocking(self, timeout, store)
 
     async def rejoin_async(
         self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None
     ) -> World:
         """`rejoin`, awaitable and cancellable."""
-        from multiworld.joining import rejoin_async  # noqa: PLC0415  (join builds worlds)
-
-        return await rejoin_async(self, timeout, store)
+        return await self._rejoins.awaited(self, timeout, store)
 
     def wait_active(self, timeout: float | dt.timedelta | None = None) -> World:
         """Wait until somebody has joined this world again: `multiworld.join_all` does in the background.

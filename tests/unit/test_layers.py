@@ -57,7 +57,11 @@ ROOMS = (
     "cli",
 )  # fmt: skip
 # Packages without circles, and the deferred imports that may close one: (importer, imported): why.
-WITHOUT_CIRCLES: dict[Path, dict[tuple[str, str], str]] = {TOOLCHAIN: {}, ROOT / "benchmarks": {}}
+WITHOUT_CIRCLES: dict[Path, dict[tuple[str, str], str]] = {
+    TOOLCHAIN: {},
+    ROOT / "benchmarks": {},
+    LIBRARY: {},
+}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = {"torch", "threading", "socket", "time", "asyncio", "subprocess", "multiprocessing"}
 STARTS_PROGRAMS = {
