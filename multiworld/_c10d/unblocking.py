@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,10 +27,9 @@ from multiworld._c10d import cxx, inflight, sockets
 from multiworld._c10d.completion import pool
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Iterable
 
-__all__ = ["MANY", "Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
+__all__ = ["Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
 
 LIMIT = 10.0
 """Seconds for which a group that was shut down is looked after; what then still runs ends at its timeout."""
@@ -50,7 +50,7 @@ mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x
 _SETTLING = 1.0
 """Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time for them."""
 
-MANY = 512
+_MANY = 512
 """Works after which those that are gone are taken out of the books."""
 
 _TASKS = Path("/proc/self/task")
@@ -84,23 +84,22 @@ class Target(NamedTuple):
 
 
 class Posted:
-    """The sends and receives of a world that may not have ended yet; it keeps none of them.
-
-    Attributes:
-        works: by id: that of a work that is gone is soon another one's, so this stays small. Who posts one puts it
-            in, in an atomic step, and calls `sweep` when there are more than `MANY`.
-    """
+    """The sends and receives of a world that may not have ended yet; it keeps none of them."""
 
     def __init__(self) -> None:
-        self.works: dict[int, weakref.ref[Any]] = {}
+        # By id: that of a work that is gone is soon another one's, so this stays small.
+        self._works: dict[int, weakref.ref[Any]] = {}
 
-    def sweep(self) -> None:
-        """Take out those that are gone."""
-        self.works = {key: ref for key, ref in list(self.works.items()) if ref() is not None}
+    def add(self, work: Any) -> None:
+        """Remember a work, in an atomic step."""
+        works = self._works
+        works[id(work)] = weakref.ref(work)
+        if len(works) > _MANY:
+            self._works = {key: ref for key, ref in list(works.items()) if ref() is not None}
 
     def take(self) -> list[Any]:
         """Return those that still exist, once."""
-        works, self.works = self.works, {}
+        works, self._works = self._works, {}
         return [work for ref in list(works.values()) if (work := ref()) is not None]
 
 
