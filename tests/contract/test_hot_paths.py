@@ -377,7 +377,9 @@ def test_a_message_takes_so_many_calls_of_python_at_most(cast):
     for member in members:
         seen = member.expect("counted")
         assert seen.closed
-        assert seen.world <= 4.0, seen
-        assert seen.block <= 8.0, seen  # 6 with torch 2.13, whose functions ask the router more or less often
-        assert seen.aio <= 9.0, seen  # one less where each send is written whole at once
+        assert seen.world <= 5.0, seen
+        assert seen.block <= 11.0, (
+            seen
+        )  # 9 with torch 2.13, whose functions ask the router more or less often
+        assert seen.aio <= 10.0, seen  # one less where each send is written whole at once
     assert [member.finish() for member in members] == [0, 0]

@@ -213,11 +213,7 @@ class GlooWorld:
         Between the operations of a batch NCCL gives none.
         """
         if work is not None:
-            # Here, though the books are another's: this is on the way of each message.
-            works = self._posted.works
-            works[id(work)] = weakref.ref(work)
-            if len(works) > unblocking.MANY:
-                self._posted.sweep()
+            self._posted.add(work)
         if self.aborted:  # perhaps too late to be told with the others
             self.abort()
         return work

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,10 +28,9 @@ from multiworld._c10d.nccl import inflight
 from multiworld._net import procfs
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Iterable
 
-__all__ = ["MANY", "Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
+__all__ = ["Posted", "Target", "Worker", "threads", "unblock", "workers_of"]
 
 LIMIT = 10.0
 """Seconds for which a group that was shut down is looked after; what then still runs ends at its timeout."""
@@ -51,7 +51,7 @@ mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x
 _SETTLING = 1.0
 """Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time for them."""
 
-MANY = 512
+_MANY = 512
 """Works after which those that are gone are taken out of the books."""
 
 _TASKS = Path("/proc/self/task")
@@ -85,23 +85,22 @@ class Target(NamedTuple):
 
 
 class Posted:
-    """The sends and receives of a world that may not have ended yet; it keeps none of them.
-
-    Attributes:
-        works: by id: that of a work that is gone is soon another one's, so this stays small. Who posts one puts it
-            in, in an atomic step, and calls `sweep` when there are more than `MANY`.
-    """
+    """The sends and receives of a world that may not have ended yet; it keeps none of them."""
 
     def __init__(self) -> None:
-        self.works: dict[int, weakref.ref[object]] = {}
+        # By id: that of a work that is gone is soon another one's, so this stays small.
+        self._works: dict[int, weakref.ref[object]] = {}
 
-    def sweep(self) -> None:
-        """Take out those that are gone."""
-        self.works = {key: ref for key, ref in list(self.works.items()) if ref() is not None}
+    def add(self, work: object) -> None:
+        """Remember a work, in an atomic step."""
+        works = self._works
+        works[id(work)] = weakref.ref(work)
+        if len(works) > _MANY:
+            self._works = {key: ref for key, ref in list(works.items()) if ref() is not None}
 
     def take(self) -> list[object]:
         """Return those that still exist, once."""
-        works, self.works = self.works, {}
+        works, self._works = self._works, {}
         return [work for ref in list(works.values()) if (work := ref()) is not None]
 
 

@@ -60,11 +60,6 @@ _tokens: dict[int, WorldState] = {}
 _derived: dict[str, str] = {}
 # By process group, of those in some living world's `pg_map`; kept by the maps themselves.
 _owners: dict[Any, WorldState] = {}
-owner_of: Callable[[Any], WorldState | None] = _owners.get
-"""Return the living world that made a process group; None where it is torch's own, or that of no world.
-
-The dictionary's own method: each send and receive asks, and must not look through all worlds.
-"""
 # torch's own `_World` object: what `_world` is outside worlds, installed or not.
 _original: c10d._World = c10d._world
 # Functions that must learn what others may not; by code, because decorated copies are spread over torch.
@@ -94,6 +89,12 @@ def living() -> tuple[WorldState, ...]:
 def with_token(token: int) -> WorldState | None:
     """Return the living world that has this `WorldState.token`, if any."""
     return _tokens.get(token)
+
+
+def owner_of(group: Any) -> WorldState | None:
+    """Return the living world that made `group`; None where it is torch's own, or nobody's."""
+    # Asked at operations: so it must not look through all worlds.
+    return _owners.get(group)
 
 
 def derive(world_class: type = c10d._World, module: types.ModuleType = c10d) -> dict[str, str]:

@@ -144,13 +144,12 @@ def _posting(original: Any) -> Any:
     """`original`, a method of ProcessGroup that posts a send or a receive: guarded, and known to its world."""
     function = getattr(original, "__func__", original)
     source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
-    receives = source_at != -1
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         try:
-            if receives and owner is not None and owner.parked is not None and owner.parked.waiting:
-                work = _after_parked(owner, function, group, args, kwargs, source_at)
+            if source_at != -1 and owner is not None and _claims(owner, group) and not kwargs:
+                work = _after_parked(owner, function, group, args, source_at)
                 if work is not None:
                     return work
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
@@ -165,17 +164,14 @@ def _posting(original: Any) -> Any:
     return _dressed(call, original)
 
 
+def _claims(owner: WorldState, group: Any) -> object:
+    return owner.parked is not None and owner.parked.waiting and group is owner.group
+
+
 def _after_parked(
-    owner: WorldState,
-    function: Any,
-    group: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    source_at: int | None,
+    owner: WorldState, function: Any, group: Any, args: tuple[Any, ...], source_at: int | None
 ) -> Any:
     """Post a receive that comes after parked ones; None where none of them concerns it."""
-    if kwargs or group is not owner.group:
-        return None
     ((tensor,), *_, tag) = args
 
     def post(own: Any) -> Any:
