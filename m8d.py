@@ -1,7 +1,7 @@
 """The commands of the distribution ``m8d``, behind a look at whose package ``multiworld`` is installed.
 
-A module of its own, because the look comes before ``import multiworld``: Cisco's distribution ``multiworld`` has the same
-import name, and patches torch and ends the process when it is imported (docs/install.md).
+A module of its own, because the look comes before ``import multiworld``: Cisco's distribution ``multiworld``
+has the same import name, and patches torch and ends the process when it is imported (docs/install.md).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.direct`, `endings`).
-Cancelling ends the waiting, not the operation: torch cannot take back
-what was posted. A cancelled receive is kept, and the next receive of the same source and tag gets its message;
-until then its tensor belongs to it.
+future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.direct`,
+`endings`). Cancelling ends the waiting, not the operation: torch cannot take back what was posted. A
+cancelled receive is kept, and the next receive of the same source and tag gets its message; until then its
+tensor belongs to it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Aio:
         self._receives: Habit | Any = None
         self._others: Habit | Any = None
 
-    # -- point to point -----------------------------------------------------------------------------------------
+    # -- point to point --------------------------------------------------------------------------------------
 
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
@@ -145,7 +145,8 @@ class Aio:
             gen.parked.park(src, tag, parked)
             raise
         finally:
-            # The future holds an error, its traceback this frame: without this the frame would hold the future.
+            # The future holds an error, its traceback this frame: without this the frame would hold the
+            # future.
             del waiting, parked
         return source
 
@@ -165,7 +166,7 @@ class Aio:
         works = await self._post(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
         return [AioWork(self, gen, work) for work in works]
 
-    # -- collectives --------------------------------------------------------------------------------------------
+    # -- collectives -----------------------------------------------------------------------------------------
 
     async def broadcast(self, tensor: Tensor, src: int) -> None:
         """Give every member `src`'s `tensor`."""
@@ -226,7 +227,7 @@ class Aio:
         """Return when every member has called it."""
         await self._do("barrier", None if device_ids is None else list(device_ids))
 
-    # -- objects ------------------------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------------------
 
     async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
@@ -279,7 +280,7 @@ class Aio:
             weights_only=weights_only,
         )
 
-    # -- how ----------------------------------------------------------------------------------------------------
+    # -- how -------------------------------------------------------------------------------------------------
 
     def _ending(self, work: Any, order: int = 0) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""
@@ -373,7 +374,7 @@ class Aio:
             del ready  # as in recv
 
     async def _in_turn(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run the blocking method `name` on a waiter after those that were given before: it takes several steps."""
+        """Run the blocking method `name`, which takes several steps, on a waiter after those given before."""
         fn = functools.partial(getattr(self._world, name), *args, **kwargs)
         before, context = self._before, contextvars.copy_context()
         loop = asyncio.get_running_loop()
@@ -408,7 +409,7 @@ def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
 
     def receive() -> int:
         work.wait()
-        return src if src is not None else int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
+        return src if src is not None else int(work._source_rank())  # noqa: SLF001  (as torch's recv)
 
     return receive
 

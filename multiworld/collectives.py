@@ -1,7 +1,8 @@
 """The collectives of a world, blocking: torch.distributed's names, order and meaning, without ``group=``.
 
-The hot ones call the backend directly where that means the same; all others run torch's function with the world
-selected, so that they mean exactly what torch means by them. `multiworld.operations` says which do what.
+The hot ones call the backend directly where that means the same; all others run torch's function with the
+world selected, so that they mean exactly what torch means by them. `multiworld.operations` says which do
+what.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ __all__ = ["Collectives"]
 
 
 class Collectives:
-    """Mixin of `multiworld.World`; each method blocks until done, or returns a `WorldWork` with ``async_op=True``.
+    """Mixin of `multiworld.World`; each method blocks until done, or returns a `WorldWork` with
+    ``async_op=True``.
 
     Ranks are ranks of the world. Every method raises `BrokenWorldException` when the world is or gets broken,
     `WorldClosedError` after a close, `WrongDeviceError` for a tensor the backend cannot reach, and what torch
@@ -31,10 +33,10 @@ class Collectives:
 
     _gen: Generation
 
-    # -- point to point -----------------------------------------------------------------------------------------
+    # -- point to point --------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Send `tensor` to rank `dst` (any shape and dtype the backend takes); returns when it may be reused."""
+        """Send `tensor` (any shape and dtype of the backend) to rank `dst`; returns when it may be reused."""
         gen = self._gen
         try:
             if gen.direct is not None and gen.direct.sends(tensor):
@@ -45,7 +47,7 @@ class Collectives:
             reraise(gen, exc)
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src` (None: from whoever sends first); returns the sender's rank."""
+        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank."""
         gen = self._gen
         try:
             if src is None:
@@ -85,7 +87,7 @@ class Collectives:
         gen, works = self._gen, inside(self._gen, "batch_isend_irecv", p2p_op_list)
         return [WorldWork(work, gen, once=all(op.tensor.is_cpu for op in p2p_op_list)) for work in works]
 
-    # -- one to all, all to one ---------------------------------------------------------------------------------
+    # -- one to all, all to one ------------------------------------------------------------------------------
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> WorldWork | None:
         """Give every member `src`'s `tensor` (same shape and dtype everywhere)."""
@@ -107,7 +109,7 @@ class Collectives:
         """Give each rank its tensor of `src`'s `scatter_list` (None elsewhere), in `tensor`."""
         return self._do("scatter", async_op, tensor, scatter_list, src)
 
-    # -- all to all ---------------------------------------------------------------------------------------------
+    # -- all to all ------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, op: Any = None, async_op: bool = False) -> WorldWork | None:
         """Reduce everyone's `tensor` in place, in everyone; `op` is a ``dist.ReduceOp``, SUM by default."""
@@ -122,7 +124,7 @@ class Collectives:
     def all_gather_into_tensor(
         self, output_tensor: Tensor, input_tensor: Tensor, async_op: bool = False
     ) -> WorldWork | None:
-        """Collect everyone's `input_tensor` in one tensor: world_size times as large, concatenated or stacked."""
+        """Collect all `input_tensor`s in one tensor, world_size times as large: concatenated or stacked."""
         return self._do("all_gather_into_tensor", async_op, output_tensor, input_tensor)
 
     def reduce_scatter(
@@ -144,7 +146,7 @@ class Collectives:
     def all_to_all(
         self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], async_op: bool = False
     ) -> WorldWork | None:
-        """Give rank r this rank's ``input_tensor_list[r]``, and get one from each, in `output_tensor_list`."""
+        """Give rank r this rank's ``input_tensor_list[r]``, and get one of each in `output_tensor_list`."""
         return self._do("all_to_all", async_op, output_tensor_list, input_tensor_list)
 
     def all_to_all_single(
@@ -155,7 +157,7 @@ class Collectives:
         input_split_sizes: list[int] | None = None,
         async_op: bool = False,
     ) -> WorldWork | None:
-        """Give rank r this rank's part r of `input`'s first dimension (even parts where no sizes are given)."""
+        """Give rank r part r of `input`'s first dimension (even parts where no sizes are given)."""
         return self._do("all_to_all_single", async_op, output, input, output_split_sizes, input_split_sizes)
 
     def barrier(self, async_op: bool = False, device_ids: Sequence[int] | None = None) -> WorldWork | None:

@@ -37,9 +37,9 @@ class WorldCommunicator:
         self._world_manager = world_manager
         self._worlds: dict[str, World | None] = {}
 
-    # -- which worlds -------------------------------------------------------------------------------------------
+    # -- which worlds ----------------------------------------------------------------------------------------
 
-    def add_world(self, world_name: str, backend: str = "gloo") -> None:  # noqa: ARG002  (pymultiworld's signature)
+    def add_world(self, world_name: str, backend: str = "gloo") -> None:  # noqa: ARG002  (pymultiworld's)
         """Make the name known; `WorldManager` calls it, programs need not."""
         self._worlds[world_name] = None
 
@@ -57,7 +57,7 @@ class WorldCommunicator:
         world = self._worlds.get(world_name)
         return world is None or world.state is not State.ACTIVE
 
-    # -- operations ---------------------------------------------------------------------------------------------
+    # -- operations ------------------------------------------------------------------------------------------
 
     async def send(self, tensor: Tensor, dst: int, world_name: str = DEFAULT_WORLD_NAME) -> None:
         """Send `tensor` to rank `dst` of the world."""

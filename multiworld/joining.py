@@ -63,8 +63,9 @@ def join(
         name: any text of 1 to 200 characters; the same on every member.
         rank: 0 to ``world_size - 1``, each taken once.
         world_size: the same on every member; 1 is allowed.
-        store: "tcp://host:port" (served by rank 0's process), "file:///path", or a ``torch.distributed.Store``.
-            Worlds may share one. None takes MASTER_ADDR and MASTER_PORT from the environment.
+        store: "tcp://host:port" (served by rank 0's process), "file:///path", or a
+            ``torch.distributed.Store``. Worlds may share one. None takes MASTER_ADDR and MASTER_PORT from the
+            environment.
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.
         timeout: seconds (or a timedelta), for this join and for each operation of the world; None takes
             M8D_JOIN_TIMEOUT (30).
@@ -75,9 +76,9 @@ def join(
 
     Raises:
         InvalidJoinError: an argument breaks a rule, or this process is in an active world of that name.
-        JoinError: of one of its kinds (RankTakenError, MismatchError, JoinTimeoutError, StoreUnreachableError,
-            StoreBindError, BackendError, StaleGenerationError, JoinAbandonedError): the same kind on every member
-            that took part, and nothing half-made is left.
+        JoinError: of one of its kinds (RankTakenError, MismatchError, JoinTimeoutError,
+            StoreUnreachableError, StoreBindError, BackendError, StaleGenerationError, JoinAbandonedError):
+            the same kind on every member that took part, and nothing half-made is left.
         PatchRequiredError: M8D_REQUIRE_PATCH=1, an NCCL backend, and an unpatched torch.
     """
     _refuse_unknown("join", unknown)

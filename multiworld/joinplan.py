@@ -27,7 +27,8 @@ class JoinPlan:
         timeout: seconds, for the join and for each operation.
         hang_timeout: seconds of silence after which a member is hung.
         device: as given; None lets the backend decide.
-        gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a GPU.
+        gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a
+            GPU.
         served: whether the store is served by somebody who is no member: then rank 0 never serves it.
     """
 

@@ -22,8 +22,8 @@ __all__ = ["WorldManager"]
 class WorldManager:
     """Creates and removes worlds, as pymultiworld 0.2.x's does.
 
-    Other than there: nothing is set in the environment before an NCCL world is made, a broken or removed world's
-    name can be used again (that makes the next generation), and `cleanup` returns.
+    Other than there: nothing is set in the environment before an NCCL world is made, a broken or removed
+    world's name can be used again (that makes the next generation), and `cleanup` returns.
 
     Args:
         enable_monitor: kept for programs that pass it; faults are always watched for.
@@ -114,7 +114,8 @@ class WorldManager:
     def remove_world(self, world_name: str) -> None:
         """Close the world and forget it; its name may be used again.
 
-        A world that was removed already is left as it is: several tasks may notice that it broke, and each remove it.
+        A world that was removed already is left as it is: several tasks may notice that it broke, and each
+        remove it.
 
         Raises:
             ValueError: there never was a world of that name.
@@ -137,7 +138,8 @@ class WorldManager:
         registry.close_all(timeout=5.0, ending=False)
 
     async def _connect(self, world: World, device: Any) -> None:
-        # NCCL builds its communicator with the first operation: do it now, so that the first message does not pay.
+        # NCCL builds its communicator with the first operation: do it now, so that the first message does not
+        # pay.
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         await world.aio.all_reduce(torch.zeros(1, device=device if device is not None else world.device))

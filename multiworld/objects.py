@@ -1,9 +1,10 @@
-"""Object collectives of a world: Python objects instead of tensors, unpickled with torch's ``weights_only`` rules.
+"""Object collectives of a world: Python objects instead of tensors, unpickled with torch's ``weights_only``
+rules.
 
 An object arrives from another process: unpickling it freely would run whatever that process put into it. With
-``weights_only=True``, the default, only plain data, tensors and what ``torch.serialization.add_safe_globals`` allows
-is read; ``weights_only=False`` reads anything, for members that trust each other. (What is plain data is torch's
-say: ``bytes`` are from torch 2.5 on.)
+``weights_only=True``, the default, only plain data, tensors and what ``torch.serialization.add_safe_globals``
+allows is read; ``weights_only=False`` reads anything, for members that trust each other. (What is plain data
+is torch's say: ``bytes`` are from torch 2.5 on.)
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class) ([\w.]+)")
 class ObjectCollectives(Collectives):
     """Mixin of `multiworld.World`. `device` is where the bytes travel; None takes the world's own device.
 
-    All raise what the tensor collectives raise, and ``pickle.UnpicklingError`` for an object that ``weights_only``
-    does not allow.
+    All raise what the tensor collectives raise, and ``pickle.UnpicklingError`` for an object that
+    ``weights_only`` does not allow.
     """
 
     if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> int:
-        """Fill `object_list` from rank `src` (None: any), as many as it is long; returns the sender's rank."""
+        """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
         _require_list("object_list", object_list)
         device = device or self.device
         sizes = _numbers(len(object_list), device)
@@ -106,7 +107,7 @@ class ObjectCollectives(Collectives):
         *,
         weights_only: bool = True,
     ) -> None:
-        """Fill `dst`'s `object_gather_list` with everyone's `obj`; it is ``world_size`` long, and None elsewhere."""
+        """Fill `dst`'s `object_gather_list` with all ranks' `obj`: ``world_size`` long, None elsewhere."""
         if not 0 <= dst < self.world_size:
             raise ValueError(f"dst {dst}. Ranks are 0 to {self.world_size - 1}. Name a member.")
         if self.rank == dst and object_gather_list is None:

@@ -1,8 +1,8 @@
 """Receives whose callers stopped waiting (a cancelled ``await``), and those that come after them.
 
 Torch cannot cancel a posted receive, so the messages that belong to such receives still arrive there. The
-receives that are posted next get them, in order: whichever way they are posted (`World.recv`, ``dist.recv``, a
-batch, any source).
+receives that are posted next get them, in order: whichever way they are posted (`World.recv`, ``dist.recv``,
+a batch, any source).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _next(candidates: list[Parked], src: int | None) -> Parked | None:
 
 
 def _ahead(candidates: list[Parked], of: Parked) -> bool:
-    """Whether a receive that is not done must have its message already, because `of` has: its thread is late."""
+    """Whether a receive that is not done must have its message, because `of` has: its thread is late."""
     src, order = of.place
     return any(
         not each.done
@@ -346,7 +346,7 @@ class TakenOver:
         self._candidates.append(posted)
         self._receives.wait_for(posted)
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (the operations have their own timeout)
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002  (torch's signature)
         """Block until the message is in the tensor.
 
         Raises:

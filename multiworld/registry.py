@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_BUDGET", "RegisteredWorld", "Registry", "Reservation", "registry"]
 
 EXIT_BUDGET = 1.0
-"""Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole exit)."""
+"""Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
+exit)."""
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class Registry:
                 return
             del self._joining[name]
             if world is not None:
-                if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have closed it already)
+                if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have)
                     self._worlds[name] = world
                 self._last[name] = (generation, rank)
 
@@ -187,7 +188,7 @@ class Registry:
 
     def watchdog(self) -> Watchdog:
         """The process's watchdog, made when it is first needed."""
-        from multiworld.watchdog import Watchdog  # noqa: PLC0415  (nothing of it is needed before the first join)
+        from multiworld.watchdog import Watchdog  # noqa: PLC0415  (not before the first join)
 
         with self._lock:
             self._check_fork()
@@ -237,16 +238,17 @@ class Registry:
             world._forked()  # noqa: SLF001  (the registry owns the process's worlds)
 
     def _check_fork(self) -> None:
-        # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing, and
-        # must not close what it does not own.
+        # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing,
+        # and must not close what it does not own.
         if os.getpid() != self._pid:
             self._worlds, self._joining, self._watchdog = {}, {}, None
             self._pid, self._hooked, self._ending = os.getpid(), False, False
 
 
 def _before_threads_are_joined(fn: Callable[[], Any]) -> None:
-    # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any atexit
-    # function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing, atexit must do.
+    # A user's thread that is blocked in a receive would keep the interpreter waiting for it, before any
+    # atexit function runs; this hook (the one concurrent.futures uses) runs earlier. Where it is missing,
+    # atexit must do.
     register: Callable[[Callable[[], Any]], Any] = getattr(threading, "_register_atexit", atexit.register)
     try:
         register(fn)

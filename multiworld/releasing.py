@@ -1,7 +1,7 @@
 """Background release of broken worlds: a program need not close them.
 
-A few daemon threads, which exist only while there are steps, take one step after the other. A step that hangs (an
-abort of NCCL) holds up one of them for as long as the step allows itself, and no watchdog.
+A few daemon threads, which exist only while there are steps, take one step after the other. A step that hangs
+(an abort of NCCL) holds up one of them for as long as the step allows itself, and no watchdog.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Releaser:
         return self._threads
 
     def add(self, delay: float, step: Step) -> None:
-        """Call `step` on a thread after `delay` seconds, and again after as many seconds as it returns; None ends it."""
+        """Call `step` on a thread after `delay` seconds, and again after what it returns; None: no more."""
         with self._changed:
             if not self._registered:
                 # Its threads do not live in a forked child, nor is what they would free the child's.

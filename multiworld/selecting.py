@@ -1,7 +1,7 @@
 """``with world:``: bare calls of torch.distributed mean this world.
 
-Entering and leaving are on the path of each call that somebody puts into a block of its own, so both are two calls of
-C and a few attributes: nothing is imported, locked or logged.
+Entering and leaving are on the path of each call that somebody puts into a block of its own, so both are two
+calls of C and a few attributes: nothing is imported, locked or logged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Selecting"]
 
 
 class Selecting:
-    """Mixin of `multiworld.World`: what makes it a context manager, re-entrant, per thread and per asyncio task."""
+    """Mixin of `multiworld.World`: a re-entrant context manager, per thread and per asyncio task."""
 
     _gen: Generation
 

@@ -36,7 +36,8 @@ class WorldWork:
         work: torch's.
         generation: of the world it is an operation of.
         once: to wait for `work` once only: gloo waits for a second message when a receive is waited for
-            again, and that ends the world. Not on a GPU, where each wait is for the stream that is current then.
+            again, and that ends the world. Not on a GPU, where each wait is for the stream that is current
+            then.
     """
 
     __slots__ = ("_done", "_generation", "_once", "_work")

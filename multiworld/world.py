@@ -52,8 +52,8 @@ class Rejoins(NamedTuple):
 class World(Selecting, ObjectCollectives):
     """A named fault domain: its own ranks, process group, store and generation. Made by `multiworld.join`.
 
-    ``with world:`` makes unmodified ``torch.distributed`` calls mean this world, per thread and per asyncio task;
-    it may be nested and re-entered. The collectives are methods too, and awaitable as ``world.aio``.
+    ``with world:`` makes unmodified ``torch.distributed`` calls mean this world, per thread and per asyncio
+    task; it may be nested and re-entered. The collectives are methods too, and awaitable as ``world.aio``.
 
     Attributes:
         name, rank, world_size, backend, device: as joined.
@@ -73,7 +73,7 @@ class World(Selecting, ObjectCollectives):
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._aio: Aio | None = None
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- what it is ------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -117,7 +117,7 @@ class World(Selecting, ObjectCollectives):
 
     @property
     def busy(self) -> tuple[int, ...]:
-        """Ranks of the members that run, but give no sign of life for longer than ``hang_timeout``, ascending."""
+        """Ranks, ascending, of the members that run, but give no sign of life for ``hang_timeout``."""
         return self._gen.busy if self._gen.state is State.ACTIVE else ()
 
     @property
@@ -151,10 +151,11 @@ class World(Selecting, ObjectCollectives):
             f"{self.world_size}, {self.backend}>"
         )
 
-    # -- faults -------------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------
 
     def on_break(self, fn: Callable[[World], object]) -> Callable[[], None]:
-        """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if that was told already.
+        """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if that was told
+        already.
 
         ``fn`` may block, rejoin or close the world. An exception in it is logged.
 
@@ -181,8 +182,8 @@ class World(Selecting, ObjectCollectives):
 
         Args:
             timeout: seconds, or a timedelta; None takes the join's own.
-            store: where the members meet now, as for `multiworld.join`; once joined there, later rejoins go there
-                too. None: where they met last.
+            store: where the members meet now, as for `multiworld.join`; once joined there, later rejoins go
+                there too. None: where they met last.
 
         Returns:
             This world, in its new generation. What was selected by ``with`` before stays the old generation.
@@ -235,8 +236,8 @@ class World(Selecting, ObjectCollectives):
     def close(self, timeout: float | dt.timedelta | None = None) -> bool:
         """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
 
-        The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`, and a
-        rejoin that is under way in another thread ends with `JoinAbandonedError`.
+        The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`,
+        and a rejoin that is under way in another thread ends with `JoinAbandonedError`.
 
         Args:
             timeout: seconds, or a timedelta; None takes ``M8D_CLOSE_TIMEOUT`` (5).
@@ -262,7 +263,7 @@ class World(Selecting, ObjectCollectives):
         with self._changed:
             self._changed.notify_all()
 
-    # -- for joins ----------------------------------------------------------------------------------------------
+    # -- for joins -------------------------------------------------------------------------------------------
 
     def _join_began(self, machine: StateMachine) -> None:
         """A join for this handle begins: `machine` is that of the generation to be."""
@@ -278,7 +279,7 @@ class World(Selecting, ObjectCollectives):
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 
-    # -- for its generations ------------------------------------------------------------------------------------
+    # -- for its generations ---------------------------------------------------------------------------------
 
     def _generation_broke(self, gen: Generation, breakage: Breakage) -> None:
         bus.publish(WorldBroken(self.name, gen.number, self.rank, breakage.at, breakage))
@@ -291,7 +292,8 @@ class World(Selecting, ObjectCollectives):
         bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
 
     def _tell(self, watchers: tuple[_Watcher, ...]) -> None:
-        # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one waiting.
+        # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one
+        # waiting.
         for watcher in watchers:
             threading.Thread(
                 target=watcher, args=(self,), daemon=True, name=f"m8d-on-break-{self.name}"

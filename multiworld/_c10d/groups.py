@@ -36,7 +36,8 @@ _IDLE = 0.05
 """Seconds for gloo's workers to release their work, where other references to the group exist."""
 
 _SETTLE = 0.25
-"""Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of it."""
+"""Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of
+it."""
 
 
 _REASON = 0.3
@@ -272,7 +273,8 @@ class Group:
         """Abort, and free everything: threads, sockets, names and maps.
 
         Args:
-            deadline: ``time.monotonic()`` seconds; a destructor that hangs goes on in a daemon thread after it.
+            deadline: ``time.monotonic()`` seconds; a destructor that hangs goes on in a daemon thread after
+                it.
 
         Returns:
             Whether all is gone. False also while user code still holds the group (a DDP model of this world).
@@ -298,7 +300,7 @@ class Group:
         return [] if self.pg is None else [self.pg]
 
     def _destroy(self) -> None:
-        """Free it, in the order that no destructor waits for the GIL: process groups first, gloo's backends last."""
+        """Free it so that no destructor waits for the GIL: process groups first, gloo's backends last."""
         groups = self._world.take()
         held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
         self._links = [group for group in groups if not group.gone]
@@ -322,8 +324,8 @@ class Group:
             if now >= deadline:
                 return False
             if now >= sweep:
-                # The error of a broken operation and the frames it went through (asyncio's task among them) hold each
-                # other, and a work in there holds gloo's device.
+                # The error of a broken operation and the frames it went through (asyncio's task among them)
+                # hold each other, and a work in there holds gloo's device.
                 gc.collect()
                 sweep = math.inf
             time.sleep(min(pause, deadline - now))

@@ -1,4 +1,4 @@
-"""``python -m multiworld doctor``: what this torch can do, how far faults are managed, and what to do next."""
+"""``python -m multiworld doctor``: abilities of this torch, how far faults are managed, the next step."""
 
 from __future__ import annotations
 

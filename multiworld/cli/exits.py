@@ -1,4 +1,4 @@
-"""Exit codes of the commands: 0 good, 1 something to do, 2 wrong arguments, then one for each kind of error."""
+"""Exit codes of the commands: 0 good, 1 something to do, 2 wrong arguments, then one per kind of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``m8d-post-setup``: put ``torch.distributed.multiworld`` into an installed torch, or apply a patch file to it."""
+"""``m8d-post-setup``: put ``torch.distributed.multiworld`` into a torch, or apply a patch file to it."""
 
 from __future__ import annotations
 

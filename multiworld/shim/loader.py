@@ -1,7 +1,7 @@
 """Loader: the file below torch/ that provides ``torch.distributed.multiworld``.
 
-Its text is made here, for m8d-post-setup and for the wheels of build-torch alike. It needs nothing of this package
-to be understood: its first line says its version and the hash of the rest.
+Its text is made here, for m8d-post-setup and for the wheels of build-torch alike. It needs nothing of this
+package to be understood: its first line says its version and the hash of the rest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """gloo groups of a world: built so that their sockets are known, and ended by shutting those down.
 
-Every gloo group that is made while a world is selected goes through here: the world's own and those that user code
-makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's module. They listen
-on the interface that leads to the store, on devices that worlds share (`devices.py`), and hear only the members of a
-group that is being built (`listeners.py`).
+Every gloo group that is made while a world is selected goes through here: the world's own and those that user
+code makes (`new_group`, DeviceMesh), because `install` replaces the name `ProcessGroupGloo` in torch's
+module. They listen on the interface that leads to the store, on devices that worlds share (`devices.py`), and
+hear only the members of a group that is being built (`listeners.py`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeE
 THREADS = (2, 1)
 """Worker threads of a group: torch's own default for the first `FEW` groups of a process, then one.
 
-With two, a collective that waits for a slow member does not hold up the next one, and DDP's buckets overlap: 1.1 to
-1.8 times as fast for several at a time, 2 members, 64 KB to 16 MB. Who has many worlds overlaps them anyway."""
+With two, a collective that waits for a slow member does not hold up the next one, and DDP's buckets overlap:
+1.1 to 1.8 times as fast for several at a time, 2 members, 64 KB to 16 MB. Who has many worlds overlaps them
+anyway."""
 
 FEW = 4
 """Groups."""
@@ -80,8 +81,8 @@ class GlooGroup:
     def drop(self) -> None:
         """Let go of the backend, without the GIL and behind everything that refers to it.
 
-        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the GIL: destroying
-        the backend while holding it deadlocks (torch 2.6.0). The Python object of the backend
+        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the
+        GIL: destroying the backend while holding it deadlocks (torch 2.6.0). The Python object of the backend
         is the one holder that lets go of the GIL first, so it must be the last.
         """
         if not self.lease.give_back():
@@ -104,7 +105,8 @@ class GlooWorld:
         check: called while a group is being built; raises to give up.
 
     Attributes:
-        joining: until `joined`: who joins says when all members' groups stand, so they may be on shared devices.
+        joining: until `joined`: who joins says when all members' groups stand, so they may be on shared
+            devices.
     """
 
     def __init__(self, *, name: str, host: str, timeout: float, check: Callable[[], None]) -> None:
@@ -200,7 +202,7 @@ class GlooWorld:
             return tuple(self._groups)
 
     def abort(self) -> None:
-        """Let every pending and every later operation of all groups raise. Any thread, again and again, microseconds."""
+        """Let all pending and later operations of all groups raise. Any thread, any time, microseconds."""
         self.aborted = True
         groups = self.groups()
         for group in groups:
@@ -235,7 +237,7 @@ class GlooWorld:
                 _let_go(taken)
 
     def joined(self) -> None:
-        """All members' groups stand: their devices are free for other worlds, and what is made now has its own."""
+        """All members' groups are built: their devices are free for other worlds."""
         self.joining = False
         for group in self.groups():
             group.lease.connected()
@@ -306,7 +308,8 @@ class _Routed(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         state = selection.current()
         world = None if state is None else of(state)
-        # An options object says everything; a group that can be reconfigured connects later. Both stay torch's.
+        # An options object says everything; a group that can be reconfigured connects later. Both stay
+        # torch's.
         told = (
             len(args) > 4 or "options" in kwargs or (len(args) == 4 and not isinstance(args[3], dt.timedelta))
         )
@@ -381,7 +384,8 @@ def _run(build: Callable[[], Any], check: Callable[[], None], wake: Callable[[],
     """Run what blocks in C++ on a thread of its own, so that the caller can give up.
 
     Raises:
-        BaseException: what `build` or `check` raised. When `check` did, gloo is woken; the thread ends with it.
+        BaseException: what `build` or `check` raised. When `check` did, gloo is woken; the thread ends with
+            it.
     """
     box: list[Any] = []
     failed: list[BaseException] = []
@@ -428,8 +432,8 @@ timeout."""
 def _wake(published: list[bytes], size: int) -> None:
     """Let a constructor return that waits for members to connect: connect in their place, and hang up.
 
-    gloo's listener gives a connection to the pair whose number it says first; the numbers are the last part of what
-    the device published, 8 bytes per rank.
+    gloo's listener gives a connection to the pair whose number it says first; the numbers are the last part
+    of what the device published, 8 bytes per rank.
     """
     for value in published:
         address = sockets.parse_address(value)

@@ -1,10 +1,10 @@
 """Direct calls of a world's gloo backend, with prepared options.
 
-A call of `torch.distributed` finds its group, checks, makes options, and passes torch's dispatcher on its way to the
-backend: 7-10 µs of about 50 for a message of 4 bytes. None of that decides anything where all of it is known before: a
-world whose default group has plain gloo for the CPU, and a plain tensor there. For everything else (other devices,
-subclasses, modes, gradients, complex numbers, coalescing) torch's own way is taken, so that it means what it means
-there.
+A call of `torch.distributed` finds its group, checks, makes options, and passes torch's dispatcher on its way
+to the backend: 7-10 µs of about 50 for a message of 4 bytes. None of that decides anything where all of it is
+known before: a world whose default group has plain gloo for the CPU, and a plain tensor there. For everything
+else (other devices, subclasses, modes, gradients, complex numbers, coalescing) torch's own way is taken, so
+that it means what it means there.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Backend(Protocol):
 class Direct:
     """What a world's operations call. A value: functions and options, nothing that changes.
 
-    It holds the backend by its bound methods. So keep it in no variable, and in no frame of its functions: a traceback
-    would keep the backend, and its sockets, for as long as the error exists.
+    It holds the backend by its bound methods. So keep it in no variable, and in no frame of its functions: a
+    traceback would keep the backend, and its sockets, for as long as the error exists.
 
     Attributes:
         sends: ``(tensor) -> bool``: whether a message of it goes this way.
@@ -79,16 +79,18 @@ class Direct:
         send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
         posted: ``(work) -> work``: lets the end of the world end it.
         allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
-        gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input, options.
+        gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input,
+            options.
         barrier: the backend's.
         broadcast_options, reduce_options: make options.
-        summing, gathering, summing_parts, waiting: options of allreduce, of both gathers, of scatter_from, of barrier.
+        summing, gathering, summing_parts, waiting: options of allreduce, of both gathers, of scatter_from, of
+            barrier.
         reducing, reducing_parts: ``(op) -> options`` of allreduce and of scatter_from.
     """
 
     __slots__ = (
-        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted", "recv", "reduce",
-        "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait", "waiting",
+        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted",
+        "recv", "reduce", "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait", "waiting",
     )  # fmt: skip
 
     broadcast_options, reduce_options = c10d.BroadcastOptions, c10d.ReduceOptions
@@ -154,7 +156,8 @@ _messages: dict[str, Any] = {
     for name in ("send", "recv")
     if (found := vars(c10d.ProcessGroup).get(name)) is not None
 }
-"""The process group's, as torch has them: the router's wait for a verdict, which an event loop's thread must not."""
+"""The process group's, as torch has them: the router's wait for a verdict, which an event loop's thread must
+not."""
 
 
 def _plain(backend: Backend, name: str) -> Message:
@@ -183,7 +186,8 @@ class _NotDirect(Direct):
 
 
 def of(group: ProcessGroup, state: WorldState) -> Direct:
-    """Return the direct way of a world's default group; one that takes nothing where it has no plain gloo for the CPU.
+    """Return the direct way of a world's default group; one that takes nothing where it has no plain gloo for
+    the CPU.
 
     Args:
         group: the ProcessGroup.
@@ -210,8 +214,9 @@ _wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tenso
 
 
 def _sends(tensor: object) -> bool:
-    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view that only
-    # says that it is conjugated or negated has another number's bytes, and one of functorch's has none.
+    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view
+    # that only says that it is conjugated or negated has another number's bytes, and one of functorch's has
+    # none.
     return (
         type(tensor) is _Tensor
         and tensor.is_cpu

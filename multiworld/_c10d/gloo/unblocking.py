@@ -1,15 +1,16 @@
 """Unblock operations of a gloo group that gloo forgot when its connections failed.
 
-When a connection fails, gloo (``Pair::signalException`` in transport/tcp/pair.cc) tells the buffers that wait for their
-turn on it. It forgets two: the one that is being written or stands in the queue of writes (``tx_``), and the one that is
-being read into (``rx_``). A write that the kernel refuses (EPIPE, ECONNRESET) enters that queue just before the connection
-fails, so a message of any size can be forgotten; a large one that is half sent always is. Its operation then ends at
-its timeout only. A receive from any source belongs to no connection, so no connection's end reaches it either.
+When a connection fails, gloo (``Pair::signalException`` in transport/tcp/pair.cc) tells the buffers that wait
+for their turn on it. It forgets two: the one that is being written or stands in the queue of writes
+(``tx_``), and the one that is being read into (``rx_``). A write that the kernel refuses (EPIPE, ECONNRESET)
+enters that queue just before the connection fails, so a message of any size can be forgotten; a large one
+that is half sent always is. Its operation then ends at its timeout only. A receive from any source belongs to
+no connection, so no connection's end reaches it either.
 
 After a group was shut down, and as soon as gloo has closed the group's sockets (from then on they write into
 no tensor), each such buffer is told what gloo should have told it (`cxx.tell`). A send's or a receive's
-buffer is found in its work. A collective's buffer is the one that a worker thread of the group waits in: the kernel
-says at which address a thread waits (``/proc/self/task/ID/syscall``).
+buffer is found in its work. A collective's buffer is the one that a worker thread of the group waits in: the
+kernel says at which address a thread waits (``/proc/self/task/ID/syscall``).
 """
 
 from __future__ import annotations
@@ -39,17 +40,21 @@ FIRST_PAUSE = 0.0005
 """Seconds between two looks at first; each pause is half as long again."""
 
 LONGEST_PAUSE = 0.01
-"""Seconds between two looks, so an operation ends this much, and a thread's turn, after gloo has closed the sockets."""
+"""Seconds between two looks, so an operation ends this much, and a thread's turn, after gloo has closed the
+sockets."""
 
 _GROUP = 1024
-"""Bytes of a ProcessGroupGloo in which an idle worker's condition lies: 344 in torch 2.4, 400 in 2.13, 432 in 2.15."""
+"""Bytes of a ProcessGroupGloo in which an idle worker's condition lies: 344 in torch 2.4, 400 in 2.13, 432 in
+2.15."""
 
 _CONDITIONS = range(72, 192, 4)
-"""Bytes from the beginning of a gloo buffer to where waiting threads sleep: behind the table, pointer, size, context and
-mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x86-64: 80 to 176, arm64: 88 to 184)."""
+"""Bytes from the beginning of a gloo buffer to where waiting threads sleep: behind the table, pointer, size,
+context and mutex come the two condition variables (gloo's transport/tcp/unbound_buffer.h; x86-64: 80 to 176,
+arm64: 88 to 184)."""
 
 _SETTLING = 1.0
-"""Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time for them."""
+"""Seconds for the threads of a group that was just made to come to rest; 0.2 ms on a machine that has time
+for them."""
 
 _MANY = 512
 """Works after which those that are gone are taken out of the books."""
@@ -121,7 +126,8 @@ def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[
         count: how many it has.
 
     Returns:
-        Its threads, and the address of its C++ object; none and 0 where the build or the system does not tell.
+        Its threads, and the address of its C++ object; none and 0 where the build or the system does not
+        tell.
     """
     if not cxx.usable():
         _warn()
@@ -204,7 +210,7 @@ def _rests(thread: int, group: int) -> bool:
 
 
 def _waits_at(thread: int) -> int:
-    """Return the first argument of the system call that a thread is in: for one that sleeps, where; 0 if it runs."""
+    """Return the first argument of the system call that a thread is in: where it sleeps; 0 if it runs."""
     try:
         words = (_TASKS / str(thread) / "syscall").read_text().split()
         return int(words[1], 16) if len(words) > 1 else 0

@@ -1,23 +1,25 @@
 """Awaiting gloo operations: in the loop's thread where that does not block, otherwise in a pool's thread.
 
-A send or a receive of gloo has no future, reports completion only after a wait, and a wait that times out ends the
-group. What follows from it:
+A send or a receive of gloo has no future, reports completion only after a wait, and a wait that times out
+ends the group. What follows from it:
 
-- A send that the loop's thread has written whole (`multiworld._c10d.gloo.write_accounting`) it waits for itself, at once.
-- For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is under way
-  on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to `NAP`. That saves
-  waking the loop through its socket, and two of its turns. It stops where that has not paid (`Habit`).
-- Else the thread wakes the loop once for all operations that have ended by then (`LoopQueue`), and each task goes on within
-  that turn, not in the next one.
+- A send that the loop's thread has written whole (`multiworld._c10d.gloo.write_accounting`) it waits for
+  itself, at once.
+- For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is
+  under way on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to
+  `NAP`. That saves waking the loop through its socket, and two of its turns. It stops where that has not paid
+  (`Habit`).
+- Else the thread wakes the loop once for all operations that have ended by then (`LoopQueue`), and each task
+  goes on within that turn, not in the next one.
 - After `_TURN` operations at most that have ended without a turn of the loop it gets one.
 
-Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1, medians: a future of asyncio and its
-shield 4.7-5.9; a thread for each operation 1.96; no thread for sends 1.70-1.88, and naps 1.55-1.66.
+Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1, medians: a future of asyncio
+and its shield 4.7-5.9; a thread for each operation 1.96; no thread for sends 1.70-1.88, and naps 1.55-1.66.
 
-Looking instead of napping (a flag, or the last bytes of the tensor, letting go of the GIL and the core with each look) has
-a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: polling takes a core from the
-others, and gloo's thread, which polls as long as the thread that posts an operation holds its lock, then polls until that
-one's turn comes, 4 ms later.
+Looking instead of napping (a flag, or the last bytes of the tensor, letting go of the GIL and the core with
+each look) has a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: polling
+takes a core from the others, and gloo's thread, which polls as long as the thread that posts an operation
+holds its lock, then polls until that one's turn comes, 4 ms later.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _LARGEST = 2 << 20
 """Bytes up to which there are naps, so of 1.8 ms at most."""
 
 _TURN = 10
-"""Operations that may end in a row without a turn of the loop: its other tasks wait for 4 ms of naps at most."""
+"""Operations that may end in a row without a turn of the loop: its other tasks wait for 4 ms of naps at
+most."""
 
 _TURN_BYTES = 1 << 19
 """Of a message, each of which counts as an operation more."""
@@ -133,7 +136,8 @@ class LoopQueue:
         ended = self._ended
         self.spare = 1
         try:
-            # Those that were there: what ends meanwhile is the next turn's, or no other callback would get one.
+            # Those that were there: what ends meanwhile is the next turn's, or no other callback would get
+            # one.
             for _ in range(len(ended)):
                 ended.popleft().step()
         finally:
@@ -157,7 +161,8 @@ def queue_of(loop: asyncio.AbstractEventLoop) -> LoopQueue:
 class AwaitedWork:
     """The end of one work of gloo's, for one task to await, once.
 
-    To asyncio it is a future: it has what a task asks of one, and no more. Cancelling it ends the waiting only.
+    To asyncio it is a future: it has what a task asks of one, and no more. Cancelling it ends the waiting
+    only.
 
     Args:
         work: torch's; let go of as soon as it has ended.
@@ -243,7 +248,7 @@ class AwaitedWork:
         assert error is not None  # noqa: S101  (it was asked before)
         return error
 
-    # -- in the thread that waits -------------------------------------------------------------------------------
+    # -- in the thread that waits ----------------------------------------------------------------------------
 
     def _run(self) -> Callable[[], None]:
         assert self._work is not None  # noqa: S101  (it is waited for once)
@@ -268,7 +273,7 @@ class AwaitedWork:
         # Last: it is destroyed without the GIL, and the loop's thread takes that.
         self._work = None
 
-    # -- in the loop's thread -----------------------------------------------------------------------------------
+    # -- in the loop's thread --------------------------------------------------------------------------------
 
     def tell(self, settle: Callable[[BaseException | None], None]) -> None:
         """Its task was cancelled: `settle` learns how the operation ends, perhaps twice."""
@@ -290,7 +295,7 @@ class AwaitedWork:
             self._told = error
             self.step()
 
-    # -- what asyncio asks of a future --------------------------------------------------------------------------
+    # -- what asyncio asks of a future -----------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, None]:
         self._asyncio_future_blocking = True

@@ -1,9 +1,10 @@
 """Router: bare calls of `torch.distributed` go to the selected world.
 
-All of torch asks one module global, `torch.distributed.distributed_c10d._world`, at every use. `install` puts an
-object there that answers for the world selected in this thread or task (`selection.py`), and with torch's own state
-where none is. What torch keeps per process although it belongs to one default group is kept apart as well: the names
-in the C++ registry of groups, the C++ global rank, and what `destroy_process_group` sweeps.
+All of torch asks one module global, `torch.distributed.distributed_c10d._world`, at every use. `install` puts
+an object there that answers for the world selected in this thread or task (`selection.py`), and with torch's
+own state where none is. What torch keeps per process although it belongs to one default group is kept apart
+as well: the names in the C++ registry of groups, the C++ global rank, and what `destroy_process_group`
+sweeps.
 
 Nothing is changed at import. `uninstall` puts every attribute back, the very objects that were there.
 """
@@ -95,7 +96,7 @@ def install_nccl() -> None:
 
 
 def uninstall() -> None:
-    """Put torch back exactly as it was. Idempotent, thread-safe. Worlds that are left can then only be used by group."""
+    """Put torch back exactly. Idempotent, thread-safe. Remaining worlds can then only be used by group."""
     global _patches, _nccl
     with _lock:
         if _patches is not None:
@@ -138,7 +139,7 @@ def _install(patches: Patches) -> None:
 
 
 def _forwarder_class() -> type[c10d._World]:
-    """Make the class of the object that stands for `_world`: each property of `_World`, of the selected state."""
+    """Make the class of the object in place of `_world`: each property of `_World`, of the selected state."""
     original = original_world()
     derived = prepare()
 
@@ -291,10 +292,11 @@ def _explicit_owner() -> WorldState | None:
 
 
 def _named_to_the_asker() -> Any:
-    """Return a world's default group where a function that was given a group of it asks `is_initialized`; else None.
+    """Return a world's default group where a function that was given a group of it asks `is_initialized`;
+    else None.
 
-    `torch.distributed.checkpoint.save(process_group=world.group)` outside of the world's block saves as a single
-    process if it hears no.
+    `torch.distributed.checkpoint.save(process_group=world.group)` outside of the world's block saves as a
+    single process if it hears no.
     """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not _tells_whether:
@@ -313,8 +315,8 @@ def _ranking(original: Any) -> Any:
         if state is not None and group is state.ready:
             return global_rank  # of its default group, as torch says
         if sys._getframe(1).f_code is _get_rank:
-            # get_rank(group) looks its rank up by the *selected* default group's rank: wrong for a group of another
-            # world. Right in any: the group knows.
+            # get_rank(group) looks its rank up by the *selected* default group's rank: wrong for a group of
+            # another world. Right in any: the group knows.
             owner = owner_of(group)
             if owner is not current():
                 return int(group.rank())

@@ -1,10 +1,12 @@
 """Translate errors of a world's operations for its users.
 
-Torch's functions are spread by value over torch and user code, so they cannot be wrapped. What they have in common is
-where their errors pass: the decorator of `c10d_logger` looks up `_get_msg_dict` when a function has raised, `Work.wait`
-is an attribute of a type, and so on. Each hook asks the world (`WorldState.translate`) what to raise instead.
+Torch's functions are spread by value over torch and user code, so they cannot be wrapped. What they have in
+common is where their errors pass: the decorator of `c10d_logger` looks up `_get_msg_dict` when a function has
+raised, `Work.wait` is an attribute of a type, and so on. Each hook asks the world (`WorldState.translate`)
+what to raise instead.
 
-Costs nothing where no error is, but for one Python call around `Work.wait`, sends and receives, and a backward pass.
+Costs nothing where no error is, but for one Python call around `Work.wait`, sends and receives, and a
+backward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["install", "translated"]
 
 _c = torch._C._distributed_c10d
-# Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and batches).
+# Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and
+# batches).
 _METHODS = ("send", "recv", "recv_anysource")
 
 
@@ -39,7 +42,8 @@ def translated(error: BaseException, group: Any = None) -> BaseException | None:
 
     Args:
         error: what an operation raised.
-        group: that the operation was called on; None where that is not known: then the selected world is meant.
+        group: that the operation was called on; None where that is not known: then the selected world is
+            meant.
     """
     if isinstance(error, MultiworldError):
         return None
@@ -75,8 +79,8 @@ def install(patches: Patches) -> None:
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
-            # `_op` is what calling it runs; the packet itself is known to the compiler by identity. Not the overload
-            # below it: newer versions exchange that one's `_op` themselves.
+            # `_op` is what calling it runs; the packet itself is known to the compiler by identity. Not the
+            # overload below it: newer versions exchange that one's `_op` themselves.
             patches.set(packet, "_op", _guarded(vars(packet)["_op"]))
     patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
 
@@ -84,8 +88,8 @@ def install(patches: Patches) -> None:
 def _describing(original: Any, filename: str) -> Any:
     @functools.wraps(original)
     def get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> Any:
-        # Older versions come here when all went well, too, and perhaps inside a caller's `except` block: so it is the
-        # decorator's own variable that says whether there was an error, not sys.exc_info().
+        # Older versions come here when all went well, too, and perhaps inside a caller's `except` block: so
+        # it is the decorator's own variable that says whether there was an error, not sys.exc_info().
         frame: FrameType = sys._getframe(1)
         error = _local(frame, "error") if frame.f_code.co_filename == filename else None
         if not isinstance(error, BaseException):
@@ -109,8 +113,8 @@ def _local(frame: FrameType, name: str) -> Any:
     variables = frame.f_locals
     value = variables.get(name)
     if type(variables) is dict:
-        # Before Python 3.13 this is a copy that the frame keeps: the error in it would hold the frame, and the frame
-        # the error, with every work and tensor on the way.
+        # Before Python 3.13 this is a copy that the frame keeps: the error in it would hold the frame, and
+        # the frame the error, with every work and tensor on the way.
         variables.clear()
     return value
 
@@ -141,7 +145,7 @@ def _guarded(original: Any) -> Any:
 
 
 def _posting(original: Any) -> Any:
-    """`original`, a method of ProcessGroup that posts a send or a receive: guarded, and known to its world."""
+    """Wrap `original`, a ProcessGroup's send or receive: guarded, and known to its world."""
     function = getattr(original, "__func__", original)
     source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
 
