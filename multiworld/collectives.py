@@ -23,8 +23,7 @@ __all__ = ["Collectives"]
 
 
 class Collectives:
-    """Mixin of `multiworld.World`; each method blocks until done, or returns a `WorldWork` with
-    ``async_op=True``.
+    """Mixin of `multiworld.World`; methods block until done, or return a `WorldWork` (``async_op=True``).
 
     Ranks are ranks of the world. Every method raises `BrokenWorldException` when the world is or gets broken,
     `WorldClosedError` after a close, `WrongDeviceError` for a tensor the backend cannot reach, and what torch

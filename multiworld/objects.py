@@ -1,5 +1,4 @@
-"""Object collectives of a world: Python objects instead of tensors, unpickled with torch's ``weights_only``
-rules.
+"""Object collectives of a world: Python objects, unpickled with torch's ``weights_only`` rules.
 
 An object arrives from another process: unpickling it freely would run whatever that process put into it. With
 ``weights_only=True``, the default, only plain data, tensors and what ``torch.serialization.add_safe_globals``

@@ -154,8 +154,7 @@ class World(Selecting, ObjectCollectives):
     # -- faults ----------------------------------------------------------------------------------------------
 
     def on_break(self, fn: Callable[[World], object]) -> Callable[[], None]:
-        """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if that was told
-        already.
+        """Call ``fn(world)`` once for each breakage, in a thread of its own; at once if it broke already.
 
         ``fn`` may block, rejoin or close the world. An exception in it is logged.
 

@@ -1,5 +1,4 @@
-"""The front page's picture: a hub with one broken world among several, beside a torchrun group that stops
-whole.
+"""The front page's picture: a hub with one broken world, beside a torchrun group that stops whole.
 
 ``python docs/pictures/worlds.py`` writes ``worlds-light.svg`` and ``worlds-dark.svg`` beside this file. The
 same code writes the same bytes; a test compares them with the files. Text stays text, in the reader's own

@@ -90,7 +90,8 @@ class Direct:
 
     __slots__ = (
         "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted",
-        "recv", "reduce", "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait", "waiting",
+        "recv", "reduce", "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait",
+        "waiting",
     )  # fmt: skip
 
     broadcast_options, reduce_options = c10d.BroadcastOptions, c10d.ReduceOptions
@@ -186,8 +187,7 @@ class _NotDirect(Direct):
 
 
 def of(group: ProcessGroup, state: WorldState) -> Direct:
-    """Return the direct way of a world's default group; one that takes nothing where it has no plain gloo for
-    the CPU.
+    """Return the direct way of a world's default group; without plain gloo for the CPU it takes nothing.
 
     Args:
         group: the ProcessGroup.

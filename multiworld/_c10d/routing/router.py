@@ -292,8 +292,7 @@ def _explicit_owner() -> WorldState | None:
 
 
 def _named_to_the_asker() -> Any:
-    """Return a world's default group where a function that was given a group of it asks `is_initialized`;
-    else None.
+    """Return a world's default group if a function that has a group of it asks `is_initialized`; else None.
 
     `torch.distributed.checkpoint.save(process_group=world.group)` outside of the world's block saves as a
     single process if it hears no.
