@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from multiworld._join.block import joined
+    from multiworld._join.join import join, join_async
     from multiworld.errors import (
         BackendError,
         BrokenWorldException,
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async
-    from multiworld.joinblock import joined
-    from multiworld.joining import join, join_async
     from multiworld.world import World, worlds
 
 __version__ = "1.0.0"
@@ -70,8 +70,8 @@ _LAZY = {
         ),
         "multiworld.events",
     ),
-    "joined": "multiworld.joinblock",
-    **dict.fromkeys(("join", "join_async"), "multiworld.joining"),
+    "joined": "multiworld._join.block",
+    **dict.fromkeys(("join", "join_async"), "multiworld._join.join"),
     **dict.fromkeys(("join_all", "join_all_async"), "multiworld.joinall"),
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip

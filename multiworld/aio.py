@@ -1,7 +1,7 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.direct`,
+future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.fast_path`,
 `endings`). Cancelling ends the waiting, not the operation: torch cannot take back what was posted. A
 cancelled receive is kept, and the next receive of the same source and tag gets its message; until then its
 tensor belongs to it.
@@ -14,12 +14,12 @@ import contextvars
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.reraise import raise_instead
+from multiworld._generation.error_translation import posting
+from multiworld._generation.parked_receives import Parked, TakenOver, next_order
 from multiworld.errors import MultiworldError
 from multiworld.events import State
-from multiworld.explaining import posting
-from multiworld.operations import TABLE, better, call, peer
-from multiworld.receives import Parked, TakenOver, next_order
+from multiworld.operation_table import TABLE, better, call, peer
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._c10d.gloo.waiting import AwaitedWork, Habit
+    from multiworld._c10d.gloo.await_work import AwaitedWork, Habit
+    from multiworld._generation.generation import Generation
     from multiworld.collectives import Collectives
-    from multiworld.generation import Generation
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
@@ -118,7 +118,7 @@ class Aio:
             ending.tell(parked.settle)
             gen.parked.park(src, tag, parked)
             raise
-        except Exception as exc:  # noqa: BLE001  (same)
+        except Exception as exc:  # noqa: BLE001  (a world exists, so torch is loaded)
             await self._raise(gen, exc)
         finally:
             gen.expect_no_more(ending)
@@ -287,11 +287,15 @@ class Aio:
         loop = asyncio.get_running_loop()
         queue = self._queue
         if queue is None or queue.loop() is not loop:
-            from multiworld._c10d.gloo import waiting  # noqa: PLC0415  (a world exists, so torch is loaded)
+            from multiworld._c10d.gloo import await_work  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-            queue = self._queue = waiting.queue_of(loop)
-            self._make = waiting.AwaitedWork
-            self._sends, self._receives, self._others = waiting.Habit(), waiting.Habit(), waiting.Habit()
+            queue = self._queue = await_work.queue_of(loop)
+            self._make = await_work.AwaitedWork
+            self._sends, self._receives, self._others = (
+                await_work.Habit(),
+                await_work.Habit(),
+                await_work.Habit(),
+            )
         ending: AwaitedWork = self._make(work, queue, loop, order)
         return ending
 
@@ -359,9 +363,9 @@ class Aio:
             del ready  # as in recv
 
     def _ready(self, work: WorldWork) -> asyncio.Future[Any]:
-        from multiworld._c10d import completion  # noqa: PLC0415  (a world exists, so torch is loaded)
+        from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        ready = completion.future_of(work._work, asyncio.get_running_loop())  # noqa: SLF001  (its own)
+        ready = waiter_pool.future_of(work._work, asyncio.get_running_loop())  # noqa: SLF001  (its own)
         return self._on_waiter(work.wait) if ready is None else ready
 
     async def _until(self, gen: Generation, ready: asyncio.Future[Any]) -> None:
@@ -396,9 +400,9 @@ class Aio:
             del running  # as in recv
 
     def _on_waiter(self, fn: Callable[[], Any]) -> asyncio.Future[Any]:
-        from multiworld._c10d import completion  # noqa: PLC0415  (same)
+        from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-        future: asyncio.Future[Any] = completion.pool.wait(fn, asyncio.get_running_loop())
+        future: asyncio.Future[Any] = waiter_pool.pool.wait(fn, asyncio.get_running_loop())
         # A future whose awaiter was cancelled may still fail: that is nobody's unhandled error.
         future.add_done_callback(seen)
         return future

@@ -1,7 +1,7 @@
 """The collectives of a world, blocking: torch.distributed's names, order and meaning, without ``group=``.
 
 The hot ones call the backend directly where that means the same; all others run torch's function with the
-world selected, so that they mean exactly what torch means by them. `multiworld.operations` says which do
+world selected, so that they mean exactly what torch means by them. `multiworld.operation_table` says which do
 what.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from multiworld.operations import TABLE, call, flat, inside, peer, require_others, reraise
+from multiworld.operation_table import TABLE, call, flat, inside, peer, require_others, reraise
 from multiworld.work import WorldWork
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
 
 __all__ = ["Collectives"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from multiworld._join.join import join_async
 from multiworld.communicator import WorldCommunicator
 from multiworld.errors import InvalidJoinError
 from multiworld.events import State
-from multiworld.joining import join_async
 from multiworld.registry import registry
 
 if TYPE_CHECKING:

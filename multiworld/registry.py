@@ -17,7 +17,7 @@ from multiworld.exiting import failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
     from multiworld.watchdog import Watchdog
 
 __all__ = ["EXIT_BUDGET", "RegisteredWorld", "Registry", "Reservation", "registry"]
@@ -177,7 +177,7 @@ class Registry:
             if self._worlds.get(name) is world:
                 del self._worlds[name]
             last = not self._worlds
-        completion = sys.modules.get("multiworld._c10d.completion")
+        completion = sys.modules.get("multiworld._c10d.waiter_pool")
         if last and completion is not None:
             completion.pool.dismiss()
 

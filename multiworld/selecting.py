@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from multiworld._c10d.routing.state import WorldState
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
 
 __all__ = ["Selecting"]
 

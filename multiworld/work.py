@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.reraise import raise_instead
 from multiworld.events import State
 
 if TYPE_CHECKING:
     import asyncio
     from datetime import timedelta
 
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
 
 __all__ = ["Waitable", "WorldWork", "seen"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from multiworld import settings
 from multiworld._core import durations
-from multiworld._core.lifecycle import CloseAsked
+from multiworld._core.state_machine import CloseAsked
 from multiworld.errors import JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
 from multiworld.objects import ObjectCollectives
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
 
     from multiworld._core.membership.roster import Member
+    from multiworld._generation.generation import Generation
+    from multiworld._generation.stage import StateMachine
+    from multiworld._join.arguments import JoinPlan
     from multiworld.aio import Aio
-    from multiworld.generation import Generation
-    from multiworld.joinplan import JoinPlan
-    from multiworld.statemachine import StateMachine
 
 __all__ = ["World", "worlds"]
 
@@ -38,7 +38,7 @@ _LOOK_EVERY = 1.0
 
 
 class Rejoins(NamedTuple):
-    """What makes a world's next generation: the functions of `multiworld.joining`, which makes worlds.
+    """What makes a world's next generation: the functions of `multiworld._join.join`, which makes worlds.
 
     Attributes:
         blocking: of `World.rejoin`: the world, the timeout and the store.

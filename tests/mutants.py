@@ -1,7 +1,7 @@
 """Mutations of what decides, and whether a test fails by each: ``nox -s mutants`` (cosmic-ray does the mutating).
 
     nox -s mutants                                  # everything that is listed here; many hours
-    nox -s mutants -- multiworld/_core/raising.py   # some of it
+    nox -s mutants -- multiworld/_core/reraise.py   # some of it
     nox -s mutants -- --list
 
 It works in a copy of the tree, one mutation at a time, and shows those that every test survived. Reading them is the
@@ -36,24 +36,24 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/peers": ("watchdog_peers",),
         "liveness/proofs": ("watchdog_peers", "early_close"),
         "liveness/wire": ("wire",),
-        "lifecycle": ("lifecycle",),
+        "state_machine": ("lifecycle",),
         "membership/ledger": ("membership", "membership_rendezvous"),
         "membership/refusals": ("membership", "membership_rendezvous"),
         "membership/request": ("membership", "membership_rendezvous"),
         "membership/roster": ("membership", "membership_rendezvous"),
-        "membership/steps": ("membership", "membership_rendezvous"),
+        "membership/admission": ("membership", "membership_rendezvous"),
         "nccl_policy": ("nccl_policy",),
-        "raising": ("raising",),
+        "reraise": ("raising",),
     }.items()},
     # the launcher's decisions
     "multiworld/run/workers/restarts.py": (UNIT.format("run_restarts"),),
-    "multiworld/run/nodes/decisions.py": (UNIT.format("run_seats"),),
+    "multiworld/run/nodes/rank_assignment.py": (UNIT.format("run_seats"),),
     "multiworld/run/view/state.py": (UNIT.format("run_state"),),
     "multiworld/run/workers/orphan_reaper.py": (UNIT.format("guard"),),
     "multiworld/run/worldsfile/parse.py": (UNIT.format("worlds_file"),),
     # the edges that are told what to do
     "multiworld/shim/diff.py": (UNIT.format("shim_diff"),),
-    "multiworld/_c10d/faults.py": ("tests/contract/test_faults.py",),
+    "multiworld/_c10d/fault_classification.py": ("tests/contract/test_faults.py",),
     "multiworld/objects.py": ("tests/contract/test_objects.py",),
 }  # fmt: skip
 """What is mutated, and the tests that are to fail by it."""

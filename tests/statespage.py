@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from multiworld._core import lifecycle  # noqa: E402  (it is run as a script, too)
+from multiworld._core import state_machine  # noqa: E402  (it is run as a script, too)
 
 PAGE = ROOT / "docs" / "concepts.md"
 BEGIN = "<!-- stages: begin (written by python tests/statespage.py) -->"
@@ -22,15 +22,15 @@ def generated() -> str:
     stages, actions = _meanings("Stage"), _meanings("Action")
     lines = ["| stage | `world.state` | meaning |", "|---|---|---|"]
     lines += [
-        f"| `{stage.value}` | `{lifecycle.STATES[stage].name}` | {stages[stage.name]} |"
-        for stage in lifecycle.Stage
+        f"| `{stage.value}` | `{state_machine.STATES[stage].name}` | {stages[stage.name]} |"
+        for stage in state_machine.Stage
     ]
     lines += ["", "| in stage | comes | then | what is done, in this order |", "|---|---|---|---|"]
-    for (stage, kind), row in lifecycle.TABLE.items():
+    for (stage, kind), row in state_machine.TABLE.items():
         done = ", ".join(action.value for action in row.actions)
         lines.append(f"| `{stage.value}` | `{kind.__name__}` | `{row.to.value}` | {done} |")
     lines.append("")
-    lines += [f"- `{action.value}`: {actions[action.name]}" for action in lifecycle.Action]
+    lines += [f"- `{action.value}`: {actions[action.name]}" for action in state_machine.Action]
     return "\n".join(lines)
 
 
@@ -42,7 +42,7 @@ def current() -> str:
 def _meanings(name: str) -> dict[str, str]:
     """Read the text below each member of an enumeration."""
     found: dict[str, str] = {}
-    tree = ast.parse(inspect.getsource(lifecycle))
+    tree = ast.parse(inspect.getsource(state_machine))
     (kind,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     member = ""
     for node in kind.body:

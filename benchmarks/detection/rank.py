@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 import multiworld as mw
 import multiworld._c10d.groups
 import multiworld._c10d.routing.router
-import multiworld.joining
+import multiworld._join.join
 from benchmarks.measuring.forks import Zygote, forever
 from benchmarks.measuring.store import Meeting
 

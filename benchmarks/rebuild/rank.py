@@ -16,8 +16,8 @@ import torch.distributed.distributed_c10d
 import multiworld as mw
 import multiworld._c10d.groups
 import multiworld._c10d.routing.router
+import multiworld._join.join
 import multiworld.joinall
-import multiworld.joining
 from benchmarks.measuring.forks import Zygote, forever
 from benchmarks.measuring.store import Meeting
 from multiworld.events import WorldJoining

@@ -23,7 +23,7 @@ from m8d_build.errors import SourceUnreachable
 from m8d_build.overlay.toolbox import required_packages
 from m8d_build.series.apply import apply_series, revert_series
 from m8d_build.series.read import load_series
-from m8d_build.series.rules import verify
+from m8d_build.series.verify import verify
 from m8d_build.settings import Settings
 from m8d_build.sources import fetch_source
 from m8d_build.targets import load_targets

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from multiworld import settings as _settings
-from multiworld._c10d.creators import implementation_of
+from multiworld._c10d.backend_class import implementation_of
 from multiworld._c10d.marker import Marker, read_marker
 from multiworld._core.nccl_policy import (
     VARIABLES,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d import capabilities, faults
+from multiworld._c10d import capabilities, fault_classification
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, inflight
@@ -66,7 +66,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
             c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
     except BaseException as error:  # raised again, or as what it means
         _undo(state, world)
-        if faults.classify(error) is not None:
+        if fault_classification.classify(error) is not None:
             alive.ask_why()
         raised, alive.raised = alive.raised, None
         try:
@@ -194,7 +194,7 @@ def _validate(spec: GroupSpec) -> None:
 
 
 def _explained(spec: GroupSpec, error: Exception) -> Exception:
-    fault = faults.classify(error)
+    fault = fault_classification.classify(error)
     text = str(error).splitlines()[0] if str(error) else repr(error)
     if fault is not None and fault.timeout:
         return JoinTimeoutError(

@@ -1,0 +1,1 @@
+"""Decisions without I/O: no torch, no threads, no sockets, no clock."""

@@ -1,0 +1,1 @@
+"""Sockets, stores and the helper process."""

@@ -1,0 +1,1 @@
+"""The commands of ``python -m multiworld`` and ``m8d-post-setup``."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from multiworld import joining
+from multiworld._join import join as joining
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
 from multiworld.events import State
 from multiworld.joinall.launcher_client import LauncherClient
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Sequence
 
-    from multiworld.joinplan import JoinPlan
+    from multiworld._join.arguments import JoinPlan
     from multiworld.world import World
 
 __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld._net.control import ControlClient
+from multiworld._join.arguments import make_plan
+from multiworld._net.launcher_connection import ControlClient
 from multiworld.errors import MultiworldError, StoreUnreachableError
 from multiworld.events import (
     MemberBusy,
@@ -20,13 +21,12 @@ from multiworld.events import (
     WorldJoining,
     bus,
 )
-from multiworld.joinplan import make_plan
 
 if TYPE_CHECKING:
     import datetime as dt
 
+    from multiworld._join.arguments import JoinPlan
     from multiworld.events import Event
-    from multiworld.joinplan import JoinPlan
 
 __all__ = ["AssignedWorld", "LauncherClient"]
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from multiworld import joining
+from multiworld._join import join as joining
 from multiworld.errors import (
     InvalidJoinError,
     JoinTimeoutError,

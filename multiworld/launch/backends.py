@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.launch.complete import check_backend
+from multiworld.launch.fill_in_config import check_backend
 
 if TYPE_CHECKING:
     import torch

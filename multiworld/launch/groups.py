@@ -6,11 +6,11 @@ import datetime as dt
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld._join.join import join
 from multiworld.errors import BrokenWorldException, WorldClosedError
-from multiworld.joining import join
 from multiworld.launch.backends import get_distributed_backend, known_backends
-from multiworld.launch.complete import check_backend
 from multiworld.launch.errors import ConfigError
+from multiworld.launch.fill_in_config import check_backend
 from multiworld.launch.host import environment_of, with_environment
 
 if TYPE_CHECKING:

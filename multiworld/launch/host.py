@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld import settings
 from multiworld.errors import StoreBindError
 from multiworld.launch.backends import default_backend, known_backends
-from multiworld.launch.complete import VARIABLES, Facts, LaunchPlan, address, complete
+from multiworld.launch.fill_in_config import VARIABLES, Facts, LaunchPlan, address, complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,8 +12,8 @@ from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from multiworld.launch.child import INTERRUPTED, Job, run
-from multiworld.launch.complete import LaunchPlan, complete
 from multiworld.launch.errors import LaunchError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.fill_in_config import LaunchPlan, complete
 from multiworld.launch.first_failure import FailedProcess, first_failure
 from multiworld.launch.host import environment_of, gather, serving, with_environment
 from multiworld.launch.result_file import ResultFile

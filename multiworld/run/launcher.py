@@ -46,7 +46,7 @@ from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
-from multiworld.run.worldsfile.checks import check_backends, check_stores
+from multiworld.run.worldsfile.host_checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 
 if TYPE_CHECKING:

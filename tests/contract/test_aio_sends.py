@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import multiworld as mw
-from multiworld._c10d.gloo import waiting, write_accounting
+from multiworld._c10d.gloo import await_work, write_accounting
 
 SIZES = (0, 1, 3, 1000, 1 << 16)  # elements
 WITHIN = 30.0
@@ -17,13 +17,13 @@ WITHIN = 30.0
 
 def waits(monkeypatch):
     """Names of the threads that wait for operations from now on."""
-    names, plain = [], waiting._wait
+    names, plain = [], await_work._wait
 
     def wait(work):
         names.append(threading.current_thread().name)
         return plain(work)
 
-    monkeypatch.setattr(waiting, "_wait", wait)
+    monkeypatch.setattr(await_work, "_wait", wait)
     return names
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from groupkit import Crew, run, soon
 
-from multiworld._c10d.faults import classify
+from multiworld._c10d.fault_classification import classify
 from multiworld._c10d.routing import router
 from multiworld._net.stores.store import open_store
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiworld as mw
-from multiworld._c10d.gloo import waiting as module
-from multiworld._c10d.gloo.waiting import Habit
+from multiworld._c10d.gloo import await_work as module
+from multiworld._c10d.gloo.await_work import Habit
 from multiworld._c10d.routing.state import owner_of
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import multiworld as mw
 from multiworld.aio import Aio
 from multiworld.communicator import WorldCommunicator
-from multiworld.operations import TABLE
+from multiworld.operation_table import TABLE
 
 WITHIN = 60.0
 NEWER = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}

@@ -11,7 +11,7 @@ from torchprivates import page
 from torchprivates.scan import is_private
 
 import multiworld
-from multiworld._c10d.patching import Patches
+from multiworld._c10d.monkeypatch import Patches
 from multiworld._c10d.routing import router
 
 LISTED = {

@@ -127,7 +127,7 @@ def test_the_switch_between_the_two_nccls_is_asked_of_torch(has_nccl, value):
     if not has_nccl:
         pytest.skip("this torch has no NCCL")
     said, truth = answer(
-        "from multiworld._c10d.creators import implementation_of\n"
+        "from multiworld._c10d.backend_class import implementation_of\n"
         "import torch.distributed.distributed_c10d as c\n"
         "before = dict(c.Backend._plugins), list(c.Backend.backend_list), sorted(getattr(c, '_FR_SELF_RECORDING_BACKENDS', ()))\n"
         "said = implementation_of('nccl')\n"

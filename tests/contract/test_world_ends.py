@@ -12,8 +12,8 @@ from test_world_more import number, runs, wait_for
 from worldkit import SOON, left_over
 
 import multiworld as mw
-from multiworld import generation
 from multiworld._c10d.groups import Group
+from multiworld._generation import generation
 from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import JoinAbandonedError
 

@@ -557,7 +557,7 @@ def test_an_interrupted_join_is_told(cast):
     assert [first.finish(), other.finish()] == [0, 0]
 
 
-INTERRUPTED = {"multiworld.joining", "multiworld.building", "multiworld._net.patience"}
+INTERRUPTED = {"multiworld._join.join", "multiworld._join.steps", "multiworld._net.patience"}
 
 
 class Interrupting:

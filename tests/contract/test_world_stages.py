@@ -9,10 +9,10 @@ import pytest
 import torch.distributed as dist
 
 import multiworld as mw
-from multiworld import building
-from multiworld._core.lifecycle import Action, Stage
+from multiworld._core.state_machine import Action, Stage
+from multiworld._generation.generation import Generation
+from multiworld._join import steps as building
 from multiworld.events import Breakage, Cause, State
-from multiworld.generation import Generation
 
 
 @pytest.fixture

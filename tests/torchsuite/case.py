@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
     kind = {"stock": Stock, "world": World}[mode]
     if kind is World:
         # Here, once: the ranks of each test are forked from this process.
-        importlib.import_module("multiworld.joining")
+        importlib.import_module("multiworld._join.join")
         importlib.import_module("multiworld._c10d.groups")
         importlib.import_module("multiworld._c10d.routing.router")
     chosen = names or unittest.TestLoader().getTestCaseNames(kind)

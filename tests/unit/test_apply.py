@@ -29,11 +29,11 @@ from m8d_build.errors import (
     WrongTree,
 )
 from m8d_build.files.blobs import blob_id
-from m8d_build.series import swap as swap_module
+from m8d_build.series import transaction as swap_module
 from m8d_build.series.apply import apply_series, patched_files, pristine_files, revert_series, tree_version
 from m8d_build.series.receipt import RECEIPT, load_receipt
-from m8d_build.series.rules import verify
-from m8d_build.series.swap import HOME, Change, repair, swap
+from m8d_build.series.transaction import HOME, Change, repair, swap
+from m8d_build.series.verify import verify
 
 
 @pytest.fixture(params=["folder", "git"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
 from multiworld._core.liveness import actions
-from multiworld._core.liveness.busy import BusyTracker
+from multiworld._core.liveness.busy_or_hung import BusyTracker
 from multiworld._core.liveness.detector import Detector
 from multiworld._core.liveness.evidence import ANSWER_SIZE, Activity, Evidence, answer, question
 from multiworld.events import Cause

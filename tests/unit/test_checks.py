@@ -14,10 +14,10 @@ from m8d_build.elf.image import open_image
 from m8d_build.elf.read import ObjectFile, read_library, read_object, read_symtab
 from m8d_build.elf.references import code_references
 from m8d_build.errors import CheckFailed, CommandFailed, ElfInvalid
-from m8d_build.overlay.definitions import strong_symbols_equal, symbol_differences
+from m8d_build.overlay.address_ranges import SymbolMap, window_of
 from m8d_build.overlay.layouts import ClassProbe, probe_source, read_layouts, same_layouts
 from m8d_build.overlay.stale import StaleUse, no_stale_uses, stale_uses
-from m8d_build.overlay.windows import SymbolMap, window_of
+from m8d_build.overlay.symbol_parity import strong_symbols_equal, symbol_differences
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -254,7 +254,7 @@ def test_full_disk_unwritable_folder_and_ctrl_c(kit, monkeypatch, command, fault
         if armed:
             raise armed.pop()
 
-    monkeypatch.setattr("m8d_build.series.swap.os.fsync", fsync)
+    monkeypatch.setattr("m8d_build.series.transaction.os.fsync", fsync)
     fails(kit, error, *words)
     assert main(kit, *words)[0] == 0  # and the next run does it
 

@@ -10,7 +10,7 @@ import weakref
 import pytest
 from meetkit import PATIENCE, until
 
-from multiworld._c10d.completion import Pool, future_of
+from multiworld._c10d.waiter_pool import Pool, future_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._net.control import MAX_LINE, ControlClient, Lines, ProtocolError, encode
+from multiworld._net.launcher_connection import MAX_LINE, ControlClient, Lines, ProtocolError, encode
 from multiworld.run.control import server as control
 from multiworld.run.control import sockets as folders
 from multiworld.run.control.server import ControlServer

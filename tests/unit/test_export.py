@@ -15,7 +15,7 @@ from m8d_build.gitrepo.tree import check_applies, diff_contents, merge_contents
 from m8d_build.series.apply import apply_series, revert_series
 from m8d_build.series.export import export_series
 from m8d_build.series.receipt import load_receipt
-from m8d_build.series.rules import verify
+from m8d_build.series.verify import verify
 
 FIRST, SECOND, THIRD = (f"{n:04}-{topic}.patch" for n, topic in enumerate(TOPICS, 1))
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from multiworld._c10d import faults  # noqa: E402  (torch may be missing)
+from multiworld._c10d import fault_classification  # noqa: E402  (torch may be missing)
 from multiworld._c10d.nccl import backend as nccl  # noqa: E402  (torch may be missing)
 from multiworld._c10d.nccl import inflight  # noqa: E402
 from multiworld._c10d.nccl.inflight import Traffic, failure_of  # noqa: E402
@@ -75,7 +75,7 @@ def test_a_work_is_asked_until_it_has_ended():
 def test_a_failure_is_told_in_words_that_are_a_transport_fault(work, text):
     with pytest.raises(Error, match=text) as told:
         traffic().finish(work)
-    assert faults.classify(told.value) is not None
+    assert fault_classification.classify(told.value) is not None
 
 
 def test_works_of_versions_that_keep_no_outcome_are_asked_for_their_exception():
@@ -90,7 +90,7 @@ def test_works_of_versions_that_keep_no_outcome_are_asked_for_their_exception():
 def test_an_operation_that_takes_too_long_is_a_timeout():
     with pytest.raises(Error) as told:
         traffic().finish(Work(after=1 << 60), timeout=0.05)
-    fault = faults.classify(told.value)
+    fault = fault_classification.classify(told.value)
     assert fault is not None
     assert fault.timeout
 
@@ -110,7 +110,7 @@ def test_who_waits_is_woken_when_the_world_is_over_and_the_abort_comes_after():
     here.abort([lambda: order.append("aborted")])
     waiter.join(20)
     assert not waiter.is_alive()
-    assert faults.classify(failed[0]) is not None
+    assert fault_classification.classify(failed[0]) is not None
     assert here.ended(time.monotonic() + 20)
     assert order == ["aborted"]
     with pytest.raises(Error):

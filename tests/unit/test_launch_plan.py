@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.launch.complete import Facts, address, complete
 from multiworld.launch.config import MultiprocessConfig
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
+from multiworld.launch.fill_in_config import Facts, address, complete
 from multiworld.launch.first_failure import FailedProcess, first_failure
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld._core.lifecycle import (
+from multiworld._core.state_machine import (
     LATE,
     STATES,
     TABLE,

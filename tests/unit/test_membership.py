@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meetkit import ask
 
-from multiworld._core.membership import refusals, steps
+from multiworld._core.membership import admission, refusals
+from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import (
     FAILURES_KEPT,
     MAX_RECORD,
@@ -22,7 +23,6 @@ from multiworld._core.membership.ledger import (
     encode,
 )
 from multiworld._core.membership.request import validate
-from multiworld._core.membership.steps import Phase
 from multiworld.errors import (
     BackendError,
     BrokenWorldException,
@@ -40,7 +40,7 @@ def claimed(ledger, *requests):
     for request in requests:
         there = () if ledger.waiting is None else ledger.waiting.claims
         seen = frozenset(claim.id for claim in there)
-        move = steps.claim(ledger, request, ident(request), TOKEN, seen=seen)
+        move = admission.claim(ledger, request, ident(request), TOKEN, seen=seen)
         assert move.refusal is None
         assert move.holder is None
         ledger = move.ledger
@@ -54,31 +54,31 @@ def ident(request):
 def active(*requests, before=None):
     ledger = claimed(before or Ledger(), *requests)
     for request in requests:
-        ledger = steps.ready(ledger, ledger.current.number, ident(request), request.rank)
+        ledger = admission.ready(ledger, ledger.current.number, ident(request), request.rank)
     return ledger
 
 
 def test_the_last_claim_seals():
     half = claimed(Ledger(), ask(1))
     assert half.waiting.missing == (0,)
-    assert steps.claim_state(half, 1, "0001", ask(1)).phase is Phase.OPEN
+    assert admission.claim_state(half, 1, "0001", ask(1)).phase is Phase.OPEN
     full = claimed(half, ask(0))
     assert full.waiting is None
     assert (full.current.generation, full.last, full.current.unready) == (1, 1, (0, 1))
-    assert steps.claim_state(full, 1, "0001", ask(1)).phase is Phase.SEALED
-    roster = steps.roster(full.current, ask(1))
+    assert admission.claim_state(full, 1, "0001", ask(1)).phase is Phase.SEALED
+    roster = admission.roster(full.current, ask(1))
     assert (roster.key, roster.rank, roster.size, roster.token) == ("w/1", 1, 2, b"\xab" * 16)
 
 
 def test_the_last_ready_makes_it_active():
     ledger = claimed(Ledger(), ask(0), ask(1))
-    one = steps.ready(ledger, 1, "0000", 0)
+    one = admission.ready(ledger, 1, "0000", 0)
     assert not one.current.active
-    assert steps.ready(one, 1, "0000", 0) is one
-    assert steps.ready(one, 1, "beef", 1) is one, "a stranger"
-    assert steps.ready(one, 7, "0001", 1) is one, "another attempt"
-    both = steps.ready(one, 1, "0001", 1)
-    assert steps.claim_state(both, 1, "0000", ask(0)).phase is Phase.ACTIVE
+    assert admission.ready(one, 1, "0000", 0) is one
+    assert admission.ready(one, 1, "beef", 1) is one, "a stranger"
+    assert admission.ready(one, 7, "0001", 1) is one, "another attempt"
+    both = admission.ready(one, 1, "0001", 1)
+    assert admission.claim_state(both, 1, "0000", ask(0)).phase is Phase.ACTIVE
 
 
 @pytest.mark.parametrize(("last", "others", "expected"), [(0, 0, 1), (4, 0, 5), (2, 9, 10)])
@@ -89,16 +89,18 @@ def test_a_generation_is_larger_than_all_that_anybody_knows(last, others, expect
 
 def test_nothing_is_sealed_before_all_have_been_seen():
     half = claimed(Ledger(), ask(0))
-    full = steps.claim(half, ask(1), "0001", TOKEN).ledger
+    full = admission.claim(half, ask(1), "0001", TOKEN).ledger
     assert full.waiting.missing == ()
-    assert steps.seal(full, 1, "0000", TOKEN).current.generation == 1
-    assert steps.drop(full, 1, "beef", frozenset({"0001"})) is full, "a stranger drops nobody"
-    assert steps.drop(full, 1, "0000", frozenset({"0000"})) is full, "nobody drops itself"
-    assert steps.drop(full, 1, "0000", frozenset({"0001"})).waiting.missing == (1,)
+    assert admission.seal(full, 1, "0000", TOKEN).current.generation == 1
+    assert admission.drop(full, 1, "beef", frozenset({"0001"})) is full, "a stranger drops nobody"
+    assert admission.drop(full, 1, "0000", frozenset({"0000"})) is full, "nobody drops itself"
+    assert admission.drop(full, 1, "0000", frozenset({"0001"})).waiting.missing == (1,)
 
 
 def test_the_dead_are_not_asked_what_they_think():
-    other = steps.claim(claimed(Ledger(), ask(0)), ask(1, 3, who=7), "0007", TOKEN, dead=frozenset({"0000"}))
+    other = admission.claim(
+        claimed(Ledger(), ask(0)), ask(1, 3, who=7), "0007", TOKEN, dead=frozenset({"0000"})
+    )
     assert other.refusal is None
     assert other.ledger.waiting.terms.size == 3
     assert other.ledger.waiting.missing == (0, 2)
@@ -106,20 +108,20 @@ def test_the_dead_are_not_asked_what_they_think():
 
 def test_claiming_again_changes_nothing():
     half = claimed(Ledger(), ask(0))
-    assert steps.claim(half, ask(0), "0000", TOKEN).ledger is half
+    assert admission.claim(half, ask(0), "0000", TOKEN).ledger is half
 
 
 def test_two_claims_need_a_look_at_the_first_one():
     half = claimed(Ledger(), ask(0))
-    move = steps.claim(half, ask(0, who=7), "0007", TOKEN)
+    move = admission.claim(half, ask(0, who=7), "0007", TOKEN)
     assert (move.holder.id, move.ledger) == ("0000", half)
-    taken = steps.claim(half, ask(0, who=7), "0007", TOKEN, living="0000")
+    taken = admission.claim(half, ask(0, who=7), "0007", TOKEN, living="0000")
     assert taken.ledger.waiting is None
     assert taken.refusal.kind == "RankTakenError"
     assert taken.ledger.failure_of(1) == taken.refusal
-    over = steps.claim(half, ask(0, who=7), "0007", TOKEN, dead=frozenset({"0000"}))
+    over = admission.claim(half, ask(0, who=7), "0007", TOKEN, dead=frozenset({"0000"}))
     assert [claim.id for claim in over.ledger.waiting.claims] == ["0007"]
-    state = steps.claim_state(over.ledger, 1, "0000", ask(0))
+    state = admission.claim_state(over.ledger, 1, "0000", ask(0))
     assert state.phase is Phase.CLOSED
     assert "taken over by host host7, pid 1007" in state.failure.value
 
@@ -127,15 +129,15 @@ def test_two_claims_need_a_look_at_the_first_one():
 def test_a_member_of_the_generation_before_has_the_right_to_its_rank():
     first = active(ask(0), ask(1))
     new = claimed(first, ask(0, who=7))
-    back = steps.claim(new, ask(0, last_generation=1), "0000", TOKEN)
+    back = admission.claim(new, ask(0, last_generation=1), "0000", TOKEN)
     assert [claim.id for claim in back.ledger.waiting.claims] == ["0000"]
-    refused = steps.claim(back.ledger, ask(0, who=8), "0008", TOKEN)
+    refused = admission.claim(back.ledger, ask(0, who=8), "0008", TOKEN)
     assert refused.refusal.kind == "RankTakenError"
     assert refused.ledger is back.ledger, "the rightful member feels nothing"
 
 
 def test_a_rejoin_with_a_replacement():
-    first = steps.over(active(ask(0), ask(1)), 1, "0000", 0)
+    first = admission.over(active(ask(0), ask(1)), 1, "0000", 0)
     ledger = claimed(first, ask(1, who=7), ask(0, last_generation=1, held_rank=0))
     assert ledger.current.generation == 2
     assert [claim.member.pid for claim in ledger.current.claims] == [1000, 1007]
@@ -144,38 +146,38 @@ def test_a_rejoin_with_a_replacement():
 def test_a_generation_that_nobody_ended_is_in_the_way_of_strangers():
     ledger = claimed(active(ask(0), ask(1)), ask(0, who=7), ask(1, who=8))
     assert ledger.waiting.missing == ()
-    assert not steps.may_seal(ledger)
-    assert steps.seal(ledger, 2, "0007", TOKEN) is ledger
-    assert steps.seal(ledger, 2, "0007", TOKEN, gone=2) is ledger, "another attempt's members are gone"
-    assert steps.seal(ledger, 2, "beef", TOKEN, gone=1) is ledger, "a stranger seals nothing"
-    assert steps.seal(ledger, 2, "0007", TOKEN, gone=1).current.generation == 2
-    ended = steps.over(ledger, 1, "0001", 1)
-    assert steps.seal(ended, 2, "0007", TOKEN).current.generation == 2
-    assert not steps.may_seal(Ledger())
+    assert not admission.may_seal(ledger)
+    assert admission.seal(ledger, 2, "0007", TOKEN) is ledger
+    assert admission.seal(ledger, 2, "0007", TOKEN, gone=2) is ledger, "another attempt's members are gone"
+    assert admission.seal(ledger, 2, "beef", TOKEN, gone=1) is ledger, "a stranger seals nothing"
+    assert admission.seal(ledger, 2, "0007", TOKEN, gone=1).current.generation == 2
+    ended = admission.over(ledger, 1, "0001", 1)
+    assert admission.seal(ended, 2, "0007", TOKEN).current.generation == 2
+    assert not admission.may_seal(Ledger())
 
 
 def test_an_attempt_that_never_became_active_is_closed_by_the_next():
     first = claimed(Ledger(), ask(0), ask(1))
     second = claimed(first, ask(0), ask(1, who=7))
     assert second.current.number == 2
-    assert steps.claim_state(second, 1, "0001", ask(1)).failure.kind == "JoinAbandonedError"
+    assert admission.claim_state(second, 1, "0001", ask(1)).failure.kind == "JoinAbandonedError"
 
 
 def test_whoever_holds_a_generation_that_is_over_is_fenced():
-    first = steps.over(active(ask(0), ask(1)), 1, "0000", 0)
+    first = admission.over(active(ask(0), ask(1)), 1, "0000", 0)
     second = active(ask(0, last_generation=1), ask(1, who=7), before=first)
     stale = ask(1, last_generation=1, held_rank=1)
-    move = steps.claim(second, stale, "0001", TOKEN)
+    move = admission.claim(second, stale, "0001", TOKEN)
     assert move.ledger is second
     assert move.refusal.kind == "StaleGenerationError"
     assert "generation 1" in move.refusal.value
     assert "generation 2" in move.refusal.value
-    assert steps.fenced(second, dataclasses.replace(stale, held_rank=0)) is None
-    assert steps.fenced(second, dataclasses.replace(stale, last_generation=2)) is None
-    assert steps.fenced(second, ask(0, last_generation=1, held_rank=0)) is None, "still a member"
-    assert steps.fenced(second, ask(5, 6, last_generation=1, held_rank=5)) is None, "nobody is there"
-    assert steps.fenced(steps.over(second, 2, "0000", 0), stale) is None, "that one is over too"
-    assert steps.fenced(Ledger(), stale) is None
+    assert admission.fenced(second, dataclasses.replace(stale, held_rank=0)) is None
+    assert admission.fenced(second, dataclasses.replace(stale, last_generation=2)) is None
+    assert admission.fenced(second, ask(0, last_generation=1, held_rank=0)) is None, "still a member"
+    assert admission.fenced(second, ask(5, 6, last_generation=1, held_rank=5)) is None, "nobody is there"
+    assert admission.fenced(admission.over(second, 2, "0000", 0), stale) is None, "that one is over too"
+    assert admission.fenced(Ledger(), stale) is None
 
 
 @pytest.mark.parametrize(
@@ -187,71 +189,71 @@ def test_whoever_holds_a_generation_that_is_over_is_fenced():
     ],
 )  # fmt: skip
 def test_disagreement_closes_the_attempt(change, text):
-    move = steps.claim(claimed(Ledger(), ask(0)), ask(1, **change), "0001", TOKEN)
+    move = admission.claim(claimed(Ledger(), ask(0)), ask(1, **change), "0001", TOKEN)
     assert move.refusal.kind == "MismatchError"
     assert text in move.refusal.value
-    assert steps.claim_state(move.ledger, 1, "0000", ask(0)).failure == move.refusal
+    assert admission.claim_state(move.ledger, 1, "0000", ask(0)).failure == move.refusal
 
 
 def test_an_attempt_fails_only_by_its_own_members_and_only_before_it_is_active():
     why = Failure(0, "BackendError", "no")
     half = claimed(Ledger(), ask(0))
-    assert steps.fail(half, 1, "beef", why) is half
-    closed = steps.fail(half, 1, "0000", why)
+    assert admission.fail(half, 1, "beef", why) is half
+    closed = admission.fail(half, 1, "0000", why)
     assert closed.failure_of(1) == dataclasses.replace(why, attempt=1)
-    assert steps.fail(closed, 1, "0000", why) is closed
+    assert admission.fail(closed, 1, "0000", why) is closed
     sealed = claimed(Ledger(), ask(0), ask(1))
-    assert steps.fail(sealed, 1, "0001", why).current is None
+    assert admission.fail(sealed, 1, "0001", why).current is None
     done = active(ask(0), ask(1))
-    assert steps.fail(done, 1, "0001", why) is done
+    assert admission.fail(done, 1, "0001", why) is done
 
 
 def test_the_reasons_of_the_last_attempts_are_kept():
     ledger = Ledger()
     for number in range(1, 10):
-        ledger = steps.fail(claimed(ledger, ask(0)), number, "0000", Failure(0, "JoinError", "no"))
+        ledger = admission.fail(claimed(ledger, ask(0)), number, "0000", Failure(0, "JoinError", "no"))
     assert len(ledger.failures) == FAILURES_KEPT
-    assert steps.claim_state(ledger, 9, "0000", ask(0)).failure.kind == "JoinError"
-    assert steps.claim_state(ledger, 1, "0000", ask(0)).failure.kind == "JoinAbandonedError"
+    assert admission.claim_state(ledger, 9, "0000", ask(0)).failure.kind == "JoinError"
+    assert admission.claim_state(ledger, 1, "0000", ask(0)).failure.kind == "JoinAbandonedError"
 
 
 def test_a_claim_in_an_attempt_of_another_store_is_lost():
     other = claimed(Ledger(), ask(1, who=7))
-    failure = steps.claim_state(other, 1, "0000", ask(0)).failure
+    failure = admission.claim_state(other, 1, "0000", ask(0)).failure
     assert "taken over by a process that has left since" in failure.value
     sealed = claimed(other, ask(0, who=8))
-    assert steps.claim_state(sealed, 1, "0000", ask(0)).phase is Phase.CLOSED
+    assert admission.claim_state(sealed, 1, "0000", ask(0)).phase is Phase.CLOSED
 
 
 def test_when_a_generation_is_over_for_all_only_its_number_is_kept():
     ledger = active(ask(0), ask(1))
-    assert steps.over(ledger, 1, "beef", 0) is ledger
-    one = steps.over(ledger, 1, "0000", 0)
+    assert admission.over(ledger, 1, "beef", 0) is ledger
+    one = admission.over(ledger, 1, "0000", 0)
     assert one.current.over == (0,)
-    assert steps.over(one, 1, "0000", 0) is one
-    both = steps.over(one, 1, "0001", 1)
+    assert admission.over(one, 1, "0000", 0) is one
+    both = admission.over(one, 1, "0001", 1)
     assert both == Ledger(number=1, last=1)
-    assert steps.over(both, 1, "0001", 1) is both
+    assert admission.over(both, 1, "0001", 1) is both
 
 
 def test_withdrawing():
     two = claimed(Ledger(), ask(0, 3), ask(1, 3))
-    one = steps.withdraw(two, 1, "0001")
+    one = admission.withdraw(two, 1, "0001")
     assert one.waiting.missing == (1, 2)
-    assert steps.withdraw(one, 1, "0001") is one
-    assert steps.withdraw(one, 1, "0000").waiting is None
+    assert admission.withdraw(one, 1, "0001") is one
+    assert admission.withdraw(one, 1, "0000").waiting is None
 
 
 def test_an_impossible_member_closes_the_open_attempt():
     why = Failure(0, "InvalidJoinError", "rank=7")
-    assert steps.refuse(claimed(Ledger(), ask(0)), why).failure_of(1).value == "rank=7"
+    assert admission.refuse(claimed(Ledger(), ask(0)), why).failure_of(1).value == "rank=7"
     done = active(ask(0), ask(1))
-    assert steps.refuse(done, why) is done
+    assert admission.refuse(done, why) is done
 
 
 def test_time_is_up_for_members_that_miss_others():
     ledger = claimed(Ledger(), ask(1, 3), ask(2, 3))
-    move = steps.expire(ledger, 1, "0002", ask(2, 3), timeout=3.0)
+    move = admission.expire(ledger, 1, "0002", ask(2, 3), timeout=3.0)
     assert move.refusal.kind == "JoinTimeoutError"
     assert (
         "2 of 3 members of world 'w' came within the 3.0 s of rank 2 (host host2, pid 1002)"
@@ -259,35 +261,35 @@ def test_time_is_up_for_members_that_miss_others():
     )
     assert "missing: rank 0; there: rank 1 (" in move.refusal.value
     assert move.ledger.failure_of(1) == move.refusal
-    again = steps.expire(move.ledger, 1, "0001", ask(1, 3), timeout=3.0)
+    again = admission.expire(move.ledger, 1, "0001", ask(1, 3), timeout=3.0)
     assert (again.ledger, again.refusal) == (move.ledger, None)
 
 
 def test_time_is_up_for_members_that_are_not_ready():
-    ledger = steps.ready(claimed(Ledger(), ask(0), ask(1)), 1, "0000", 0)
-    move = steps.expire(ledger, 1, "0000", ask(0), timeout=3.0)
+    ledger = admission.ready(claimed(Ledger(), ask(0), ask(1)), 1, "0000", 0)
+    move = admission.expire(ledger, 1, "0000", ask(0), timeout=3.0)
     assert "not ready: rank 1 (rank 1 (host host1, pid 1001))" in move.refusal.value
-    done = steps.ready(ledger, 1, "0001", 1)
-    assert steps.expire(done, 1, "0000", ask(0), timeout=3.0).refusal is None
+    done = admission.ready(ledger, 1, "0001", 1)
+    assert admission.expire(done, 1, "0000", ask(0), timeout=3.0).refusal is None
 
 
 def test_time_is_up_for_whoever_waits_for_an_active_rank():
     ledger = claimed(active(ask(0), ask(1)), ask(1, who=7), ask(0, who=8))
-    move = steps.expire(ledger, 2, "0007", ask(1, who=7), timeout=3.0)
+    move = admission.expire(ledger, 2, "0007", ask(1, who=7), timeout=3.0)
     assert move.refusal.kind == "RankTakenError"
     assert "host host1, pid 1001 holds rank 1" in move.refusal.value
     assert [claim.id for claim in move.ledger.waiting.claims] == ["0008"], "whoever else waits goes on"
-    complete = steps.expire(ledger, 2, "0007", ask(1, who=7), timeout=3.0, gone=1)
+    complete = admission.expire(ledger, 2, "0007", ask(1, who=7), timeout=3.0, gone=1)
     assert complete.refusal.kind == "JoinTimeoutError"
     assert "it was not sealed" in complete.refusal.value
     forming = claimed(claimed(Ledger(), ask(0), ask(1)), ask(2, 3, who=7))
-    text = steps.expire(forming, 2, "0007", ask(2, 3, who=7), timeout=3.0).refusal.value
+    text = admission.expire(forming, 2, "0007", ask(2, 3, who=7), timeout=3.0).refusal.value
     assert "being formed and there is no rank 2 in it" in text
 
 
 def test_long_lists_of_people_are_cut():
     ledger = claimed(Ledger(), *(ask(rank, 40) for rank in range(9)))
-    text = steps.expire(ledger, 1, "0000", ask(0, 40), timeout=1.0).refusal.value
+    text = admission.expire(ledger, 1, "0000", ask(0, 40), timeout=1.0).refusal.value
     assert "missing: ranks 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, ..." in text
     assert text.endswith("and 5 more")
 
@@ -342,8 +344,8 @@ def test_requests_that_are_valid():
 def samples():
     half = claimed(Ledger(), ask(0))
     first = active(ask(0), ask(1))
-    behind = steps.over(claimed(first, ask(1, who=7)), 1, "0000", 0)
-    failed = steps.fail(half, 1, "0000", Failure(0, "JoinError", "ä" * 2 * MAX_TEXT, "r", "s"))
+    behind = admission.over(claimed(first, ask(1, who=7)), 1, "0000", 0)
+    failed = admission.fail(half, 1, "0000", Failure(0, "JoinError", "ä" * 2 * MAX_TEXT, "r", "s"))
     return [Ledger(), half, first, behind, failed]
 
 
@@ -395,7 +397,7 @@ def test_a_record_with_one_wrong_part_is_an_error_or_another_record(ledger, data
         return
     assert decode(encode(read), "w").number == read.number
     if read.current is not None and read.current.generation:
-        assert len(steps.roster(read.current, ask(0)).token) == 16
+        assert len(admission.roster(read.current, ask(0)).token) == 16
 
 
 def with_claim(row):

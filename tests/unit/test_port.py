@@ -17,7 +17,7 @@ from m8d_build.series.diffparse import parse_diff
 from m8d_build.series.port import port_series, with_entry
 from m8d_build.series.read import load_series
 from m8d_build.series.relocate import carry
-from m8d_build.series.rules import verify
+from m8d_build.series.verify import verify
 from m8d_build.targets import Status, load_targets
 
 NEXT = "2.7.0"

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from multiworld._core.raising import not_a_tensor, raise_instead
+from multiworld._core.reraise import not_a_tensor, raise_instead
 
 
 class Work:

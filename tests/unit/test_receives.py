@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from multiworld.receives import Parked, ParkedReceives
+from multiworld._generation.parked_receives import Parked, ParkedReceives
 
 
 class Tensor:

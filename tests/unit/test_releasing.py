@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from multiworld._net.stores import clients as callers_module
-from multiworld._net.stores.clients import callers, others
-from multiworld.releasing import Releaser
+from multiworld._generation.background_release import Releaser
+from multiworld._net.stores import connected_processes as callers_module
+from multiworld._net.stores.connected_processes import callers, others
 
 PATIENCE = 30.0
 

@@ -12,10 +12,10 @@ from test_rawzip import compressed
 
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, WheelInvalid
 from m8d_build.wheel import repack as module
-from m8d_build.wheel.entries import plan_entries
 from m8d_build.wheel.rawzip import ZipWriter
 from m8d_build.wheel.recordfile import format_record, parse_record
 from m8d_build.wheel.repack import Edit, Put, repack
+from m8d_build.wheel.repack_plan import plan_entries
 from m8d_build.wheel.wheelfile import open_wheel
 
 LOCAL, PLATFORM = "cu124.m8d1", "manylinux_2_17_x86_64"

@@ -13,7 +13,7 @@ from m8d_build.files.blobs import blob_id
 from m8d_build.series.claims import Claims, claims_of, restate
 from m8d_build.series.diffparse import parse_diff
 from m8d_build.series.read import load_series, parse_series
-from m8d_build.series.rules import DEFECTS, reject, verify
+from m8d_build.series.verify import DEFECTS, reject, verify
 from m8d_build.targets import SourceFile, Status, Target, load_targets
 
 STATES = small_states()

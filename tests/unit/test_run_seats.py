@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run.nodes import decisions, slots
+from multiworld.run.nodes import rank_assignment, slots
 from multiworld.run.nodes.slots import Node, NodeRecord
 
 TOKEN = "ab" * 16
@@ -21,7 +21,9 @@ def node(name, capacity=1, role="", since=0):
 
 def formed(*names, total=None, capacity=1):
     counts = None if total is None else (total,)
-    return decisions.form([NodeRecord(node(name, capacity)) for name in names], counts=counts, token=TOKEN)
+    return rank_assignment.form(
+        [NodeRecord(node(name, capacity)) for name in names], counts=counts, token=TOKEN
+    )
 
 
 def holders(membership):
@@ -44,8 +46,8 @@ def test_without_a_worlds_file_everyone_has_a_seat():
 def test_a_worlds_file_says_how_many_seats_there_are():
     membership = formed("a", "b", "c", total=4, capacity=2)
     assert holders(membership) == ["a", "b"]
-    assert decisions.assignment(membership, "c").slot is None
-    assert decisions.assignment(membership, "c").world_size == 4
+    assert rank_assignment.assignment(membership, "c").slot is None
+    assert rank_assignment.assignment(membership, "c").world_size == 4
 
 
 def sizes(membership):
@@ -62,7 +64,7 @@ def test_workers_that_do_not_divide_are_dealt_evenly(total, nodes, each, shares)
     membership = formed(*nodes, total=total, capacity=each)
     assert [slot.capacity for slot in membership.slots] == shares
     assert all(slot.holder for slot in membership.slots)
-    assert [decisions.assignment(membership, name).size for name in nodes] == [
+    assert [rank_assignment.assignment(membership, name).size for name in nodes] == [
         *shares,
         *[0] * (len(nodes) - len(shares)),
     ]
@@ -72,22 +74,22 @@ def test_workers_that_do_not_divide_are_dealt_evenly(total, nodes, each, shares)
 def test_a_hubs_node_of_one_worker_stands_beside_nodes_of_eight(order):
     """Wherever torch's rendezvous puts it: it has the hub, which is rank 0."""
     records = [NodeRecord(node(name, 1 if name == "h" else 8)) for name in order]
-    membership = decisions.form(records, counts=(1, 16), token=TOKEN)
+    membership = rank_assignment.form(records, counts=(1, 16), token=TOKEN)
     assert holders(membership) == ["h", "a", "b"]
     assert membership.ranks_of(0) == (0,)
-    assert [decisions.assignment(membership, name).size for name in "hab"] == [1, 8, 8]
-    assert decisions.vacant(membership) == ()
+    assert [rank_assignment.assignment(membership, name).size for name in "hab"] == [1, 8, 8]
+    assert rank_assignment.vacant(membership) == ()
 
 
 def test_a_spare_with_more_room_takes_the_seat_and_the_smallest_that_fits_comes_first():
     records = [
         NodeRecord(node(name, room)) for name, room in (("a", 2), ("b", 4), ("c", 8), ("d", 4), ("e", 1))
     ]
-    membership = decisions.form(records, counts=(6,), token=TOKEN)
+    membership = rank_assignment.form(records, counts=(6,), token=TOKEN)
     assert sizes(membership) == {"a": 2, "b": 4}
-    after = decisions.leave(membership, {"b"})
+    after = rank_assignment.leave(membership, {"b"})
     assert sizes(after) == {"a": 2, "d": 4}
-    after = decisions.leave(after, {"a"})
+    after = rank_assignment.leave(after, {"a"})
     assert sizes(after) == {"c": 2, "d": 4}
 
 
@@ -95,22 +97,27 @@ def test_too_few_nodes_leave_seats_free():
     membership = formed("a", total=5, capacity=2)
     assert holders(membership) == ["a", None, None]
     assert [slot.capacity for slot in membership.slots] == [2, 2, 1]
-    assert decisions.vacant(membership) == (2, 3, 4)
+    assert rank_assignment.vacant(membership) == (2, 3, 4)
 
 
 def test_a_spare_that_fits_has_the_lost_nodes_seat():
-    membership = decisions.leave(formed("a", "b", "c", total=2), {"b"})
+    membership = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"})
     assert holders(membership) == ["a", "c"]
-    assert decisions.assignment(membership, "c") == slots.Assignment(1, 1, 2, 2, "tcp://a:1", 1, 2, size=1)
+    assert rank_assignment.assignment(membership, "c") == slots.Assignment(
+        1, 1, 2, 2, "tcp://a:1", 1, 2, size=1
+    )
     assert membership.epoch == 2
 
 
 def test_a_spare_of_another_size_or_role_does_not_fit():
     records = [NodeRecord(node("a", 2)), NodeRecord(node("b", 2)), NodeRecord(node("c", 1))]
-    assert holders(decisions.leave(decisions.form(records, counts=(4,), token=TOKEN), {"b"})) == ["a", None]
+    assert holders(rank_assignment.leave(rank_assignment.form(records, counts=(4,), token=TOKEN), {"b"})) == [
+        "a",
+        None,
+    ]
     records = [NodeRecord(node("a", 1, "x")), NodeRecord(node("b", 1, "y"))]
-    membership = decisions.leave(decisions.form(records, counts=None, token=TOKEN), {"a"})
-    membership = decisions.form(
+    membership = rank_assignment.leave(rank_assignment.form(records, counts=None, token=TOKEN), {"a"})
+    membership = rank_assignment.form(
         [record(membership, "b"), NodeRecord(node("c", 1, "y"))], counts=None, token=""
     )
     assert holders(membership) == [None, "b"]
@@ -118,8 +125,8 @@ def test_a_spare_of_another_size_or_role_does_not_fit():
 
 def test_ranks_of_roles_without_a_worlds_file():
     records = [NodeRecord(node("a", 2, "x")), NodeRecord(node("b", 1, "y")), NodeRecord(node("c", 3, "x"))]
-    membership = decisions.form(records, counts=None, token=TOKEN)
-    worker_ranks = [decisions.assignment(membership, name, ("m", 1)) for name in "abc"]
+    membership = rank_assignment.form(records, counts=None, token=TOKEN)
+    worker_ranks = [rank_assignment.assignment(membership, name, ("m", 1)) for name in "abc"]
     assert [(each.base_rank, each.base_role_rank, each.role_world_size) for each in worker_ranks] == [
         (0, 0, 5), (2, 0, 1), (3, 2, 5),
     ]  # fmt: skip
@@ -128,9 +135,9 @@ def test_ranks_of_roles_without_a_worlds_file():
 
 def test_who_comes_back_has_its_own_seat():
     membership = formed("a", "b", "c")
-    membership = decisions.leave(decisions.leave(membership, {"b"}), {"c"})
+    membership = rank_assignment.leave(rank_assignment.leave(membership, {"b"}), {"c"})
     assert holders(membership) == ["a", None, None]
-    membership = decisions.form([NodeRecord(node("c")), record(membership, "a")], counts=None, token="")
+    membership = rank_assignment.form([NodeRecord(node("c")), record(membership, "a")], counts=None, token="")
     assert holders(membership) == ["a", None, "c"]
     assert membership.node("c").since == membership.epoch
     assert membership.node("a").since == 1
@@ -138,39 +145,41 @@ def test_who_comes_back_has_its_own_seat():
 
 def test_a_node_that_comes_late_and_lives_keeps_its_seat():
     membership = formed("a", "b", "c", total=2)
-    after = decisions.form(
+    after = rank_assignment.form(
         [record(membership, "a", alive="b"), record(membership, "c")], counts=(2,), token=""
     )
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == 1
-    after = decisions.form([record(membership, "a"), record(membership, "c")], counts=(2,), token="")
+    after = rank_assignment.form([record(membership, "a"), record(membership, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "c"]
 
 
 def test_who_gave_up_its_seat_is_a_newcomer():
     membership = formed("a", "b")
-    after = decisions.form([record(membership, "a", alive="b"), NodeRecord(node("b"))], counts=None, token="")
+    after = rank_assignment.form(
+        [record(membership, "a", alive="b"), NodeRecord(node("b"))], counts=None, token=""
+    )
     assert holders(after) == ["a", "b"]
     assert after.node("b").since == after.epoch
 
 
 def test_the_newest_table_counts():
     old = formed("a", "b", "c", total=2)
-    new = decisions.leave(old, {"a"})
-    after = decisions.form(
+    new = rank_assignment.leave(old, {"a"})
+    after = rank_assignment.form(
         [NodeRecord(old.node("a"), old), record(new, "b"), record(new, "c")], counts=(2,), token=""
     )
     assert holders(after) == ["c", "b"]
-    assert decisions.assignment(after, "a").slot is None
+    assert rank_assignment.assignment(after, "a").slot is None
 
 
 def test_the_store_stays_where_it_is_as_long_as_its_node_lives():
     membership = formed("a", "b", "c")
-    assert decisions.leave(membership, {"c"}).store_node == "a"
-    membership = decisions.leave(membership, {"a"})
+    assert rank_assignment.leave(membership, {"c"}).store_node == "a"
+    membership = rank_assignment.leave(membership, {"a"})
     assert membership.store_node == "b"
     assert (
-        decisions.form(
+        rank_assignment.form(
             [record(membership, "b"), record(membership, "c"), NodeRecord(node("a"))], counts=None, token=""
         ).store_node
         == "b"
@@ -179,38 +188,38 @@ def test_the_store_stays_where_it_is_as_long_as_its_node_lives():
 
 def test_a_seat_whose_workers_have_ended_is_not_given_away():
     membership = formed("a", "b", "c", total=2)
-    after = decisions.leave(membership, {"a"}, done={"a"})
+    after = rank_assignment.leave(membership, {"a"}, done={"a"})
     assert holders(after) == ["a", "b"]
     assert after.store_node == "b"
-    assert decisions.over(after, {"a"}, ()) is None
-    assert decisions.over(after, {"a", "b"}, ()) == ()
-    again = decisions.form([record(after, "b", done="a"), record(after, "c")], counts=(2,), token="")
+    assert rank_assignment.over(after, {"a"}, ()) is None
+    assert rank_assignment.over(after, {"a", "b"}, ()) == ()
+    again = rank_assignment.form([record(after, "b", done="a"), record(after, "c")], counts=(2,), token="")
     assert holders(again) == ["a", "b"]
 
 
 def test_the_run_is_over_when_every_seat_is_done_or_free():
     membership = formed("a", "b", "c")
-    assert decisions.over(membership, {"a", "b"}, ()) is None
-    assert decisions.over(membership, {"a", "b"}, {"c"}) is None  # nobody has judged it yet
-    assert decisions.over(decisions.leave(membership, {"c"}), {"a", "b"}, ()) == (2,)
-    assert decisions.over(membership, {"a", "b", "c"}, {"c"}) == ()
+    assert rank_assignment.over(membership, {"a", "b"}, ()) is None
+    assert rank_assignment.over(membership, {"a", "b"}, {"c"}) is None  # nobody has judged it yet
+    assert rank_assignment.over(rank_assignment.leave(membership, {"c"}), {"a", "b"}, ()) == (2,)
+    assert rank_assignment.over(membership, {"a", "b", "c"}, {"c"}) == ()
 
 
 def test_a_spare_that_is_done_and_gone_had_the_free_seat():
     """Its table was on its way: the lost node's ranks have ended their work in its hands."""
     membership = formed("a", "b", "c", total=2)
     assert membership.slot_of("c") is None
-    after = decisions.leave(membership, {"b", "c"}, {"a", "c"})
-    assert decisions.over(after, {"a", "c"}, ()) == ()
-    assert decisions.over(decisions.leave(membership, {"b", "c"}, {"a"}), {"a"}, ()) == (1,)
+    after = rank_assignment.leave(membership, {"b", "c"}, {"a", "c"})
+    assert rank_assignment.over(after, {"a", "c"}, ()) == ()
+    assert rank_assignment.over(rank_assignment.leave(membership, {"b", "c"}, {"a"}), {"a"}, ()) == (1,)
 
 
 def test_late_nodes_are_let_in():
-    membership = decisions.leave(formed("a", "b", "c"), {"b"})
-    after = decisions.admit(membership, [node("d"), node("b")])
+    membership = rank_assignment.leave(formed("a", "b", "c"), {"b"})
+    after = rank_assignment.admit(membership, [node("d"), node("b")])
     assert holders(after) == ["a", "b", "c"]
     assert after.node("d").since == after.epoch
-    again = decisions.admit(after, [node("c")])  # it gave up and is back before anybody saw it
+    again = rank_assignment.admit(after, [node("c")])  # it gave up and is back before anybody saw it
     assert holders(again) == ["a", "b", "c"]
     assert again.node("c").since == again.epoch
 
@@ -239,7 +248,7 @@ def test_late_nodes_are_let_in():
     ],
 )
 def test_who_was_cut_off(nodes, lost, answers, outside, expected):
-    assert decisions.cut_off(formed(*nodes), "a", lost, answers=answers, outside=outside) is expected
+    assert rank_assignment.cut_off(formed(*nodes), "a", lost, answers=answers, outside=outside) is expected
 
 
 def test_both_sides_of_a_cut_never_go_on():
@@ -250,7 +259,7 @@ def test_both_sides_of_a_cut_never_go_on():
             left, right = names[:cut], names[cut:]
             for answers in (left, right, ""):
                 stays = [
-                    not decisions.cut_off(
+                    not rank_assignment.cut_off(
                         formed(*names), side[0], dict.fromkeys(other, "unreachable"),
                         answers=side == answers, outside=False,
                     )
@@ -261,9 +270,9 @@ def test_both_sides_of_a_cut_never_go_on():
 
 def test_the_first_that_lives_decides():
     membership = formed("a", "b", "c")
-    assert decisions.leader(membership, ()) == "a"
-    assert decisions.leader(membership, {"a": "crashed"}) == "b"
-    assert decisions.leader(membership, {"a", "b", "c"}) is None
+    assert rank_assignment.leader(membership, ()) == "a"
+    assert rank_assignment.leader(membership, {"a": "crashed"}) == "b"
+    assert rank_assignment.leader(membership, {"a", "b", "c"}) is None
 
 
 def test_records_survive_json():
@@ -298,7 +307,7 @@ steps = st.lists(
 def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total, capacities, steps):
     capacity = dict(zip(NAMES, capacities, strict=True))
     fresh = {name: node(name, capacity[name]) for name in NAMES}
-    membership = decisions.form(
+    membership = rank_assignment.form(
         [NodeRecord(fresh[name]) for name in sorted(first)],
         counts=None if total is None else (total,),
         token=TOKEN,
@@ -314,9 +323,9 @@ def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total,
             if quitting == there:
                 continue
             there -= quitting
-            membership = decisions.leave(membership, quitting)
+            membership = rank_assignment.leave(membership, quitting)
         elif what == "admit":
-            membership = decisions.admit(membership, [fresh[name] for name in sorted(names)])
+            membership = rank_assignment.admit(membership, [fresh[name] for name in sorted(names)])
             quitting = names & there  # they would not ask if they had not given up
             there |= names
         else:
@@ -328,7 +337,7 @@ def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total,
                 continue
             records += [NodeRecord(fresh[name]) for name in sorted(new | quitting)]
             there |= new
-            membership = decisions.form(records, counts=None if total is None else (total,), token="")
+            membership = rank_assignment.form(records, counts=None if total is None else (total,), token="")
         assert membership.epoch == before.epoch + 1
         assert membership.token == TOKEN
         assert {each.id for each in membership.nodes} == there
@@ -355,7 +364,7 @@ def check(membership, total):
     idle = [each.capacity for each in membership.nodes if each.id not in seated]
     assert not any(size <= room for size in free for room in idle), "a seat is free, and a spare fits"
     for each in membership.nodes:
-        place = decisions.assignment(membership, each.id)
+        place = rank_assignment.assignment(membership, each.id)
         assert place.store == f"tcp://{membership.store_node}:1"
         if place.slot is not None:
             assert membership.ranks_of(place.slot)[0] == place.base_rank

@@ -27,7 +27,7 @@ from m8d_build.errors import (
 from m8d_build.files.blobs import blob_id
 from m8d_build.files.lock import hold
 from m8d_build.progress import Silent
-from m8d_build.sources import SPARSE, chain, fetch_source, sources_for
+from m8d_build.sources import SPARSE, fallback, fetch_source, sources_for
 from m8d_build.sources.base import Provided, Unavailable, last_words, without_password
 from m8d_build.sources.cache import CacheSource
 from m8d_build.sources.distro import DistroSource
@@ -252,7 +252,7 @@ def test_stopped_while_it_is_kept_the_earlier_tree_stays(target, settings, folde
 
 
 def test_two_fetches_of_one_version_do_not_meet(target, settings, folder, monkeypatch):
-    monkeypatch.setattr(chain, "WAIT", 0)
+    monkeypatch.setattr(fallback, "WAIT", 0)
     place = Fake("git", [FILES])
     with hold(folder, what="fetch elsewhere"), pytest.raises(BuildBusy, match="fetch elsewhere"):
         get(target, settings, place)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from multiworld._core.lifecycle import (
+from multiworld._core.state_machine import (
     Action,
     Announced,
     Broke,
@@ -17,8 +17,8 @@ from multiworld._core.lifecycle import (
     JoinFailed,
     Stage,
 )
+from multiworld._generation.stage import StateMachine
 from multiworld.events import Breakage, Cause, State
-from multiworld.statemachine import StateMachine
 
 BREAKAGE = Breakage(Cause.CRASHED, (1,), "rank 1 crashed", 1.0)
 LATER = Breakage(Cause.HUNG, (2,), "rank 2 hangs", 2.0)
@@ -114,4 +114,4 @@ def test_only_the_setter_changes_a_stage():
         if "machine.stage =" in path.read_text() or "machine.state =" in path.read_text()
     ]
     assert found == []
-    assert (LIBRARY / "statemachine.py").read_text().count("self.stage, self.state =") == 1
+    assert (LIBRARY / "_generation" / "stage.py").read_text().count("self.stage, self.state =") == 1

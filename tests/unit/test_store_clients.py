@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiworld._core.store_clients import MAX_UNPROVEN, PATIENCE, AcceptedConnection, ClientCheck
+from multiworld._core.client_detection import MAX_UNPROVEN, PATIENCE, AcceptedConnection, ClientCheck
 
 
 def accepted(fd, received=0, *, answered=False, inode=None):

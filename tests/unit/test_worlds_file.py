@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiworld.run.errors import PlanError
-from multiworld.run.worldsfile import checks
-from multiworld.run.worldsfile.checks import check_backends, check_stores
+from multiworld.run.worldsfile import host_checks
+from multiworld.run.worldsfile.host_checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 from multiworld.run.worldsfile.parse import parse
 from multiworld.run.worldsfile.positions import Positions
@@ -298,7 +298,7 @@ def test_a_store_that_nobody_answers_for(monkeypatch):
         over.wait(60)
         raise OSError("too late")
 
-    monkeypatch.setattr(checks.socket, "getaddrinfo", hang)
+    monkeypatch.setattr(host_checks.socket, "getaddrinfo", hang)
     assert "no answer within 0.1 s" in refused(world(store="tcp://slow:1"), timeout=0.1)
     assert not over.is_set()
     over.set()

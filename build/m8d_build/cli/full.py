@@ -20,7 +20,7 @@ from m8d_build.full.recipes import load_recipes
 from m8d_build.full.steps import Command, FullOptions, Inputs
 from m8d_build.progress import Progress
 from m8d_build.series.read import load_series
-from m8d_build.series.rules import reject, verify
+from m8d_build.series.verify import reject, verify
 from multiworld import __version__ as builder
 
 if TYPE_CHECKING:

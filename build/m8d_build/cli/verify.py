@@ -10,7 +10,7 @@ from m8d_build.errors import PatchRejected, WrongTree
 from m8d_build.series.apply import pristine_files, tree_version
 from m8d_build.series.findings import Finding
 from m8d_build.series.read import load_series
-from m8d_build.series.rules import verify
+from m8d_build.series.verify import verify
 from m8d_build.targets import load_targets
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from m8d_build.elf.read import read_library, read_object, read_symtab
 from m8d_build.errors import CheckFailed, WheelMismatch
 from m8d_build.files.blobs import blob_id
-from m8d_build.overlay.definitions import strong_symbols_equal
 from m8d_build.overlay.graft import plan_graft
 from m8d_build.overlay.headerguard import unguarded
 from m8d_build.overlay.layouts import ClassProbe, same_layouts
 from m8d_build.overlay.stale import no_stale_uses
+from m8d_build.overlay.symbol_parity import strong_symbols_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

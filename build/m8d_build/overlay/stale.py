@@ -15,8 +15,8 @@ from m8d_build.elf.names import Entity, entity_of, is_own
 from m8d_build.elf.operands import is_operand
 from m8d_build.elf.references import Reference, code_references, pointer_references
 from m8d_build.errors import CheckFailed
+from m8d_build.overlay.address_ranges import USE_FULL, SymbolMap, window_of
 from m8d_build.overlay.graft import merge_definitions
-from m8d_build.overlay.windows import USE_FULL, SymbolMap, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """``apply`` and ``revert``: a series into a source tree and out of it, atomically, with a receipt.
 
 Works in a git checkout and in a plain folder. Everything is computed and checked in memory first; only then
-are files changed, by ``swap``.
+are files changed, by ``transaction``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from m8d_build.gitrepo.tree import check_applies, is_git_tree, uncommitted
 from m8d_build.series.diffs import ABSENT, fit
 from m8d_build.series.findings import Finding
 from m8d_build.series.receipt import RECEIPT, Receipt, Touched, dump_receipt, load_receipt
-from m8d_build.series.rules import reject, verify
-from m8d_build.series.swap import Change, interrupted, locked, missing_folders, read_file, repair, swap
+from m8d_build.series.transaction import Change, interrupted, locked, missing_folders, read_file, repair, swap
+from m8d_build.series.verify import reject, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,8 +19,8 @@ from m8d_build.gitrepo.tree import changed_files, diff_contents, head_contents, 
 from m8d_build.series.diffs import ABSENT, fit
 from m8d_build.series.read import SERIES, parse_series
 from m8d_build.series.receipt import RECEIPT, Receipt, Touched, dump_receipt, load_receipt
-from m8d_build.series.rules import reject, verify
-from m8d_build.series.swap import Change, locked, missing_folders, read_file, repair, swap
+from m8d_build.series.transaction import Change, locked, missing_folders, read_file, repair, swap
+from m8d_build.series.verify import reject, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

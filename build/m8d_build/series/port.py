@@ -23,8 +23,8 @@ from m8d_build.series.claims import Claims, claims_of, restate
 from m8d_build.series.diffs import fit, render
 from m8d_build.series.read import SERIES, parse_series
 from m8d_build.series.relocate import carry
-from m8d_build.series.rules import reject, verify
-from m8d_build.series.swap import Change, locked, read_file, repair, swap
+from m8d_build.series.transaction import Change, locked, read_file, repair, swap
+from m8d_build.series.verify import reject, verify
 from m8d_build.targets import Status, load_targets
 
 if sys.version_info >= (3, 11):

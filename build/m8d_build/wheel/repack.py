@@ -1,6 +1,6 @@
 """Repacking: untouched entries are copied compressed, changed ones compressed anew, RECORD rewritten.
 
-``entries`` decides what happens to each entry; here it is written, and read back. The same inputs and the
+``repack_plan`` decides what happens to each entry; here it is written, and read back. The same inputs and the
 same zlib give the same bytes.
 """
 
@@ -19,10 +19,10 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.wheel.changes import BLOCK, Edit, Put, content
 from m8d_build.wheel.deflate import ChunkCache, deflate
-from m8d_build.wheel.entries import FILE_MODE, EntryPlan, plan_entries
 from m8d_build.wheel.rawzip import Member, ZipWriter, raw_offset
 from m8d_build.wheel.recordfile import RecordRow, format_record, record_digest
 from m8d_build.wheel.relabel import dist_info_name, wheel_name
+from m8d_build.wheel.repack_plan import FILE_MODE, EntryPlan, plan_entries
 from m8d_build.wheel.wheelfile import open_wheel
 
 if TYPE_CHECKING:

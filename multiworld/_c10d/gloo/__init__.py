@@ -1,0 +1,1 @@
+"""gloo: a world's groups, their sockets, and waiting for their operations."""

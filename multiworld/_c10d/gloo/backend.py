@@ -27,7 +27,7 @@ from multiworld._net.stores.torchstore import PollingStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
     from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["GlooGroup", "GlooWorld", "install", "of"]

@@ -23,9 +23,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multiworld._c10d.completion import pool
 from multiworld._c10d.gloo import cxx, sockets
 from multiworld._c10d.nccl import inflight
+from multiworld._c10d.waiter_pool import pool
 from multiworld._net import procfs
 
 if TYPE_CHECKING:

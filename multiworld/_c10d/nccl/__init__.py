@@ -1,0 +1,1 @@
+"""NCCL: backends, works under way, coalescing, hooks."""

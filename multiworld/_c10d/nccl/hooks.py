@@ -25,20 +25,20 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.autograd import Variable
 
-from multiworld._c10d.completion import pool, without_future
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import owner_of
-from multiworld._core.raising import raise_instead
+from multiworld._c10d.waiter_pool import pool, without_future
+from multiworld._core.reraise import raise_instead
 from multiworld.errors import WrongDeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from multiworld._c10d.monkeypatch import Patches
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.patching import Patches
     from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["install", "leave_block"]

@@ -45,7 +45,7 @@ plain_wait: Callable[[Work], bool] = getattr(vars(_Work)["wait"], "__func__", va
 """torch's own ``Work.wait``, without hooks."""
 
 ABORTED = "multiworld: the groups of this world were aborted"
-"""Error text of an operation of a world that is over; known to `multiworld._c10d.faults`."""
+"""Error text of an operation of a world that is over; known to `multiworld._c10d.fault_classification`."""
 
 _RESULTS = {1: "it timed out", 2: "its communicator failed"}
 

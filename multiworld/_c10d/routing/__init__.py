@@ -1,0 +1,1 @@
+"""Which world a call of torch.distributed means, and what it raises."""

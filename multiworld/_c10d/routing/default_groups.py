@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.routing import compiled, threads
+from multiworld._c10d.routing import threads, torch_compile
 from multiworld._c10d.routing.selection import selected
 from multiworld._c10d.routing.state import WorldState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["install"]
 
@@ -36,7 +36,7 @@ _MODULES = frozenset(
     }
 )
 
-_HOOKS = (threads, compiled)
+_HOOKS = (threads, torch_compile)
 
 
 def install(patches: Patches) -> None:

@@ -20,7 +20,7 @@ from multiworld._c10d.routing.state import WorldState, owner_of, with_token
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["install", "world_of"]
 

@@ -22,9 +22,9 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.monkeypatch import Patches
 from multiworld._c10d.nccl import hooks
-from multiworld._c10d.patching import Patches
-from multiworld._c10d.routing import default_groups, mesh, translate
+from multiworld._c10d.routing import default_groups, error_hooks, mesh
 from multiworld._c10d.routing.selection import current, enter, leave, selected, top
 from multiworld._c10d.routing.state import (
     GROUP_MAPS,
@@ -132,7 +132,7 @@ def _install(patches: Patches) -> None:
             )
         patches.set(c10d, name, make(vars(c10d)[name]))
     mesh.install(patches)
-    translate.install(patches)
+    error_hooks.install(patches)
     gloo.install(patches)
     # Last: from here on worlds can be selected.
     patches.set(c10d, "_world", _forwarder_class()())

@@ -199,7 +199,7 @@ class WorldState(c10d._World):
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
         parked: the receives of its default group that nothing waits for any more, a
-            `multiworld.receives.ParkedReceives`.
+            `multiworld._generation.parked_receives.ParkedReceives`.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:

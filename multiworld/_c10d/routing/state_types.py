@@ -22,7 +22,7 @@ class GlooGroups(Protocol):
 
 
 class ParkedReceives(Protocol):
-    """A `multiworld.receives.ParkedReceives`."""
+    """A `multiworld._generation.parked_receives.ParkedReceives`."""
 
     @property
     def waiting(self) -> Sized:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d.routing.error_hooks import translated
 from multiworld._c10d.routing.selection import current, selected
 from multiworld._c10d.routing.state import WorldState, owner_of
-from multiworld._c10d.routing.translate import translated
-from multiworld._core.raising import raise_instead
+from multiworld._core.reraise import raise_instead
 from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["MODULES", "carry", "install"]
 

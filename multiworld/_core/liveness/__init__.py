@@ -1,0 +1,1 @@
+"""Which members are alive: the protocol between watchdogs, and the failure detector."""

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.busy import BusyTracker
+from multiworld._core.liveness.busy_or_hung import BusyTracker
 from multiworld._core.liveness.evidence import Activity
 from multiworld.events import Breakage, Cause
 

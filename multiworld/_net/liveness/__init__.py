@@ -1,0 +1,1 @@
+"""The watchdog's sockets, and the helper process that reports on this one."""

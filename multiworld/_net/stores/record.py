@@ -17,7 +17,7 @@ from multiworld.errors import JoinError, StoreUnreachableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from multiworld._core.membership.steps import Move
+    from multiworld._core.membership.admission import Move
 
 __all__ = ["StoreLike", "WorldRecord"]
 

@@ -1,6 +1,6 @@
 """Rendezvous of a world's members through a store: all get the same roster, or all raise.
 
-`multiworld._core.membership.steps` decides; `Rendezvous` carries the steps out. The members communicate
+`multiworld._core.membership.admission` decides; `Rendezvous` carries the steps out. The members communicate
 through one small record in the store (`multiworld._net.stores.record`), which every step replaces by
 compare-and-set, in one round trip. No call waits inside the store, which other worlds may share.
 
@@ -19,10 +19,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from multiworld._core.membership import refusals, steps
+from multiworld._core.membership import admission, refusals
+from multiworld._core.membership.admission import Move, Phase
 from multiworld._core.membership.reachability import apart
 from multiworld._core.membership.request import JoinRequest, validate
-from multiworld._core.membership.steps import Move, Phase
 from multiworld._net.patience import NoAnswerError, in_time
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.record import StoreLike, WorldRecord
@@ -190,7 +190,9 @@ class Rendezvous:
             )
         rank = self.request.rank
         return self._part(
-            lambda: self._record.apply(lambda ledger: Move(steps.over(ledger, self._number, self._me, rank))),
+            lambda: self._record.apply(
+                lambda ledger: Move(admission.over(ledger, self._number, self._me, rank))
+            ),
             keys,
         )
 
@@ -219,12 +221,12 @@ class Rendezvous:
                 watch = self._claim(watch)
             if self._number != 0:
                 ledger = self._record.ledger
-                state = steps.claim_state(ledger, self._number, self._me, self.request)
+                state = admission.claim_state(ledger, self._number, self._me, self.request)
                 attempt = state.attempt
                 if attempt is None:
                     raise self._error(state.failure)
                 if state.phase is not Phase.OPEN:
-                    return steps.roster(attempt, self.request)
+                    return admission.roster(attempt, self.request)
                 now = self._clock()
                 if attempt.missing:
                     next_seal = now + _SEAL_AFTER
@@ -253,7 +255,7 @@ class Rendezvous:
             dead |= {watch.holder}
         living = watch.holder if watch is not None and watch.verdict == "living" else ""
         move = self._record.apply(
-            lambda ledger: steps.claim(
+            lambda ledger: admission.claim(
                 ledger, self.request, self._me, self._token, dead=dead, seen=seen, living=living
             )
         )
@@ -275,8 +277,8 @@ class Rendezvous:
         """Raise at the deadline."""
         if self._cancelled() or self._given_up.is_set():
             raise self._cancel()
-        if (stale := steps.fenced(self._record.ledger, self.request)) is not None:
-            self._record.apply(lambda ledger: Move(steps.withdraw(ledger, self._number, self._me)))
+        if (stale := admission.fenced(self._record.ledger, self.request)) is not None:
+            self._record.apply(lambda ledger: Move(admission.withdraw(ledger, self._number, self._me)))
             raise self._error(stale)
         if self._clock() < self._deadline:
             return
@@ -289,7 +291,7 @@ class Rendezvous:
     def _expire(self) -> None:
         """Close the attempt at its deadline and raise; return if it became active just before."""
         move = self._record.apply(
-            lambda ledger: steps.expire(
+            lambda ledger: admission.expire(
                 ledger, self._number, self._me, self.request, timeout=self._timeout, gone=self._gone
             )
         )
@@ -327,7 +329,7 @@ class Rendezvous:
         return now - since >= LOST_AFTER
 
     def _refused_by(self, failure: Failure) -> JoinError:
-        self._record.apply(lambda ledger: Move(steps.refuse(ledger, failure)))
+        self._record.apply(lambda ledger: Move(admission.refuse(ledger, failure)))
         return self._error(failure)
 
     def _seal(self) -> bool:
@@ -338,7 +340,7 @@ class Rendezvous:
         """
         ledger = self._record.ledger
         now, waiting = ledger.current, ledger.waiting
-        if now is not None and not steps.may_seal(ledger, self._gone):
+        if now is not None and not admission.may_seal(ledger, self._gone):
             found = self._probe([claim.member.endpoint for claim in now.claims], _PROBE_WITHIN)
             if any(found.values()):
                 return False
@@ -348,11 +350,13 @@ class Rendezvous:
         if not {claim.id for claim in claims} <= gone | seen:
             return False
         move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone)))
-        return steps.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
+        return (
+            admission.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
+        )
 
     def _sealed(self, ledger: Ledger, gone: frozenset[str]) -> Ledger:
-        left = steps.drop(ledger, self._number, self._me, gone)
-        return steps.seal(left, self._number, self._me, self._token, gone=self._gone)
+        left = admission.drop(ledger, self._number, self._me, gone)
+        return admission.seal(left, self._number, self._me, self._token, gone=self._gone)
 
     def _look(self) -> None:
         if self._cancelled() or self._given_up.is_set():
@@ -365,7 +369,7 @@ class Rendezvous:
     def _commit(self, check: Callable[[], None] = lambda: None) -> None:
         began = self._clock()
         rank = self.request.rank
-        self._record.apply(lambda ledger: Move(steps.ready(ledger, self._number, self._me, rank)))
+        self._record.apply(lambda ledger: Move(admission.ready(ledger, self._number, self._me, rank)))
         while self._raise_if_closed() is not Phase.ACTIVE:
             try:
                 check()
@@ -380,7 +384,7 @@ class Rendezvous:
             self._look()
 
     def _raise_if_closed(self) -> Phase:
-        state = steps.claim_state(self._record.ledger, self._number, self._me, self.request)
+        state = admission.claim_state(self._record.ledger, self._number, self._me, self.request)
         if state.phase is Phase.CLOSED:
             raise self._error(state.failure)
         return state.phase
@@ -400,9 +404,9 @@ class Rendezvous:
 
     def _left(self, ledger: Ledger, failure: Failure) -> Ledger:
         # The generation may have become active on other members meanwhile: then report it over.
-        closed = steps.fail(ledger, self._number, self._me, failure)
+        closed = admission.fail(ledger, self._number, self._me, failure)
         if closed is ledger:
-            closed = steps.over(ledger, self._number, self._me, self.request.rank)
+            closed = admission.over(ledger, self._number, self._me, self.request.rank)
         return closed
 
     def _last_words(self, error: BaseException) -> None:
@@ -420,7 +424,7 @@ class Rendezvous:
         told: list[bool] = []
 
         def step(ledger: Ledger) -> Move:
-            refused = steps.refuse(ledger, failure)
+            refused = admission.refuse(ledger, failure)
             told.append(refused is not ledger)
             return Move(refused)
 

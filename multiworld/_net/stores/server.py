@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from multiworld._core.store_clients import PATIENCE, PATIENCE_BLOCKED, AcceptedConnection, ClientCheck
+from multiworld._core.client_detection import PATIENCE, PATIENCE_BLOCKED, AcceptedConnection, ClientCheck
 from multiworld._net import procfs
 from multiworld._net.descriptor_table import isolate, lowest_number
 

@@ -25,7 +25,7 @@ import torch.distributed
 
 from multiworld._net import host_address
 from multiworld._net.stores.address import STORE_RULE, StoreAddress
-from multiworld._net.stores.clients import others
+from multiworld._net.stores.connected_processes import others
 from multiworld._net.stores.server import StoreServer, older_than
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld._net.stores.torchstore import PollingStore, TcpStore

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiworld._net.control import Lines, ProtocolError, encode
+from multiworld._net.launcher_connection import Lines, ProtocolError, encode
 from multiworld.run.errors import RunError
 from multiworld.run.events import WorldChanged
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from multiworld.run.errors import RunError
-from multiworld.run.nodes import decisions, slots
+from multiworld.run.nodes import rank_assignment, slots
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Agreement:
             _log.warning(
                 "%d of %d nodes of the rendezvous published no record", self.size - len(records), self.size
             )
-        membership = decisions.form(
+        membership = rank_assignment.form(
             [records[rank] for rank in sorted(records)], counts=self.counts, token=self.token
         )
         self.store.add("membership", 0, slots.to_json(membership))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from multiworld.run.errors import RunError
 from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
-from multiworld.run.nodes import decisions, slots
+from multiworld.run.nodes import rank_assignment, slots
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, newest_membership
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
@@ -134,7 +134,7 @@ class MultiNode(Nodes):
         membership, plan = self._membership, self._plan
         if membership is None or plan is None or membership.epoch != 1:
             return
-        ranks = decisions.vacant(membership)
+        ranks = rank_assignment.vacant(membership)
         if not ranks:
             return
         brought = ", ".join(f"{node.host}: {node.capacity}" for node in membership.nodes)
@@ -314,7 +314,7 @@ class MultiNode(Nodes):
 
     def _check_over(self, membership: Membership) -> None:
         slot, me = membership.slot_of(self._links.me), self._links.me
-        lost = decisions.over(membership, self._finished, self._lost)
+        lost = rank_assignment.over(membership, self._finished, self._lost)
         if lost is not None and (slot is None or me in self._finished):
             self._over = True
             self._emit(Over(lost))
@@ -355,7 +355,7 @@ class MultiNode(Nodes):
         membership = self._membership
         if (
             membership is None
-            or decisions.leader(membership, self._lost) != self._links.me
+            or rank_assignment.leader(membership, self._lost) != self._links.me
             or self._pending()
         ):
             return
@@ -375,7 +375,7 @@ class MultiNode(Nodes):
                 come.append(node)
         self._applied = highest
         if come:
-            self._decide(store, decisions.admit(membership, come))
+            self._decide(store, rank_assignment.admit(membership, come))
 
     def _pending(self) -> dict[str, _Loss]:
         """Losses that no membership reflects yet."""
@@ -389,7 +389,7 @@ class MultiNode(Nodes):
         if membership is None or not pending or self._store is None:
             return
         causes = {id_: loss.cause for id_, loss in pending.items()}
-        if decisions.cut_off(
+        if rank_assignment.cut_off(
             membership, self._links.me, causes, answers=self._answers, outside=self._outside
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
@@ -397,14 +397,14 @@ class MultiNode(Nodes):
         due = max(loss.at + self._patience(loss.cause) for loss in pending.values())
         if 2 * (len(membership.nodes) - len(pending)) <= len(membership.nodes):
             due += 1.0  # a majority, where there is one elsewhere, decides first
-        decides = decisions.leader(membership, pending) == self._links.me
+        decides = rank_assignment.leader(membership, pending) == self._links.me
         if not decides and self._answers:
             due += _SLOW_LEADER
         elif not self._answers:
             due += 1.0  # without the store each node has to see the loss itself
         if now < due:
             return
-        after = decisions.leave(membership, pending, self._finished)
+        after = rank_assignment.leave(membership, pending, self._finished)
         if self._answers:
             self._decide(self._store, after)
         else:
@@ -450,7 +450,7 @@ class MultiNode(Nodes):
         for node in membership.nodes:
             if node.id != me and known.get(node.id) != node.since:
                 self._emit(NodeJoined(time.time(), node.host, membership.slot_of(node.id)))
-        assignment = self._assignment = decisions.assignment(membership, me, self._master)
+        assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
             self._emit(SlotTaken(time.time(), assignment.slot, assignment.nodes))
         if before is not None and before != assignment:
@@ -459,8 +459,8 @@ class MultiNode(Nodes):
         self._tell_vacant(old, membership)
 
     def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
-        was = set(decisions.vacant(old)) if old is not None else set()
-        ranks = tuple(rank for rank in decisions.vacant(membership) if rank not in was)
+        was = set(rank_assignment.vacant(old)) if old is not None else set()
+        ranks = tuple(rank for rank in rank_assignment.vacant(membership) if rank not in was)
         if not ranks:
             return
         worlds = self._plan.worlds_without(ranks) if self._plan is not None else ()

@@ -2,7 +2,8 @@
 
 A *slot* is a place for one node's workers, with ranks of its own; the log, ``status`` and the pages call it a
 seat. Its holder keeps it as long as that node's agent lives; a node without a slot is a spare. One
-`Membership`, on which the nodes agree, has all slots and nodes. `multiworld.run.nodes.decisions` changes it.
+`Membership`, on which the nodes agree, has all slots and nodes. `multiworld.run.nodes.rank_assignment`
+changes it.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from multiworld._c10d.groups import Group
     from multiworld._c10d.routing.state import WorldState
     from multiworld._core.membership.roster import Roster
+    from multiworld._generation.busy_members import BusyMembers
     from multiworld._net.liveness.attachment import Attachment
     from multiworld._net.stores.rendezvous import Rendezvous
     from multiworld._net.stores.store import StoreHandle
     from multiworld._net.stores.torchstore import PollingStore
-    from multiworld.busymembers import BusyMembers
 
 __all__ = ["UNDO_BUDGET", "Holdings", "Resources", "keys_of"]
 

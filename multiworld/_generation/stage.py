@@ -10,12 +10,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from multiworld._core.lifecycle import STATES, Broke, Forked, Stage, StageEvent, step, why
+from multiworld._core.state_machine import STATES, Broke, Forked, Stage, StageEvent, step, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld._core.lifecycle import Action
+    from multiworld._core.state_machine import Action
     from multiworld.events import Breakage
 
     Executor = Callable[[tuple[Action, ...], StageEvent], None]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from m8d_build.elf.names import Entity, entity_of, scope_of
 from m8d_build.errors import CheckFailed
+from m8d_build.overlay.address_ranges import REACH, SymbolMap, window_of
 from m8d_build.overlay.graft import merge_definitions
-from m8d_build.overlay.windows import REACH, SymbolMap, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

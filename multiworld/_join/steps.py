@@ -1,6 +1,6 @@
 """The steps of a join, which make a generation's resources: store, agreement, connections, group, commit.
 
-All of them or none. `multiworld.joining` loads this, and torch with it, at the first join of the process.
+All of them or none. `multiworld._join.join` loads this, and torch with it, at the first join of the process.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from multiworld._c10d.gloo import devices
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing.state import WorldState
-from multiworld._core.lifecycle import Broke
+from multiworld._core.state_machine import Broke
+from multiworld._generation.busy_members import BusyMembers
+from multiworld._generation.error_translation import raise_if_lost
+from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
-from multiworld.busymembers import BusyMembers
 from multiworld.errors import JoinAbandonedError, JoinError, MultiworldError, StoreUnreachableError
-from multiworld.explaining import raise_if_lost
 from multiworld.registry import registry
-from multiworld.resources import UNDO_BUDGET, Resources, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from multiworld._core.membership.roster import Endpoint, Roster
+    from multiworld._generation.stage import StateMachine
+    from multiworld._join.arguments import JoinPlan
     from multiworld._net.stores.store import StoreHandle
     from multiworld.events import Breakage
-    from multiworld.joinplan import JoinPlan
-    from multiworld.statemachine import StateMachine
     from multiworld.watchdog import Watchdog
 
 __all__ = ["Terms", "build", "keep_devices"]

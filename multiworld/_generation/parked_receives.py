@@ -16,7 +16,7 @@ import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from multiworld._core.raising import raise_instead
+from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,9 +1,9 @@
 """The state machine of one generation of a world: stages, events, and what each event makes of each stage.
 
 ``step(stage, event)`` is the whole rule: it returns the next stage and the actions that follow, in the order
-in which they are carried out. It knows no torch, no sockets and no clock. `multiworld.statemachine` holds the
-stage of a generation and logs each change; `multiworld.generation` carries the actions out. docs/concepts.md
-shows `TABLE`.
+in which they are carried out. It knows no torch, no sockets and no clock. `multiworld._generation.stage`
+holds the stage of a generation and logs each change; `multiworld._generation.generation` carries the actions
+out. docs/concepts.md shows `TABLE`.
 
 A stage is finer than the `State` that programs see (`STATES`): a member may be lost before the join is over,
 or before subscribers have heard that the world is active. A generation never goes back: joining again makes

@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.raising import not_a_tensor, raise_instead
+from multiworld._core.reraise import not_a_tensor, raise_instead
 from multiworld.errors import WrongDeviceError
 from multiworld.events import State
 from multiworld.work import WorldWork
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
 
 __all__ = [
     "TABLE",
@@ -50,8 +50,8 @@ class Operation:
         parameters: in torch's names and order, without ``group`` and ``async_op``; `src` and `dst` are ranks
             of the world.
         post: ``(generation, *arguments) -> work or None``, the direct way: posts to the backend itself
-            (`multiworld._c10d.gloo.direct`), or returns None where only torch's function means the same. None
-            where there is no such way.
+            (`multiworld._c10d.gloo.fast_path`), or returns None where only torch's function means the same.
+            None where there is no such way.
         by_name: whether torch's function takes them at other places.
     """
 

@@ -7,14 +7,14 @@ import dis
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
-from multiworld._core.lifecycle import Stage
+from multiworld._core.state_machine import Stage
 from multiworld.errors import BrokenWorldException, WorldClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiworld._c10d.faults import Fault
-    from multiworld.statemachine import StateMachine
+    from multiworld._c10d.fault_classification import Fault
+    from multiworld._generation.stage import StateMachine
 
 __all__ = ["Refusal", "is_posting", "over_error", "posting", "raise_if_lost", "raised_by_torch"]
 
@@ -90,7 +90,7 @@ def raised_by_torch(exc: RuntimeError, classify: Callable[[BaseException], Fault
 
     Args:
         exc: what was raised inside ``with world:``.
-        classify: `multiworld._c10d.faults.classify`.
+        classify: `multiworld._c10d.fault_classification.classify`.
     """
     if type(exc).__module__.partition(".")[0] == "torch":
         return True

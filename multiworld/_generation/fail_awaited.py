@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from multiworld._c10d.gloo.waiting import AwaitedWork
-    from multiworld.statemachine import StateMachine
+    from multiworld._c10d.gloo.await_work import AwaitedWork
+    from multiworld._generation.stage import StateMachine
 
 __all__ = ["AwaitedOperations"]
 

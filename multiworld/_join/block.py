@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from multiworld.joining import join, join_async
+from multiworld._join.join import join, join_async
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -23,7 +23,7 @@ from multiworld.errors import RouterError
 if TYPE_CHECKING:
     import types
 
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["MODULES", "carry", "install"]
 

@@ -1,8 +1,8 @@
 """One generation of a world in this process: from its join to the breakage or the close that ends it.
 
 A `World` is the user's handle and may live through several of these; a generation ends once and stays ended.
-Its stage changes in `multiworld.statemachine`, as `multiworld._core.lifecycle` decides; the actions that
-follow are carried out here, outside of all locks. It is made whole, of the resources that a join made.
+Its stage changes in `multiworld._generation.stage`, as `multiworld._core.state_machine` decides; the actions
+that follow are carried out here, outside of all locks. It is made whole, of the resources that a join made.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
-from multiworld._c10d import faults
-from multiworld._c10d.completion import pool
-from multiworld._c10d.gloo import direct
-from multiworld._core.lifecycle import Action, Broke, CloseAsked, JoinFailed, RetireAsked
-from multiworld.awaited import AwaitedOperations
+from multiworld._c10d import fault_classification
+from multiworld._c10d.gloo import fast_path
+from multiworld._c10d.waiter_pool import pool
+from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
+from multiworld._generation.background_release import releaser
+from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
+from multiworld._generation.fail_awaited import AwaitedOperations
+from multiworld._generation.parked_receives import ParkedReceives
+from multiworld._generation.resources import Holdings
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
-from multiworld.explaining import Refusal, is_posting, over_error, raised_by_torch
-from multiworld.receives import ParkedReceives
-from multiworld.releasing import releaser
-from multiworld.resources import Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup
 
     from multiworld._c10d.routing.state import WorldState
-    from multiworld._core.lifecycle import StageEvent
-    from multiworld.resources import Resources
-    from multiworld.statemachine import StateMachine
+    from multiworld._core.state_machine import StageEvent
+    from multiworld._generation.resources import Resources
+    from multiworld._generation.stage import StateMachine
 
 __all__ = ["LEFT_GRACE", "Generation", "Owner"]
 
@@ -101,7 +101,7 @@ class Generation:
         self.c10d = c10d
         self.device_types = group.device_types
         self.pg: ProcessGroup = group.pg
-        self.direct = direct.of(group.pg, c10d)
+        self.direct = fast_path.of(group.pg, c10d)
         self.parked = ParkedReceives(pool.run)
         self._owner = owner
         self._busy = resources.busy
@@ -168,7 +168,7 @@ class Generation:
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""
         refusal = Refusal(self.error)
-        self.pg, self.direct = cast("ProcessGroup", refusal), cast("direct.Direct", refusal)
+        self.pg, self.direct = cast("ProcessGroup", refusal), cast("fast_path.Direct", refusal)
         self.c10d.break_(self.error)
 
     def _refuse_operations(self, _: StageEvent) -> None:
@@ -253,7 +253,7 @@ class Generation:
             return exc
         if self.machine.state is not State.ACTIVE:
             return self.error()
-        fault = faults.classify(exc)
+        fault = fault_classification.classify(exc)
         # The caller's fault, not the world's; or one that is explained off the event loop's thread.
         if fault is None or is_posting():
             return exc
@@ -270,7 +270,7 @@ class Generation:
         missing file, or the timeout of a connection that is not the world's, must neither break it nor be
         hidden.
         """
-        if not isinstance(exc, RuntimeError) or not raised_by_torch(exc, faults.classify):
+        if not isinstance(exc, RuntimeError) or not raised_by_torch(exc, fault_classification.classify):
             return None
         better = self.explain(exc)
         return None if better is exc else better

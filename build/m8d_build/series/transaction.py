@@ -154,7 +154,7 @@ def swap(tree: Path, changes: Sequence[Change], *, drop_folders: Sequence[str] =
 
 
 def repair(tree: Path) -> bool:
-    """Put back what an interrupted ``swap`` left half-done.
+    """Put back what an interrupted run left half-done.
 
     Returns:
         Whether there was anything to put back.

@@ -31,8 +31,8 @@ from _thread import LockType, allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from multiworld._c10d.completion import pool
 from multiworld._c10d.nccl import inflight
+from multiworld._c10d.waiter_pool import pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sized

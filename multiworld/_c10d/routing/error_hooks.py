@@ -21,13 +21,13 @@ from torch.distributed import c10d_logger
 
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, owner_of
-from multiworld._core.raising import raise_instead
+from multiworld._core.reraise import raise_instead
 from multiworld.errors import MultiworldError, RouterError
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from multiworld._c10d.patching import Patches
+    from multiworld._c10d.monkeypatch import Patches
 
 __all__ = ["install", "translated"]
 

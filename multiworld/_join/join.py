@@ -1,4 +1,4 @@
-"""Joining a world: a generation's resources (`multiworld.building`), then the generation, then the handle.
+"""Joining a world: a generation's resources (`multiworld._join.steps`), then the generation, then the handle.
 
 All of it or nothing: each step is undone when a later one fails, on every member.
 """
@@ -12,13 +12,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from multiworld._core.lifecycle import Announced, Joined, JoinFailed, Stage
+from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
+from multiworld._generation.resources import UNDO_BUDGET
+from multiworld._generation.stage import StateMachine
+from multiworld._join.arguments import JoinPlan, make_plan
 from multiworld.errors import JoinAbandonedError
 from multiworld.events import State, WorldActive, WorldJoinFailed, WorldJoining, bus
-from multiworld.joinplan import JoinPlan, make_plan
 from multiworld.registry import Reservation, registry
-from multiworld.resources import UNDO_BUDGET
-from multiworld.statemachine import StateMachine
 from multiworld.work import seen
 from multiworld.world import Rejoins, World
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from multiworld.generation import Generation
+    from multiworld._generation.generation import Generation
 
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
@@ -158,7 +158,8 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
-    from multiworld import building, generation  # noqa: PLC0415
+    from multiworld._generation import generation  # noqa: PLC0415
+    from multiworld._join import steps as building  # noqa: PLC0415
 
     if cancelled():
         raise JoinAbandonedError(plan.name, f"rank {plan.rank} of world {plan.name!r} gave up")
