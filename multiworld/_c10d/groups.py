@@ -40,8 +40,9 @@ _SETTLE = 0.25
 it."""
 
 
-_REASON = 0.3
-"""Seconds to learn why a connection broke while the group was being built."""
+_REASON = 1.0
+"""Seconds to learn why a connection broke while the group was being built: what an interrupted member takes,
+on a machine that is busy, from the end of its connections to the store."""
 
 
 def build(spec: GroupSpec, state: WorldState) -> Group:

@@ -80,86 +80,128 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
         JoinError: the kind that every member raises.
         BaseException: what interrupted it.
     """
-    plan, machine = terms.plan, terms.machine
     watchdog = registry.watchdog()
     router.install()
-    capabilities.prepare_nccl(plan.name, plan.backend)
+    capabilities.prepare_nccl(terms.plan.name, terms.plan.backend)
+    attempt = _Attempt(terms)
     with contextlib.ExitStack() as holds:
-        polling: PollingStore | None = None
-        begun: list[Rendezvous] = []  # the last one is in use, or was
         try:
-            store, rendezvous, roster = _agree(terms, watchdog, holds, undo, begun.append)
-            machine.generation = roster.generation
-
-            def check() -> None:
-                rendezvous.check()
-                raise_if_lost(machine)
-
-            busy = BusyMembers(plan.name, roster.generation, plan.rank)
-            attachment = watchdog.attach(
-                roster,
-                lambda breakage: _apply_verdict(machine, breakage),
-                deadline=terms.deadline,
-                cancelled=_raised(check),
-                on_busy=busy.note,
-            )
-            undo.callback(attachment.detach)
-            state = WorldState(name=plan.name, generation=roster.generation)
-            undo.callback(state.forget)
-            polling = PollingStore(
-                store,
-                prefix=rendezvous.prefix,
-                check_cancelled=check,
-                call=in_time_for(store, world=plan.name, deadline=terms.deadline, cancelled=terms.cancelled),
-            )
-            group = groups.build(
-                GroupSpec(
-                    world=plan.name,
-                    generation=roster.generation,
-                    rank=plan.rank,
-                    size=plan.world_size,
-                    backend=plan.backend,
-                    device=plan.torch_device() if plan.device is not None or plan.uses_nccl else None,
-                    gpu=plan.gpu,
-                    timeout=plan.timeout,
-                    store=polling,
-                    local_host=store.local_host,
-                    check_cancelled=check,
-                    fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
-                ),
-                state,
-            )
-            undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
-            raise_if_lost(machine)
-            rendezvous.commit(lambda: raise_if_lost(machine))
-            made = Resources(
-                roster=roster,
-                attachment=attachment,
-                busy=busy,
-                c10d=state,
-                group=group,
-                rendezvous=rendezvous,
-                store=store,
-                group_store=polling,
-            )
-            undo.callback(lambda: rendezvous.over(made.keys))
-            group.joined()
+            try:
+                return _steps(terms, watchdog, holds, undo, attempt)
+            except BaseException as exc:
+                # The others hear of it at once, of an interrupted program too: wherever it was, also between
+                # two steps.
+                attempt.tell(exc)
+                raise
         except BaseException as exc:
-            # The others hear of it at once, of an interrupted program too: wherever it was, also between two
-            # steps. What agreeing raises of itself they know.
-            agreed = machine.generation != 0
-            reason = exc if isinstance(exc, Exception) else _interrupted(plan, exc)
-            if begun and (agreed or reason is not exc):
-                begun[-1].fail(reason, keys_of(begun[-1], polling))
-            if agreed and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
+            if not attempt.told:  # the interrupt came while an error was about to be told
+                attempt.tell(exc)
+            if attempt.agreed and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
                 raise JoinAbandonedError(
-                    plan.name,
-                    f"world {plan.name!r} could not be joined: {exc}",
+                    terms.plan.name,
+                    f"world {terms.plan.name!r} could not be joined: {exc}",
                     rule="Every member must live through the join",
                     next_step="Join again",
                 ) from exc
             raise
-        return made
+
+
+class _Attempt:
+    """What a join has begun with the other members, who have to hear of its failure.
+
+    Attributes:
+        polling: the store through which the group is built, once there is one.
+        told: whether they were told.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.polling: PollingStore | None = None
+        self.told = False
+        self._terms = terms
+        self._rendezvous: Rendezvous | None = None
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the members have agreed on a generation."""
+        return self._terms.machine.generation != 0
+
+    def begin(self, rendezvous: Rendezvous) -> None:
+        """Use `rendezvous` from now on; one before it has failed."""
+        self._rendezvous = rendezvous
+
+    def tell(self, exc: BaseException) -> None:
+        """Tell the others of `exc`; what agreeing raises of itself they know."""
+        reason = exc if isinstance(exc, Exception) else _interrupted(self._terms.plan, exc)
+        if self._rendezvous is not None and (self.agreed or reason is not exc):
+            self._rendezvous.fail(reason, keys_of(self._rendezvous, self.polling))
+        self.told = True
+
+
+def _steps(
+    terms: Terms,
+    watchdog: Watchdog,
+    holds: contextlib.ExitStack,
+    undo: contextlib.ExitStack,
+    attempt: _Attempt,
+) -> Resources:
+    plan, machine = terms.plan, terms.machine
+    store, rendezvous, roster = _agree(terms, watchdog, holds, undo, attempt.begin)
+    machine.generation = roster.generation
+
+    def check() -> None:
+        rendezvous.check()
+        raise_if_lost(machine)
+
+    busy = BusyMembers(plan.name, roster.generation, plan.rank)
+    attachment = watchdog.attach(
+        roster,
+        lambda breakage: _apply_verdict(machine, breakage),
+        deadline=terms.deadline,
+        cancelled=_raised(check),
+        on_busy=busy.note,
+    )
+    undo.callback(attachment.detach)
+    state = WorldState(name=plan.name, generation=roster.generation)
+    undo.callback(state.forget)
+    polling = attempt.polling = PollingStore(
+        store,
+        prefix=rendezvous.prefix,
+        check_cancelled=check,
+        call=in_time_for(store, world=plan.name, deadline=terms.deadline, cancelled=terms.cancelled),
+    )
+    group = groups.build(
+        GroupSpec(
+            world=plan.name,
+            generation=roster.generation,
+            rank=plan.rank,
+            size=plan.world_size,
+            backend=plan.backend,
+            device=plan.torch_device() if plan.device is not None or plan.uses_nccl else None,
+            gpu=plan.gpu,
+            timeout=plan.timeout,
+            store=polling,
+            local_host=store.local_host,
+            check_cancelled=check,
+            fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
+        ),
+        state,
+    )
+    undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
+    raise_if_lost(machine)
+    rendezvous.commit(lambda: raise_if_lost(machine))
+    made = Resources(
+        roster=roster,
+        attachment=attachment,
+        busy=busy,
+        c10d=state,
+        group=group,
+        rendezvous=rendezvous,
+        store=store,
+        group_store=polling,
+    )
+    undo.callback(lambda: rendezvous.over(made.keys))
+    group.joined()
+    return made
 
 
 def _agree(
