@@ -64,7 +64,7 @@ def unit(session: nox.Session) -> None:
 
 # What reaches every statement and branch of multiworld/_core, without torch.
 CORE_TESTS = [
-    f"tests/unit/test_{name}.py"
+    f"tests/unit/core/test_{name}.py"
     for name in (
         "busy", "detector", "durations", "early_close", "lifecycle", "membership", "membership_rendezvous",
         "membership_simulated", "nccl_policy", "packet_filter", "raising", "reachability", "store_clients",

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UNIT = "tests/unit/test_{}.py"
+UNIT = "tests/unit/core/test_{}.py"
+RUN = "tests/unit/run/test_{}.py"
 CORE = "multiworld/_core/{}.py"
 TESTS: dict[str, tuple[str, ...]] = {
     # decisions
@@ -46,13 +47,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "reraise": ("raising",),
     }.items()},
     # the launcher's decisions
-    "multiworld/run/workers/restarts.py": (UNIT.format("run_restarts"),),
-    "multiworld/run/nodes/rank_assignment.py": (UNIT.format("run_seats"),),
-    "multiworld/run/view/state.py": (UNIT.format("run_state"),),
-    "multiworld/run/workers/orphan_reaper.py": (UNIT.format("guard"),),
-    "multiworld/run/worldsfile/parse.py": (UNIT.format("worlds_file"),),
+    "multiworld/run/workers/restarts.py": (RUN.format("run_restarts"),),
+    "multiworld/run/nodes/rank_assignment.py": (RUN.format("run_seats"),),
+    "multiworld/run/view/state.py": (RUN.format("run_state"),),
+    "multiworld/run/workers/orphan_reaper.py": (RUN.format("guard"),),
+    "multiworld/run/worldsfile/parse.py": (RUN.format("worlds_file"),),
     # the edges that are told what to do
-    "multiworld/shim/diff.py": (UNIT.format("shim_diff"),),
+    "multiworld/shim/diff.py": ("tests/unit/shim/test_shim_diff.py",),
     "multiworld/_c10d/fault_classification.py": ("tests/contract/test_faults.py",),
     "multiworld/objects.py": ("tests/contract/test_objects.py",),
 }  # fmt: skip

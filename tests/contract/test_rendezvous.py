@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from meetkit import PATIENCE, Clock, ask, together, until_claimed, until_ready
+from kits.meetkit import PATIENCE, Clock, ask, together, until_claimed, until_ready
 
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.stores import rendezvous as module

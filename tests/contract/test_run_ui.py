@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from terminalkit import on_a_terminal, text_of
+from kits.terminalkit import on_a_terminal, text_of
 
 SCRIPT = """
 import os, pathlib, sys, time

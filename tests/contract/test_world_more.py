@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from meetkit import until_claimed
+from kits.meetkit import until_claimed
 from test_world import tell_error
 from worldkit import PATIENCE, SOON
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fakewheel
 import pytest
 import toytorch
+from kits import fakewheel
 from rich.console import Console
 from toytorch import PYTHON, Toy
 

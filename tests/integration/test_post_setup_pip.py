@@ -10,7 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
-import shimkit
+from kits import shimkit
 
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, loader_text
 

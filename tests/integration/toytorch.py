@@ -15,7 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import fakewheel
+from kits import fakewheel
 
 from m8d_build.files.blobs import blob_id
 

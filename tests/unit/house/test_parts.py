@@ -1,0 +1,133 @@
+"""Which tests `nox -s tests` leaves out, what is said of its progress, and that CI runs every test once."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import partskit
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[3]
+LONG = partskit.read_long(partskit.LONG.read_text())
+MOST = 10 * 60
+"""Seconds of `nox -s tests` on two cores, which README promises."""
+
+
+def functions(path: Path) -> set[str]:
+    name = path.relative_to(ROOT).as_posix()
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{name}::{node.name}::{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)
+            }
+        elif isinstance(node, ast.FunctionDef):
+            found.add(f"{name}::{node.name}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def tests():
+    return {each for path in (ROOT / "tests").rglob("test_*.py") for each in functions(path)}
+
+
+def test_what_is_listed_as_long_exists(tests):
+    files = {each.partition("::")[0] for each in tests}
+    assert LONG - tests - files == set()
+
+
+def test_the_record_names_tests_that_exist(tests):
+    recorded = json.loads(partskit.SECONDS.read_text())
+    assert recorded
+    gone = set(recorded) - tests
+    assert len(gone) < len(recorded) / 10, (
+        f"record anew with --record-seconds tests/seconds.json: {sorted(gone)}"
+    )
+
+
+def test_soaks_examples_and_runs_of_many_nodes_are_long():
+    everyday = {path.name for path in (ROOT / "tests" / "contract").glob("test_*.py")} - {
+        Path(each).name for each in LONG
+    }
+    for word in ("soak", "example", "run_nodes", "run_hosts", "run_etcd", "elastic_pipeline"):
+        assert [name for name in everyday if word in name] == []
+
+
+def test_the_everyday_form_ends_in_time():
+    """As recorded."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not long", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    nodes = [line for line in done.stdout.splitlines() if "::" in line and line.startswith("tests/")]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert {"unit", "integration", "contract"} <= {node.split("/")[1] for node in nodes}
+    recorded = json.loads(partskit.SECONDS.read_text())
+    expected = sum(recorded.get(partskit.function_of(node), partskit.UNKNOWN) for node in nodes)
+    assert expected < MOST, "move the slowest to tests/long.txt"
+
+
+def test_ci_runs_every_test_once():
+    calls = re.findall(
+        r"^ *run tests-all (.*?)(?: \|\| .*)?$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE
+    )
+    assert sorted(calls) == ['"-- tests --ignore=tests/contract"', '"-- tests/contract"']
+    body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
+    assert body
+    assert "not long" not in body[0]
+
+
+def test_the_list_is_read_with_its_reasons():
+    text = "# why\n\ntests/a.py  # soak\ntests/b.py::test_x\n"
+    long = partskit.read_long(text)
+    assert long == {"tests/a.py", "tests/b.py::test_x"}
+    assert partskit.is_long("tests/a.py::test_y[1]", long)
+    assert partskit.is_long("tests/b.py::test_x[a::b]", long)
+    assert not partskit.is_long("tests/b.py::test_z", long)
+
+
+def test_each_part_has_a_line_and_long_ones_more():
+    tests = [("unit", 1.0)] * 20 + [("contract", 10.0)] * 10
+    progress, now, said = partskit.Progress(tests, 0.0), 0.0, []
+    for _, seconds in tests:
+        said.append((now, progress.starts(now)))
+        now += 2 * seconds  # a machine half as fast
+        said.append((now, progress.ends(now)))
+    lines = [(at, line) for at, line in said if line]
+    assert lines[0] == (0.0, "part 1 of 2: unit, 20 tests, about 20 s; to the end about 2 min")
+    assert lines[1] == (30.0, "unit: 15 of 20 tests; to the end about 2 min")
+    assert lines[2] == (40.0, "part 2 of 2: contract, 10 tests, about 2 min; to the end about 2 min")
+    assert lines[3] == (80.0, "contract: 2 of 10 tests; to the end about 3 min")
+    assert now == 240.0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.floats(0, 100)), max_size=40), st.floats(0.01, 10)
+)
+def test_any_run_is_told_to_its_end(tests, pace):
+    progress, now = partskit.Progress(tests, 5.0), 5.0
+    for _, seconds in tests:
+        progress.starts(now)
+        now += seconds * pace
+        progress.ends(now)
+    assert progress.ends(now) == ""
+
+
+def test_a_record_keeps_what_did_not_run_and_leaves_out_what_is_quick(tmp_path):
+    path = tmp_path / "seconds.json"
+    partskit.record(path, {"t.py::a[1]": 1.0, "t.py::a[2]": 2.0, "t.py::b": 0.01, "t.py::c": 9.0})
+    assert json.loads(path.read_text()) == {"t.py::a": 1.5, "t.py::c": 9.0}
+    partskit.record(path, {"t.py::a[1]": 0.01, "t.py::d": 3.0})
+    assert json.loads(path.read_text()) == {"t.py::c": 9.0, "t.py::d": 3.0}

@@ -1,0 +1,263 @@
+"""The version matrix: what is recorded of a run on a torch, and what tests need beside it. A small package plays torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from kits.sourcekit import make_settings
+
+from m8d_build import proc
+from m8d_build.environments.venvs import Environment
+from m8d_build.errors import CommandFailed, WheelUnreachable
+from m8d_build.settings import REPO_ROOT
+from m8d_build.testing import versions
+from m8d_build.testing.environment import packages_for, remove_added, requirements
+from m8d_build.testing.results import PASSED
+from m8d_build.testing.versions import Run, check_page, columns, matches, sources_digest, write_page
+
+PYPROJECT = (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+GOOD = "import torch\ndef test_it(): assert torch.__version__ == '9.8.7+toy'\n"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Path:
+    """A Python that has torch 9.8.7+toy."""
+    root = tmp_path_factory.mktemp("toy") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True, timeout=120)
+    site = next(root.glob("lib/python3*/site-packages")) / "torch"
+    site.mkdir()
+    (site / "__init__.py").write_text("__version__ = '9.8.7+toy'\n")
+    return root / "bin" / "python"
+
+
+@pytest.fixture
+def tests(tmp_path) -> Path:
+    """A battery of its own, away from the project's settings of pytest."""
+    folder = tmp_path / "battery"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:randomly\n")
+    (folder / "test_toy.py").write_text(GOOD)
+    return folder
+
+
+@pytest.fixture
+def packages(tmp_path) -> Path:
+    """The packages of the Python that runs this, but for its torch: nothing is downloaded."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith(("torch", "functorch")):
+            (folder / each.name).symlink_to(each)
+    return folder
+
+
+@pytest.fixture
+def run(toy, tests, tmp_path, packages):
+    """Run the tests as noxfile.py does; what came of it."""
+
+    def once(*more: str, limit: int = versions.LIMIT, version: str = "9.8.7"):
+        one = Run(version, tmp_path / "out", tests=tests)
+        said = subprocess.run(
+            [toy, "-I", "-c", versions.ASK], capture_output=True, text=True, check=True, timeout=60
+        )
+        done = subprocess.run(
+            [toy, *one.command(more, limit)], env={**os.environ, "PYTHONPATH": str(packages)}, cwd=tests,
+            capture_output=True, check=False, timeout=240,
+        )  # fmt: skip
+        return one.done(said.stdout, 1.0, good=done.returncode == 0, whole=not more)
+
+    return once
+
+
+def kept(tmp_path, monkeypatch, tests, *listed: str):
+    monkeypatch.setattr(versions, "VERSIONS", listed)
+    return columns(tmp_path / "out", tests=tests)
+
+
+def test_the_tests_run_on_the_named_torch(toy, tests, tmp_path, run, monkeypatch):
+    before = sorted(toy.parents[1].rglob("*.dist-info"))
+    outcome = run()
+    assert (outcome.summary(), outcome.ok) == ("1 passed, 0 failed, 0 skipped", True)
+    assert (outcome.torch, outcome.build) == ("9.8.7", "9.8.7+toy")
+    assert sorted(toy.parents[1].rglob("*.dist-info")) == before
+    assert kept(tmp_path, monkeypatch, tests, "9.8.7") == [outcome]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"torch-9.8.7.xml", "torch-9.8.7.json"}
+    (tests / "test_toy.py").write_text(GOOD + "\n")
+    (other,) = kept(tmp_path, monkeypatch, tests, "9.8.7")
+    assert other.trouble == "not run: not asked for", "a record of other sources does not count"
+
+
+def test_a_failing_test_and_a_broken_file_are_told(tests, run):
+    (tests / "test_bad.py").write_text("def test_no(): assert 1 == 2\n")
+    (tests / "test_broken.py").write_text("import gone\n")
+    outcome = run()
+    assert outcome.summary() == "1 passed, 2 failed, 0 skipped"
+    assert not outcome.trouble
+    assert {case.reason for case in outcome.cases} >= {
+        "assert 1 == 2",
+        "ModuleNotFoundError: No module named 'gone'",
+    }
+
+
+def test_tests_past_their_time_are_ended_and_told(tests, run):
+    (tests / "test_toy.py").write_text(
+        "import pytest, time\n@pytest.mark.parametrize('n', range(600))\ndef test_long(n): time.sleep(1)\n"
+    )
+    outcome = run(limit=2)
+    assert outcome.trouble.startswith("not to its end")
+    assert outcome.count(PASSED) < 60
+
+
+def test_no_tests_at_all_are_no_success(tests, tmp_path, run, monkeypatch):
+    assert run("-k", "nothing_of_this_name").trouble.startswith("not to its end")
+    (other,) = kept(tmp_path, monkeypatch, tests, "9.8.7")
+    assert other.trouble == "not run: not asked for", "a part of the tests is not kept as a result"
+
+
+def test_an_earlier_runs_results_do_not_count_for_a_run_that_died(tests, run):
+    assert run().ok
+    (tests / "conftest.py").write_text("import os\nos._exit(0)\n")
+    outcome = run()
+    assert (outcome.ok, outcome.cases) == (False, ())
+    assert "no results" in outcome.trouble
+
+
+def test_a_version_that_cannot_be_had_is_an_outcome_as_well(tests, tmp_path, run, monkeypatch):
+    Run("9.0.0", tmp_path / "out", tests=tests).missing("no such wheel")
+    good = run()
+    first, second = kept(tmp_path, monkeypatch, tests, "9.0.0", "9.8.7")
+    assert (first.torch, first.trouble, first.ok) == ("9.0.0", "not run: no such wheel", False)
+    assert second == good
+
+
+@pytest.mark.parametrize(
+    ("version", "build", "same"),
+    [
+        ("2.15", "2.15.10+cpu", True),
+        ("2.15", "2.1.5", False),
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0", "2.13.1", False),
+    ],
+)
+def test_a_python_with_another_torch_is_noticed(version, build, same):
+    assert matches(version, f'a warning\n["{build}", "3.11.7", "cpython-311"]\n') is same
+
+
+def test_the_page_names_the_versions_that_were_not_asked_for(tests, tmp_path, run, monkeypatch):
+    run()
+    page = tmp_path / "page.md"
+    write_page(page, kept(tmp_path, monkeypatch, tests, "9.0", "9.8.7"))
+    text = page.read_text()
+    assert "|  | torch 9.0 | torch 9.8.7 |" in text
+    assert text.count("not run: not asked for") == 1
+
+
+def test_a_page_without_a_place_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Nothing here\n")
+    with pytest.raises(ValueError, match="once each"):
+        check_page(page)
+    with pytest.raises(ValueError, match="once each"):
+        write_page(page, [])
+    assert page.read_text() == "# Nothing here\n"
+
+
+def test_nox_runs_every_version_and_needs_no_package_for_it():
+    """noxfile.py takes the module before anything is installed."""
+    code = "import sys; sys.path.insert(0, 'build'); from m8d_build.testing import versions; print(versions.VERSIONS)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=REPO_ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == str(versions.VERSIONS)
+    assert "for each in versions.VERSIONS" in (REPO_ROOT / "noxfile.py").read_text(encoding="utf-8")
+
+
+def test_what_the_tests_need_has_the_projects_bounds_and_the_numpy_of_its_time():
+    old, new = requirements("2.4.0", PYPROJECT), requirements("2.13.0+cpu", PYPROJECT)
+    assert [word.partition(">")[0] for word in new] == ["hypothesis", "pytest", "pytest-timeout", "numpy"]
+    assert old[:-1] == new[:-1]
+    assert (old[-1], new[-1]) == ("numpy>=1.26,<2", "numpy>=1.26")
+
+
+@pytest.fixture
+def pip(monkeypatch):
+    """Stands in for pip: each call takes the next answer, True for success."""
+    calls, answers = [], [True]
+
+    def answer(command, **_options):
+        calls.append(command)
+        into = Path(command[command.index("--target") + 1])
+        into.mkdir(parents=True)
+        (into / "pytest.py").write_text("")
+        if not answers.pop(0):
+            raise CommandFailed("no network", tail="ReadTimeoutError")
+        return proc.Finished("", 0.1)
+
+    monkeypatch.setattr(proc, "run", answer)
+    return calls, answers
+
+
+def get_packages(settings, held, needs=("pytest",)):
+    added = []
+    folder = packages_for(held, "cpython-311", needs, settings, log=settings.out / "log", added=added)
+    return folder, added
+
+
+def test_the_tests_packages_are_installed_once_beside_the_environment(tmp_path, pip):
+    settings, held = make_settings(tmp_path), Environment("e", tmp_path / "python", tmp_path / "site")
+    folder, added = get_packages(settings, held)
+    assert (folder / "pytest.py").exists()
+    assert folder.parent == settings.cache / "envs"
+    assert added == [folder]
+    assert get_packages(settings, held) == (folder, [])
+    assert len(pip[0]) == 1
+    assert pip[0][0][0] == held.python
+    pip[1].append(True)
+    assert get_packages(settings, held, ("pytest", "numpy<2"))[0] != folder
+    remove_added(added, settings)
+    assert not folder.exists()
+
+
+def test_an_installation_is_tried_again_and_leaves_nothing_when_it_fails(tmp_path, pip):
+    settings, held = make_settings(tmp_path), Environment("e", tmp_path / "python", tmp_path / "site")
+    calls, answers = pip
+    answers[:] = [False, False, False]
+    with pytest.raises(WheelUnreachable, match="3 attempts"):
+        get_packages(settings, held)
+    assert [path.name for path in (settings.cache / "envs").iterdir()] == [".locks"]
+    answers[:] = [False, True]
+    folder, _ = get_packages(settings, held)
+    assert folder.is_dir()
+    assert len(calls) == 5
+
+
+def test_what_a_run_added_goes_and_nothing_else(tmp_path):
+    settings = make_settings(tmp_path)
+    for name in ("envs/torch-2.6.0-aaa-cp311", "envs/torch-2.6.0-bbb-cp311", "envs/tests-x", "envs/.locks"):
+        (settings.cache / name).mkdir(parents=True)
+    wheel = settings.cache / "wheels" / "torch-2.6.0-x.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"x")
+    remove_added(
+        [wheel, settings.cache / "wheels" / "gone.sha256", settings.cache / "envs/torch-2.6.0-bbb-cp311"],
+        settings,
+    )
+    left = {path.relative_to(settings.cache).as_posix() for path in settings.cache.glob("*/[!.]*")}
+    assert left == {"envs/torch-2.6.0-aaa-cp311", "envs/tests-x"}
+
+
+def test_the_digest_follows_the_tests(tests):
+    before = sources_digest(tests)
+    assert sources_digest(tests) == before
+    (tests / "test_toy.py").write_text(GOOD + "\n")
+    assert sources_digest(tests) != before

@@ -1,0 +1,355 @@
+"""m8d-post-setup on small torches that were installed by hand; with pip itself: tests/integration."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from kits import shimkit
+
+from multiworld.cli.exits import EXIT_CODES
+from multiworld.cli.post_setup import main
+from multiworld.errors import InstallError
+from multiworld.shim.install import LoaderState, inspect, install, uninstall
+from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text
+from multiworld.shim.torchsite import ASIDE, TorchSite, find_site, lies_with_parent
+
+FAILED = EXIT_CODES[InstallError]
+
+
+@pytest.fixture
+def site(tmp_path) -> TorchSite:
+    return shimkit.make_site(tmp_path / "site-packages")
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+# --- install, check, uninstall
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_installing_adds_one_file_and_one_line_and_uninstalling_leaves_nothing(tmp_path, end):
+    site = shimkit.make_site(tmp_path, end=end)
+    before = shimkit.tree(tmp_path)
+    assert install(site)
+    after = shimkit.tree(tmp_path)
+    record = f"{site.dist_info.name}/RECORD"
+    assert set(after) - set(before) == {LOADER_ENTRY, LOADER_FOLDER}
+    assert {path for path in before if before[path] != after[path]} == {record}
+    assert after[record] == before[record] + shimkit.row(LOADER_ENTRY, loader_text(), end).encode()
+    assert inspect(site).fine
+    assert not install(site)
+    assert shimkit.tree(tmp_path) == after
+    assert uninstall(site)
+    assert shimkit.tree(tmp_path) == before
+    assert not uninstall(site)
+
+
+def test_what_python_and_pip_made_of_it_goes_too(site):
+    install(site)
+    cache = site.root / LOADER_FOLDER / "__pycache__"
+    cache.mkdir()
+    for tag in ("cpython-310", "cpython-311.opt-1"):
+        (cache / f"__init__.{tag}.pyc").write_bytes(b"")
+    with site.record_path.open("ab") as file:
+        file.write(f"{LOADER_FOLDER}/__pycache__/__init__.cpython-310.pyc,,\r\n".encode())
+    assert inspect(site).fine
+    uninstall(site)
+    assert not (site.root / LOADER_FOLDER).exists()
+    assert b"multiworld" not in site.record_path.read_bytes()
+
+
+def test_check_prints_what_is_there_and_what_to_do(site, capsys):
+    code, said, _ = run(capsys, "--check", "--torch", site.torch)
+    assert code == 1
+    assert "torch 2.6.0+cu124" in said
+    assert "Run m8d-post-setup to install it." in said
+    code, said, _ = run(capsys, "--torch", site.root)
+    assert (code, said) == (0, f"{site.torch}: torch.distributed.multiworld is installed.\n")
+    code, said, _ = run(capsys, "--check", "--torch", site.root)
+    assert code == 0
+    assert "torch.distributed.multiworld is installed." in said
+    assert run(capsys, "--torch", site.root)[1].endswith("is there already.\n")
+    code, said, _ = run(capsys, "--check", "--json", "--torch", site.root)
+    told = json.loads(said)
+    assert code == 0
+    assert told == {
+        "torch": str(site.torch), "torch_version": "2.6.0+cu124", "state": "current", "recorded": True,
+        "loader_version": LOADER_VERSION, "expected_version": LOADER_VERSION, "next_step": "",
+        "says": "torch.distributed.multiworld is installed", "patch_file": None,
+    }  # fmt: skip
+    assert run(capsys, "--uninstall", "--torch", site.root)[1].endswith("is removed.\n")
+    assert run(capsys, "--uninstall", "--torch", site.root)[1].endswith("is not there.\n")
+
+
+def set_state(site: TorchSite, state: LoaderState) -> None:
+    install(site)
+    place = site.root / LOADER_ENTRY
+    if state is LoaderState.UNRECORDED:
+        record = site.record()
+        record.restore(LOADER_ENTRY, None)
+        site.change({}, record)
+    elif state is LoaderState.DANGLING:
+        shutil.rmtree(place.parent)
+    elif state is LoaderState.OUTDATED:
+        place.write_bytes(loader_text().replace(b"loader 2 ", b"loader 1 ", 1))
+    elif state is LoaderState.CHANGED:
+        place.write_bytes(loader_text() + b"print()\n")
+    elif state is LoaderState.FOREIGN:
+        place.write_bytes(b"# torch's own, one day\n")
+
+
+@pytest.mark.parametrize("state", [LoaderState.UNRECORDED, LoaderState.DANGLING, LoaderState.OUTDATED])
+def test_what_an_ended_run_or_an_upgrade_left_is_named_and_repaired(site, state, capsys):
+    before = shimkit.tree(site.root)
+    set_state(site, state)
+    assert inspect(site).state is state
+    code, said, _ = run(capsys, "--check", "--torch", site.root)
+    assert code == 1
+    assert "Run m8d-post-setup again" in said
+    assert install(site)
+    assert inspect(site).fine
+    set_state(site, state)
+    assert uninstall(site)
+    assert shimkit.tree(site.root) == before
+
+
+@pytest.mark.parametrize("state", [LoaderState.CHANGED, LoaderState.FOREIGN])
+def test_what_is_not_ours_is_left_alone(site, state, capsys):
+    set_state(site, state)
+    before = shimkit.tree(site.root)
+    assert inspect(site).state is state
+    for arguments in ((), ("--uninstall",)):
+        code, _, said = run(capsys, "--torch", site.root, *arguments)
+        assert code == FAILED
+        assert "only what m8d-post-setup itself wrote" in said
+    assert shimkit.tree(site.root) == before
+    if state is LoaderState.CHANGED:
+        assert run(capsys, "--force", "--torch", site.root)[0] == 0
+        assert inspect(site).fine
+    else:
+        assert run(capsys, "--force", "--torch", site.root)[0] == FAILED
+
+
+def test_a_module_of_that_name_is_foreign(site):
+    (site.torch / "distributed/multiworld.py").write_text("")
+    assert inspect(site).state is LoaderState.FOREIGN
+    (site.torch / "distributed/multiworld.py").unlink()
+    (site.root / LOADER_FOLDER).mkdir()
+    assert inspect(site).state is LoaderState.ABSENT
+    (site.root / LOADER_FOLDER / "data.txt").write_text("")
+    assert inspect(site).state is LoaderState.FOREIGN
+
+
+def test_a_torch_that_was_upgraded_says_what_to_do(site):
+    """pip takes the loader away with the old torch; where RECORD had been restored it stays behind."""
+    install(site)
+    old = site.dist_info
+    shutil.rmtree(site.root / LOADER_FOLDER)
+    shutil.rmtree(old)
+    (site.torch / "version.py").write_text("__version__ = '2.7.0'\n")
+    new = site.root / "torch-2.7.0.dist-info"
+    new.mkdir()
+    (new / "METADATA").write_bytes(shimkit.METADATA)
+    (new / "RECORD").write_text("torch/__init__.py,,\n")
+    found = inspect(find_site(site.root))
+    assert (found.state, found.torch_version) == (LoaderState.ABSENT, "2.7.0")
+    assert "an upgrade of torch took it away" in found.says
+    assert "m8d-post-setup" in found.next_step
+
+
+# --- finding torch
+
+
+def test_no_torch_and_no_distribution_are_told_apart(tmp_path, capsys, site):
+    assert "there is no torch in" in run(capsys, "--torch", tmp_path / "nowhere")[2]
+    assert find_site(site.torch) == find_site(site.root) == site
+    site.record_path.rename(tmp_path / "RECORD")
+    code, _, said = run(capsys, "--check", "--torch", site.root)
+    assert code == FAILED
+    assert "has no RECORD" in said
+    assert "Install torch with pip" in said
+    shutil.rmtree(site.dist_info)
+    assert "editable" in run(capsys, "--torch", site.root)[2]
+
+
+def test_other_distributions_are_not_taken_for_torch_and_two_torches_are_refused(site, capsys):
+    (site.root / "torch-geometric-2.0.dist-info").mkdir()
+    (site.root / "torch-geometric-2.0.dist-info/METADATA").write_text(
+        "Name: torch-geometric\n\nName: torch\n"
+    )
+    (site.root / "torch-9.dist-info").mkdir()
+    assert find_site(site.root) == site
+    (site.root / "torch-9.dist-info/METADATA").write_text("Name: Torch\n")
+    assert "one torch is installed in one place" in run(capsys, "--torch", site.root)[2]
+
+
+def test_the_default_is_the_torch_that_this_interpreter_would_import(site, monkeypatch, capsys):
+    monkeypatch.setattr("multiworld.shim.torchsite.find_torch", lambda: site.torch)
+    assert run(capsys)[0] == 0
+    assert inspect(site).fine
+    monkeypatch.setattr("multiworld._c10d.marker.find_spec", lambda _name: None)
+    monkeypatch.undo()
+    monkeypatch.setattr("multiworld._c10d.marker.find_spec", lambda _name: None)
+    code, _, said = run(capsys)
+    assert code == FAILED
+    assert "name its folder with --torch" in said
+
+
+@pytest.mark.parametrize(
+    ("root", "prefix", "base", "expected"),
+    [
+        ("/usr/lib/python3/dist-packages", "/home/u/v", "/usr", True),
+        ("/home/u/.local/lib/python3/site-packages", "/home/u/v", "/usr", True),
+        ("/home/u/v/lib/python3/site-packages", "/home/u/v", "/usr", False),
+        ("/usr/v/lib/python3/site-packages", "/usr/v", "/usr", False),
+        ("/usr/lib/python3/dist-packages", "/usr", "/usr", False),
+        ("/home/u/.local/lib/python3/site-packages", "/usr", "/usr", False),
+        ("/srv/target", "/home/u/v", "/usr", False),  # PYTHONPATH: it was told
+    ],
+)
+def test_which_torch_is_the_parents(root, prefix, base, expected):
+    user = Path("/home/u/.local/lib/python3/site-packages")
+    assert lies_with_parent(Path(root), Path(prefix), Path(base), user) is expected
+
+
+def test_a_version_that_cannot_be_read_is_told(site, capsys):
+    (site.torch / "version.py").write_text("version = 2\n")
+    assert "says no version" in run(capsys, "--check", "--torch", site.root)[2]
+    (site.torch / "version.py").write_bytes(b"\xff")
+    assert "cannot be read" in run(capsys, "--check", "--torch", site.root)[2]
+
+
+# --- what can go wrong
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("which", ["__init__.py" + ASIDE, "RECORD" + ASIDE])
+def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_changed(
+    site, monkeypatch, capsys, code, which
+):
+    before = shimkit.tree(site.root)
+    real = Path.open
+
+    def refusing(self, mode="r", *rest, **more):
+        if "w" in mode and self.name == which:
+            raise OSError(code, os.strerror(code), str(self))
+        return real(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    status, _, said = run(capsys, "--torch", site.root)
+    assert status == FAILED
+    assert os.strerror(code) in said
+    assert "nothing was changed" in said
+    assert "use a venv of your own" in said
+    monkeypatch.undo()
+    assert shimkit.tree(site.root) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_for_a_user(site, capsys):
+    (site.torch / "distributed").chmod(0o555)
+    try:
+        status, _, said = run(capsys, "--torch", site.root)
+    finally:
+        (site.torch / "distributed").chmod(0o755)
+    assert status == FAILED
+    assert "cannot be written: Permission denied" in said
+
+
+def test_a_move_that_fails_says_that_the_same_run_goes_on(site, monkeypatch):
+    def refusing(self, target):
+        raise OSError(errno.EIO, "Input/output error", str(self))
+
+    monkeypatch.setattr(Path, "replace", refusing)
+    with pytest.raises(InstallError, match="goes on from there"):
+        install(site)
+    monkeypatch.undo()
+    assert install(site)
+    assert not list(site.root.rglob(f"*{ASIDE}"))
+
+
+def test_two_runs_at_once_are_refused(site):
+    handle = os.open(site.dist_info, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(InstallError, match="another m8d-post-setup is at work"):
+            install(site)
+    finally:
+        os.close(handle)
+    assert install(site)
+
+
+def test_the_file_modes_are_those_of_a_library(site):
+    site.record_path.chmod(0o640)
+    install(site)
+    assert (site.root / LOADER_ENTRY).stat().st_mode & 0o777 == 0o644
+    assert site.record_path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_leaves_files_to_the_owner_of_the_environment(site):
+    for path in (site.root, *site.root.rglob("*")):
+        os.chown(path, 12345, 12345)
+    install(site)
+    for path in (site.record_path, site.root / LOADER_FOLDER, site.root / LOADER_ENTRY):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12345)
+
+
+def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(tmp_path):
+    """kill -9 just before each change of the disk, for both directions."""
+    template = shimkit.make_site(tmp_path / "template")
+    before = shimkit.tree(template.root)
+    for start, command in (("absent", ()), ("installed", ("--uninstall",))):
+        for step in range(1, 40):
+            root = tmp_path / f"{start}-{step}"
+            shutil.copytree(template.root, root)
+            site = find_site(root)
+            if start == "installed":
+                install(site)
+            status = shimkit.run_killed(step, "--torch", str(root), *command)
+            assert inspect(site).state in {
+                LoaderState.ABSENT, LoaderState.CURRENT, LoaderState.UNRECORDED, LoaderState.DANGLING,
+            }  # fmt: skip
+            install(site)
+            assert inspect(site).fine
+            assert not list(root.rglob(f"*{ASIDE}"))
+            uninstall(site)
+            assert shimkit.tree(root) == before
+            if status == 0:
+                break
+        assert status == 0
+        assert step > 3, "the run was killed at no step"
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize("arguments", [("x.patch", "--check"), ("x.patch", "--revert"), ("--dry-run",)])
+def test_arguments_that_do_not_go_together_are_refused(site, capsys, arguments):
+    code, _, said = run(capsys, *arguments, "--torch", site.root)
+    assert code == FAILED
+    assert said.startswith("m8d-post-setup: ")
+
+
+def test_help_says_what_is_done(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    assert "pip uninstall torch" in said
+    assert "PATCHFILE" in said
+
+
+def test_exit_codes_are_unique():
+    assert len(set(EXIT_CODES.values())) == len(EXIT_CODES)
+    assert not {0, 1, 2} & set(EXIT_CODES.values())

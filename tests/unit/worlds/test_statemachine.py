@@ -1,0 +1,117 @@
+"""The one setter of a generation's stage: what it logs, keeps and has carried out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from multiworld._core.state_machine import (
+    Action,
+    Announced,
+    Broke,
+    CloseAsked,
+    IllegalStepError,
+    Joined,
+    JoinFailed,
+    Stage,
+)
+from multiworld._generation.stage import StateMachine
+from multiworld.events import Breakage, Cause, State
+
+BREAKAGE = Breakage(Cause.CRASHED, (1,), "rank 1 crashed", 1.0)
+LATER = Breakage(Cause.HUNG, (2,), "rank 2 hangs", 2.0)
+LIBRARY = Path(__file__).parents[3] / "multiworld"
+
+
+class Recording(StateMachine):
+    """With a place for what it has carried out."""
+
+    done: list
+
+
+@pytest.fixture
+def machine():
+    made = Recording("w", 3)
+    made.done = []
+    made.bind(lambda actions, event: made.done.append((actions, event)))
+    return made
+
+
+def test_every_change_is_logged_with_its_reason(machine, caplog):
+    caplog.set_level(logging.DEBUG, "multiworld.state")
+    machine.generation = 7
+    for event in (Joined(), Announced(), Broke(BREAKAGE), Broke(LATER), CloseAsked()):
+        machine.apply(event)
+    place = "world 'w', generation 7, rank 3: "
+    assert [(each.levelname, each.getMessage().removeprefix(place)) for each in caplog.records] == [
+        ("INFO", "connecting -> opening (every member has committed)"),
+        ("DEBUG", "opening -> active (subscribers know)"),
+        ("INFO", "active -> broken (crashed: rank 1 crashed)"),
+        ("INFO", "broken -> closed (closed by this process)"),
+    ]
+
+
+def test_a_breakage_before_subscribers_know_counts_when_they_do(machine, caplog):
+    caplog.set_level(logging.INFO, "multiworld.state")
+    machine.apply(Joined())
+    machine.apply(Broke(BREAKAGE))
+    machine.apply(Broke(LATER))
+    assert (machine.state, machine.verdict, machine.breakage) == (State.ACTIVE, BREAKAGE, None)
+    assert machine.done == []
+    assert machine.apply(Announced()) is Stage.BROKEN
+    assert (machine.state, machine.breakage) == (State.BROKEN, BREAKAGE)
+    ((actions, event),) = machine.done
+    assert Action.TELL_BROKEN in actions
+    assert event == Announced()
+    assert caplog.records[-1].getMessage().endswith("doomed -> broken (crashed: rank 1 crashed)")
+
+
+def test_nothing_is_logged_where_no_one_asked(machine, caplog):
+    caplog.set_level(logging.WARNING, "multiworld.state")
+    machine.apply(JoinFailed(ValueError("x")))
+    assert caplog.records == []
+    assert machine.state is State.CLOSED
+
+
+def test_an_illegal_event_changes_nothing(machine):
+    machine.apply(Joined())
+    with pytest.raises(IllegalStepError):
+        machine.apply(Joined())
+    assert machine.stage is Stage.OPENING
+
+
+def test_a_handler_of_the_log_may_close_the_world(machine, caplog):
+    class Closing(logging.Handler):
+        def emit(self, record):
+            if "-> opening" in record.getMessage():
+                machine.apply(CloseAsked())
+
+    log = logging.getLogger("multiworld.state")
+    handler = Closing()
+    log.addHandler(handler)
+    caplog.set_level(logging.DEBUG, "multiworld.state")
+    try:
+        machine.apply(Joined())
+    finally:
+        log.removeHandler(handler)
+    assert machine.stage is Stage.CLOSED
+
+
+def test_a_forked_child_has_only_its_parents(machine):
+    machine.apply(Joined())
+    machine.forked()
+    assert (machine.stage, machine.state) == (Stage.INHERITED, State.CLOSED)
+    assert machine.apply(Broke(BREAKAGE)) is Stage.INHERITED
+    assert machine.done == []
+
+
+def test_only_the_setter_changes_a_stage():
+    found = [
+        path.name
+        for path in LIBRARY.rglob("*.py")
+        if "machine.stage =" in path.read_text() or "machine.state =" in path.read_text()
+    ]
+    assert found == []
+    assert (LIBRARY / "_generation" / "stage.py").read_text().count("self.stage, self.state =") == 1
