@@ -185,7 +185,7 @@ class Aio:
         await self._do("all_gather", tensor_list, tensor)
 
     async def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor) -> None:
-        """Collect everyone's `input_tensor` in one tensor."""
+        """Collect all `input_tensor`s in one tensor."""
         await self._do("all_gather_into_tensor", output_tensor, input_tensor)
 
     async def gather(self, tensor: Tensor, gather_list: list[Tensor] | None = None, dst: int = 0) -> None:
@@ -220,7 +220,7 @@ class Aio:
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
     ) -> None:
-        """Give rank r this rank's part r of `input`."""
+        """Give rank r part r of `input`."""
         await self._do("all_to_all_single", output, input, output_split_sizes, input_split_sizes)
 
     async def barrier(self, device_ids: Sequence[int] | None = None) -> None:
@@ -236,7 +236,7 @@ class Aio:
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
     ) -> int:
-        """Fill `object_list` from rank `src`; returns the sender's rank."""
+        """Fill `object_list`; returns the sender's rank."""
         sender: int = await self._in_turn(
             "recv_object_list", object_list, src, device, weights_only=weights_only
         )
@@ -260,7 +260,7 @@ class Aio:
         *,
         weights_only: bool = True,
     ) -> None:
-        """Fill `dst`'s `object_gather_list` with everyone's `obj`."""
+        """Fill `dst`'s `object_gather_list` with all ranks' `obj`."""
         await self._in_turn("gather_object", obj, object_gather_list, dst, weights_only=weights_only)
 
     async def scatter_object_list(

@@ -35,7 +35,7 @@ class Collectives:
     # -- point to point --------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Send `tensor` (any shape and dtype of the backend) to rank `dst`; returns when it may be reused."""
+        """Send `tensor` to rank `dst` (any shape and dtype of the backend); returns when it may be reused."""
         gen = self._gen
         try:
             if gen.direct is not None and gen.direct.sends(tensor):
@@ -145,7 +145,7 @@ class Collectives:
     def all_to_all(
         self, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], async_op: bool = False
     ) -> WorldWork | None:
-        """Give rank r this rank's ``input_tensor_list[r]``, and get one of each in `output_tensor_list`."""
+        """Give rank r this rank's ``input_tensor_list[r]``, and get one from each in `output_tensor_list`."""
         return self._do("all_to_all", async_op, output_tensor_list, input_tensor_list)
 
     def all_to_all_single(

@@ -1,4 +1,4 @@
-"""Awaitable completion of operations without a thread per operation; the hot paths are in `gloo/waiting.py`.
+"""Awaitable completion of operations without a thread for each; the hot paths are in `gloo/await_work.py`.
 
 On the CPU a collective's work has a future that torch completes. A send's or receive's has none, and
 `is_completed()` stays false until a thread waits for it. A small pool of threads waits for those: a pool per

@@ -53,7 +53,7 @@ import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]
 import torchstate
 before = torchstate.everything()
 from multiworld._c10d import groups
-from multiworld._c10d.routing import default_groups, mesh, router, selection, state, translate
+from multiworld._c10d.routing import default_groups, error_hooks, mesh, router, selection, state
 assert not router.installed()
 found = torchstate.differences(before, torchstate.everything())
 assert not found, found
