@@ -184,6 +184,7 @@ class _NotDirect(Direct):
     def __init__(self) -> None:
         self.sends = self.takes = _refuses
         self.calm = _never
+        self.wait = inflight.plain_wait  # read before a row says that there is no direct way
 
 
 def of(group: ProcessGroup, state: WorldState) -> Direct:
