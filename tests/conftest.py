@@ -20,6 +20,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("here")
 
+# torch asks for the names of the addresses that its stores' clients have. A name server that limits requests holds
+# each of them up for its timeout, which is 5 s if nothing is said.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # A shell's background job, nohup: without this each program the tests start would ignore these as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

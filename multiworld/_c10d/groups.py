@@ -67,8 +67,7 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
             c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
     except BaseException as error:  # raised again, or as what it means
         _undo(state, world)
-        if fault_classification.classify(error) is not None:
-            alive.ask_why()
+        alive.ask_why(0.0 if fault_classification.classify(error) is None else _REASON)
         raised, alive.raised = alive.raised, None
         try:
             if raised is error or not isinstance(error, Exception):
@@ -96,12 +95,17 @@ class _While:
             self.raised = error
             raise
 
-    def ask_why(self) -> None:
-        """Wait a moment for the reason of a broken connection: a crashed member, or one that gave up."""
-        end = time.monotonic() + _REASON
+    def ask_why(self, seconds: float) -> None:
+        """Wait for the reason of an error: a crashed member, or one that gave up. Asks once in any case.
+
+        A check that raises inside the store reaches this thread as gloo's RuntimeError with its text.
+        """
+        end = time.monotonic() + seconds
         with contextlib.suppress(BaseException):  # kept in `raised`
-            while self.raised is None and time.monotonic() < end:
+            while self.raised is None:
                 self()
+                if time.monotonic() >= end:
+                    return
                 time.sleep(0.01)
 
     def over(self) -> None:

@@ -187,6 +187,7 @@ def _steps(
         state,
     )
     undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
+    undo.callback(attachment.detach)  # before: members that are active hear of it, not of closed connections
     raise_if_lost(machine)
     rendezvous.commit(lambda: raise_if_lost(machine))
     made = Resources(

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from kits.storekit import local_server
 
 from multiworld._c10d import groups
 from multiworld._c10d.group_spec import GroupSpec
@@ -36,7 +36,7 @@ class Crew:
 
     def __init__(self, size, program, *args, timeout=2 * PATIENCE):
         self.deadline = soon(timeout)
-        self.server = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        self.server = local_server()
         self.members = []
         for rank in range(size):
             ours, theirs = _context.Pipe()

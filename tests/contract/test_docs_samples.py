@@ -15,11 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from kits.storekit import local_server
 
 pytestmark = pytest.mark.everyday
 
@@ -47,9 +46,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.server = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
+        self.server = local_server(seconds=30)
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, sample: Sample, *arguments: str) -> subprocess.Popen[str]:

@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +143,9 @@ class Cast:
     """The processes of one test, and the store they meet at (served by the test itself)."""
 
     def __init__(self) -> None:
-        import torch.distributed as dist
+        from kits.storekit import local_server  # loads torch
 
-        self.server = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
+        self.server = local_server(seconds=30)
         self.store = f"tcp://127.0.0.1:{self.server.port}"
         self.actors: list[Actor] = []
 

@@ -143,7 +143,10 @@ class Rendezvous:
             JoinError: the kind that every member of the attempt raises.
         """
         now = self._clock()
-        if not self._number or self._active or now < self._next_check:
+        if not self._number or self._active:
+            return
+        if now < self._next_check:
+            self._raise_if_closed()  # as last read: what was raised once is raised again
             return
         self._next_check = now + CHECK_EVERY
         self._within(self._look, max(self._deadline, now) + _SLACK)
@@ -226,6 +229,8 @@ class Rendezvous:
                 if attempt is None:
                     raise self._error(state.failure)
                 if state.phase is not Phase.OPEN:
+                    if self._given_up.is_set():  # while the store was silent: the others would wait for it
+                        raise self._cancel()
                     return admission.roster(attempt, self.request)
                 now = self._clock()
                 if attempt.missing:
