@@ -2,7 +2,7 @@
 
 An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
 future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.fast_path`,
-`endings`). Cancelling ends the waiting, not the operation: torch cannot take back what was posted. A
+`await_work`). Cancelling ends the waiting, not the operation: torch cannot take back what was posted. A
 cancelled receive is kept, and the next receive of the same source and tag gets its message; until then its
 tensor belongs to it.
 """
@@ -62,7 +62,7 @@ class Aio:
     def __init__(self, world: Collectives) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
-        self._queue: Any = None  # of the loop that was last used, `waiting.LoopQueue`
+        self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
         self._sends: Habit | Any = None
@@ -98,7 +98,7 @@ class Aio:
             del ending
 
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src` (None: whoever sends first); returns the sender's rank."""
+        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank."""
         gen = self._world._gen  # noqa: SLF001  (its own)
         if src is None or gen.parked.waiting or not gen.direct.sends(tensor):
             return await self._recv(gen, tensor, src, tag)
@@ -118,7 +118,7 @@ class Aio:
             ending.tell(parked.settle)
             gen.parked.park(src, tag, parked)
             raise
-        except Exception as exc:  # noqa: BLE001  (a world exists, so torch is loaded)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         finally:
             gen.expect_no_more(ending)
@@ -321,7 +321,7 @@ class Aio:
             del ending
 
     async def _ended(self, gen: Generation, ending: AwaitedWork, habit: Habit, nbytes: int = 0) -> None:
-        """Wait for what need not be kept when nobody waits for it any more."""
+        """Wait for an operation that need not be kept once its task has stopped waiting."""
         gen.expect(ending)
         try:
             await ending.until_over(habit, nbytes)
@@ -403,7 +403,7 @@ class Aio:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         future: asyncio.Future[Any] = waiter_pool.pool.wait(fn, asyncio.get_running_loop())
-        # A future whose awaiter was cancelled may still fail: that is nobody's unhandled error.
+        # A future whose awaiter was cancelled may still fail: that is not an unhandled error.
         future.add_done_callback(seen)
         return future
 

@@ -38,7 +38,7 @@ class Collectives:
         """Send `tensor` to rank `dst` (any shape and dtype of the backend); returns when it may be reused."""
         gen = self._gen
         try:
-            if gen.direct is not None and gen.direct.sends(tensor):
+            if gen.direct.sends(tensor):
                 gen.direct.wait(gen.direct.posted(gen.direct.send([tensor], peer(gen, dst), tag)))
             else:
                 gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag).wait()
@@ -54,11 +54,11 @@ class Collectives:
                 work = gen.pg.recv_anysource([flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
-            if gen.direct is not None and not gen.parked.waiting and gen.direct.sends(tensor):
+            if not gen.parked.waiting and gen.direct.sends(tensor):
                 gen.direct.wait(gen.direct.posted(gen.direct.recv([tensor], peer(gen, src), tag)))
             else:
                 gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag).wait()
-        except Exception as exc:  # noqa: BLE001  (same)
+        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
         return src
 
@@ -67,7 +67,7 @@ class Collectives:
         gen = self._gen
         try:
             return WorldWork(gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag), gen, once=tensor.is_cpu)
-        except Exception as exc:  # noqa: BLE001  (same)
+        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> WorldWork:
@@ -78,7 +78,7 @@ class Collectives:
                 require_others(gen)
                 return WorldWork(gen.pg.recv_anysource([flat(gen, tensor)], tag), gen, once=tensor.is_cpu)
             return WorldWork(gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag), gen, once=tensor.is_cpu)
-        except Exception as exc:  # noqa: BLE001  (same)
+        except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[WorldWork]:
@@ -165,11 +165,10 @@ class Collectives:
 
     def _do(self, name: str, async_op: bool, *args: Any) -> WorldWork | None:
         row, gen, work = TABLE[name], self._gen, None
-        if row.post is not None and gen.direct is not None and not async_op:
+        if row.post is not None and not async_op:
             try:
-                wait = (
-                    gen.direct.wait
-                )  # before: what was posted may end well, though the world ends meanwhile
+                # Read before: what was posted may end well, though the world ends meanwhile.
+                wait = gen.direct.wait
                 work = row.post(gen, *args)
                 if work is not None:
                     wait(work)

@@ -39,7 +39,7 @@ class WatchDog:
         if isinstance(event, WorldBroken):
             try:
                 self._loop.call_soon_threadsafe(self._put, event.world)
-            except RuntimeError:  # the loop is closed: nobody reads the queue any more
+            except RuntimeError:  # the loop is closed: the queue has no reader
                 self.close()
 
     def _put(self, name: str) -> None:

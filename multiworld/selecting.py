@@ -1,6 +1,6 @@
 """``with world:``: bare calls of torch.distributed mean this world.
 
-Entering and leaving are on the path of each call that somebody puts into a block of its own, so both are two
+Entering and leaving are on the path of each call that has a block of its own, so both are two
 calls of C and a few attributes: nothing is imported, locked or logged.
 """
 

@@ -202,7 +202,7 @@ class World(Selecting, ObjectCollectives):
         return await self._rejoins.awaited(self, timeout, store)
 
     def wait_active(self, timeout: float | dt.timedelta | None = None) -> World:
-        """Wait until somebody has joined this world again: `multiworld.join_all` does in the background.
+        """Wait until this world is joined again, as `multiworld.join_all` does in the background.
 
         Args:
             timeout: seconds, or a timedelta; None takes the join's own.

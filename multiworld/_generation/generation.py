@@ -44,8 +44,8 @@ lose it.
 RELEASE_DELAY = 1.0
 """Seconds after a breakage until its resources are released: its pending operations have raised by then.
 
-Longer than `LEFT_GRACE` and `awaited.CUT_GRACE` one after the other. A join that comes before releases them
-at once.
+Longer than `LEFT_GRACE` and `fail_awaited.CUT_GRACE` one after the other. A join that comes before releases
+them at once.
 """
 
 RELEASE_BUDGET = 2.0
@@ -81,7 +81,7 @@ class Generation:
         machine: as given; says where the generation stands.
         world, rank, size, number, roster: of the members.
         pg: the process group; from the generation's end on, all its operations raise.
-        direct: its backend's operations, where that is plain gloo; else None. From the end on as `pg`.
+        direct: its backend's operations; without plain gloo they take nothing. From the end on as `pg`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         parked: receives whose callers stopped waiting.

@@ -29,7 +29,7 @@ class JoinPlan:
         device: as given; None lets the backend decide.
         gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a
             GPU.
-        served: whether the store is served by somebody who is no member: then rank 0 never serves it.
+        served: whether a process that is not a member serves the store: then rank 0 never does.
     """
 
     name: str

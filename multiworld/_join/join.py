@@ -159,7 +159,7 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: PLC0415
-    from multiworld._join import steps as building  # noqa: PLC0415
+    from multiworld._join import steps  # noqa: PLC0415
 
     if cancelled():
         raise JoinAbandonedError(plan.name, f"rank {plan.rank} of world {plan.name!r} gave up")
@@ -176,18 +176,16 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
         try:
             bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
             if old is not None or world is not None:
-                kept.callback(building.keep_devices())
+                kept.callback(steps.keep_devices())
             for ended in (old, world):
                 if ended is not None:
                     # Others may wait at the store that this process serves: it stays up until the new hold
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
-            terms = building.Terms(
-                plan, machine, deadline, lambda: cancelled() or machine.state is State.CLOSED
-            )
+            terms = steps.Terms(plan, machine, deadline, lambda: cancelled() or machine.state is State.CLOSED)
             with contextlib.ExitStack() as undo:
-                resources = building.build(terms, undo)
+                resources = steps.build(terms, undo)
 
                 def make(owner: World) -> Generation:
                     return generation.Generation(machine, resources, owner, plan.timeout)
@@ -201,7 +199,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                 handle._enter(plan, made)  # noqa: SLF001
                 undo.pop_all()
             if machine.state is State.CLOSED:
-                raise _closed_meanwhile(plan)  # noqa: TRY301  (as above)
+                raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
             joined.generation, joined.world = machine.generation, handle
         except BaseException as exc:
             # Perhaps interrupted when the others were active: they see this member leave.

@@ -654,7 +654,7 @@ def smooth(me, size):
     w = mw.join("w1", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
     w.barrier()
     if me.rank == 0:
-        w._gen.c10d.gloo.abort()  # its sockets close; nobody says why
+        w._gen.c10d.gloo.abort()  # its sockets close, without a reason
         me.hear()
         w.close()
         return

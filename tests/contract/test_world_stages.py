@@ -11,7 +11,7 @@ import torch.distributed as dist
 import multiworld as mw
 from multiworld._core.state_machine import Action, Stage
 from multiworld._generation.generation import Generation
-from multiworld._join import steps as building
+from multiworld._join import steps
 from multiworld.events import Breakage, Cause, State
 
 
@@ -84,7 +84,7 @@ def test_a_join_that_fails(log, monkeypatch):
     def build(*_):
         raise mw.JoinAbandonedError("stages", "a test gives up")
 
-    monkeypatch.setattr(building, "build", build)
+    monkeypatch.setattr(steps, "build", build)
     with pytest.raises(mw.JoinAbandonedError):
         joined()
     assert log() == ["connecting -> abandoned"]
@@ -93,14 +93,14 @@ def test_a_join_that_fails(log, monkeypatch):
 def test_a_rejoin_that_another_thread_closes_at_its_last_step(log, monkeypatch):
     world = joined(store := dist.HashStore())
     world.close()
-    plain, closed = building.build, []
+    plain, closed = steps.build, []
 
     def build(*args):
         made = plain(*args)
         closed.append(world.close())
         return made
 
-    monkeypatch.setattr(building, "build", build)
+    monkeypatch.setattr(steps, "build", build)
     with pytest.raises(mw.JoinAbandonedError, match="closed by another thread"):
         world.rejoin(store=store)
     assert closed == [True]

@@ -261,7 +261,7 @@ def test_what_is_dropped_says_so_and_the_rest_stays(table):
             ends[number].recv(1)
     for end in ends.values():
         end.close()
-    table.drop(1)  # nobody is there any more
+    table.drop(1)  # the other end is closed
     assert table.settle()
 
 

@@ -1,4 +1,4 @@
-"""Which modules of a package import which, read from the sources, and the circles among them."""
+"""What modules import, read from their sources: full names of what they use, and circles among them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,29 @@ class Import:
     importer: str
     imported: str
     deferred: bool = False
+
+
+def imported_names(tree: ast.AST) -> dict[str, str]:
+    """Return what the names in a file that were imported stand for: ``{"c10d": "torch.distributed.c10d"}``."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
+
+
+def full_name(node: ast.expr, imported: Mapping[str, str]) -> str | None:
+    """Return the dotted name that an expression stands for, as far as imports tell; None if it is no name."""
+    if isinstance(node, ast.Name):
+        return imported.get(node.id, node.id)
+    if isinstance(node, ast.Attribute) and (left := full_name(node.value, imported)):
+        return f"{left}.{node.attr}"
+    return None
 
 
 def modules_of(package: Path, *, without: Iterable[Path] = ()) -> dict[str, Path]:

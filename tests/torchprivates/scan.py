@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kits.importkit import full_name, imported_names
+
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "multiworld"
 
@@ -21,11 +23,7 @@ class Source:
 
     def full_name(self, node: ast.expr) -> str | None:
         """Return the dotted name that an expression stands for, as far as imports tell; None if it is no name."""
-        if isinstance(node, ast.Name):
-            return self.imported.get(node.id, node.id)
-        if isinstance(node, ast.Attribute) and (left := self.full_name(node.value)):
-            return f"{left}.{node.attr}"
-        return None
+        return full_name(node, self.imported)
 
 
 def is_private(name: str) -> bool:
@@ -40,15 +38,8 @@ def read(folder: Path = LIBRARY) -> list[Source]:
     """Read all files below a folder."""
     found = []
     for path in sorted(folder.rglob("*.py")):
-        source = Source(path.relative_to(folder.parent).as_posix(), ast.parse(path.read_text()))
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    first = alias.name.split(".")[0]
-                    source.imported[alias.asname or first] = alias.name if alias.asname else first
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    source.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        tree = ast.parse(path.read_text())
+        source = Source(path.relative_to(folder.parent).as_posix(), tree, imported_names(tree))
         found.append(source)
     return found
 

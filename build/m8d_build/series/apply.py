@@ -276,7 +276,7 @@ def _check_not_applied(
     tree: Path, target: Target, before: Mapping[str, bytes | None], final: Mapping[str, str]
 ) -> None:
     receipt = load_receipt(tree)
-    # A receipt whose files are all as before (somebody restored them) says nothing any more.
+    # A receipt whose files are all as before (restored by hand) says nothing any more.
     applied = receipt is not None and any(_blob(read_file(tree, f.path)) != f.pre_blob for f in receipt.files)
     if receipt is not None and applied:
         value = f"{tree} has the series of {receipt.version} already ({', '.join(receipt.topics)})"

@@ -5,7 +5,7 @@ ends the group. What follows from it:
 
 - A send that the loop's thread has written whole (`multiworld._c10d.gloo.write_accounting`) it waits for
   itself, at once.
-- For all others a thread waits (`completion.pool`). Where nothing else is to be done (no other operation is
+- For all others a thread waits (`waiter_pool.pool`). Where nothing else is to be done (no other operation is
   under way on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to
   `NAP`. That saves waking the loop through its socket, and two of its turns. It stops where that has not paid
   (`Habit`).

@@ -98,7 +98,9 @@ class Direct:
 
     def __init__(self, backend: Backend, state: WorldState, *, alone: bool) -> None:
         # A plain dictionary of the state's: empty but inside `_coalescing_manager`.
-        self.calm: Callable[[], bool] = _calm(state.pg_coalesce_state) if alone else _never
+        self.calm: Callable[[], bool] = (
+            _calm(state.pg_coalesce_state) if alone else _never
+        )  # else another backend might run it
         self.takes: Callable[..., bool] = _takes(state.pg_coalesce_state)
         self.sends: Callable[[object], bool] = _sends
         self.wait: Callable[[Work], bool] = inflight.plain_wait
@@ -174,16 +176,11 @@ def _named(backend: Backend, name: str, before: str) -> Any:
     return getattr(backend, name, None) or getattr(backend, before)
 
 
-def _refuses(*_: object) -> bool:
-    return False
-
-
 class _NotDirect(Direct):
     """Of a world whose operations all go torch's way."""
 
     def __init__(self) -> None:
-        self.sends = self.takes = _refuses
-        self.calm = _never
+        self.sends = self.takes = self.calm = _never
         self.wait = inflight.plain_wait  # read before a row says that there is no direct way
 
 
@@ -233,8 +230,7 @@ def _calm(coalescing: dict[Any, Any]) -> Callable[[], bool]:
     return calm
 
 
-def _never() -> bool:
-    # Another backend of the group might be the one to run it.
+def _never(*_: object) -> bool:
     return False
 
 

@@ -92,7 +92,7 @@ def with_token(token: int) -> WorldState | None:
 
 
 def owner_of(group: Any) -> WorldState | None:
-    """Return the living world that made `group`; None where it is torch's own, or nobody's."""
+    """Return the living world that made `group`; None where it is torch's own, or of no state."""
     # Asked at operations: so it must not look through all worlds.
     return _owners.get(group)
 

@@ -92,8 +92,10 @@ def test_nothing_is_sealed_before_all_have_been_seen():
     full = admission.claim(half, ask(1), "0001", TOKEN).ledger
     assert full.waiting.missing == ()
     assert admission.seal(full, 1, "0000", TOKEN).current.generation == 1
-    assert admission.drop(full, 1, "beef", frozenset({"0001"})) is full, "a stranger drops nobody"
-    assert admission.drop(full, 1, "0000", frozenset({"0000"})) is full, "nobody drops itself"
+    assert admission.drop(full, 1, "beef", frozenset({"0001"})) is full, (
+        "a process that is no member drops none"
+    )
+    assert admission.drop(full, 1, "0000", frozenset({"0000"})) is full, "a member does not drop itself"
     assert admission.drop(full, 1, "0000", frozenset({"0001"})).waiting.missing == (1,)
 
 
@@ -175,7 +177,7 @@ def test_whoever_holds_a_generation_that_is_over_is_fenced():
     assert admission.fenced(second, dataclasses.replace(stale, held_rank=0)) is None
     assert admission.fenced(second, dataclasses.replace(stale, last_generation=2)) is None
     assert admission.fenced(second, ask(0, last_generation=1, held_rank=0)) is None, "still a member"
-    assert admission.fenced(second, ask(5, 6, last_generation=1, held_rank=5)) is None, "nobody is there"
+    assert admission.fenced(second, ask(5, 6, last_generation=1, held_rank=5)) is None, "no member is there"
     assert admission.fenced(admission.over(second, 2, "0000", 0), stale) is None, "that one is over too"
     assert admission.fenced(Ledger(), stale) is None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from kits.importkit import Import, circles, imports_of, modules_of
+from kits.importkit import Import, circles, full_name, imported_names, imports_of, modules_of
 
 ROOT = Path(__file__).parents[3]
 TOOLCHAIN = ROOT / "build" / "m8d_build"
@@ -80,26 +80,16 @@ class Facts:
 
 def facts(path: Path, source: str | None = None) -> Facts:
     found = Facts()
-    aliases: dict[str, str] = {}
-    for node in ast.walk(ast.parse(path.read_text() if source is None else source)):
+    tree = ast.parse(path.read_text() if source is None else source)
+    imported = imported_names(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.imports |= {alias.name for alias in node.names}
-            aliases |= {
-                alias.asname or alias.name.split(".")[0]: alias.name
-                if alias.asname
-                else alias.name.split(".")[0]
-                for alias in node.names
-            }
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide what is imported"
             found.imports |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
-            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(ast.parse(path.read_text() if source is None else source)):
-        if isinstance(node, ast.Name):
-            found.touches.add(aliases.get(node.id, node.id))
-        elif isinstance(node, ast.Attribute) and (dotted := _dotted(node)):
-            first, _, rest = dotted.partition(".")
-            found.touches.add(f"{aliases.get(first, first)}.{rest}")
+        elif isinstance(node, ast.Name | ast.Attribute) and (name := full_name(node, imported)):
+            found.touches.add(name)
         elif isinstance(node, ast.ExceptHandler) and (
             node.type is None or all(isinstance(s, ast.Pass) for s in node.body)
         ):
@@ -111,14 +101,6 @@ def facts(path: Path, source: str | None = None) -> Facts:
         ):
             found.faults.add(f"line {node.lineno}: shell=")
     return found
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (left := _dotted(node.value)):
-        return f"{left}.{node.attr}"
-    return ""
 
 
 def sources(folder: Path) -> list[Path]:

@@ -200,7 +200,7 @@ def test_a_seat_whose_workers_have_ended_is_not_given_away():
 def test_the_run_is_over_when_every_seat_is_done_or_free():
     membership = formed("a", "b", "c")
     assert rank_assignment.over(membership, {"a", "b"}, ()) is None
-    assert rank_assignment.over(membership, {"a", "b"}, {"c"}) is None  # nobody has judged it yet
+    assert rank_assignment.over(membership, {"a", "b"}, {"c"}) is None  # no node has judged it yet
     assert rank_assignment.over(rank_assignment.leave(membership, {"c"}), {"a", "b"}, ()) == (2,)
     assert rank_assignment.over(membership, {"a", "b", "c"}, {"c"}) == ()
 
@@ -219,7 +219,7 @@ def test_late_nodes_are_let_in():
     after = rank_assignment.admit(membership, [node("d"), node("b")])
     assert holders(after) == ["a", "b", "c"]
     assert after.node("d").since == after.epoch
-    again = rank_assignment.admit(after, [node("c")])  # it gave up and is back before anybody saw it
+    again = rank_assignment.admit(after, [node("c")])  # it gave up and is back before any node saw that
     assert holders(again) == ["a", "b", "c"]
     assert again.node("c").since == again.epoch
 
