@@ -1,0 +1,126 @@
+"""One member's lane: its sends, its receives, and the connections to the other members.
+
+Who reads and writes the connections asks here what to do:
+
+    lane.peers[1].outgoing.views()      write these, then `wrote(count)`
+    lane.peers[1].incoming.want()       read into this, then `got(count)`
+    lane.take_reads()                   messages to read from their senders' memory, each then `read`
+    lane.take_finished()                what is over
+
+Not thread-safe: callers hold a lock of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from multiworld._core.lane.operations import Receive, Send, Source
+from multiworld._core.lane.peer import LaneState, MemoryRead, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from multiworld._core.lane.operations import Arrival
+
+__all__ = ["Lane"]
+
+_Operation = TypeVar("_Operation", Send, Receive)
+
+
+class Lane:
+    """See the module.
+
+    Args:
+        peers: ranks of the other members.
+        readable: those of them whose memory this process may read.
+
+    Attributes:
+        error: with which it ended; None while it lives.
+    """
+
+    def __init__(self, peers: Iterable[int], readable: Iterable[int] = ()) -> None:
+        self.error: Exception | None = None
+        self._state = LaneState()
+        self._receives = 0
+        may_read = frozenset(readable)
+        self.peers = {rank: Peer(self._state, rank, readable=rank in may_read) for rank in peers}
+
+    def send(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> Send:
+        """Send bytes to a peer.
+
+        Args:
+            peer: its rank.
+            channel: 0 to 2^32 - 1, as `tag`.
+            tag: see `channel`.
+            view: contiguous bytes.
+            address: where they lie in memory; 0 if they cannot be read there.
+        """
+        send = Send(peer, channel, tag, view, address)
+        if self.error is not None:
+            return self._refused(send)
+        self.peers[peer].outgoing.post(send)
+        return send
+
+    def receive(self, source: int | None, channel: int, tag: int, view: memoryview) -> Receive:
+        """Receive a message of exactly ``len(view)`` bytes from rank `source`; None: from any."""
+        self._receives += 1
+        receive = Receive(source, channel, tag, view, self._receives)
+        if self.error is not None:
+            return self._refused(receive)
+        arrival = self._state.matching.post(receive)
+        if arrival is not None:
+            self.peers[arrival.peer].matched(arrival, receive)
+            return receive
+        for peer in self.peers.values() if source is None else (self.peers[source],):
+            if peer.holds:
+                peer.want(receive)
+        return receive
+
+    def cancel(self, receive: Receive) -> bool:
+        """Take a receive back; its buffer is the caller's again. What had come goes to the next receive.
+
+        Returns:
+            False if it is over, or if its message is being read from memory, which ends by itself.
+        """
+        arrival = receive.arrival
+        if receive.done or (arrival is not None and arrival.source is Source.MEMORY):
+            return False
+        receive.done, receive.arrival = True, None
+        if arrival is None:
+            self._state.matching.cancel(receive)
+        else:
+            self.peers[arrival.peer].give_back(arrival, receive)
+        return True
+
+    def read(self, arrival: Arrival, *, succeeded: bool) -> None:
+        """A `MemoryRead` is over. If it failed, the bytes travel, and that peer has no more of them."""
+        if self.error is None:
+            self.peers[arrival.peer].read(arrival, succeeded=succeeded)
+
+    def take_reads(self) -> list[MemoryRead]:
+        """Return the messages to be read from their senders' memory since the last call."""
+        taken = self._state.reads[:]
+        self._state.reads.clear()
+        return taken
+
+    def take_finished(self) -> list[Send | Receive]:
+        """Return what is over since the last call; what was cancelled is not among it."""
+        taken = self._state.finished[:]
+        self._state.finished.clear()
+        return taken
+
+    def fail(self, error: Exception) -> None:
+        """End the lane: what is not over fails with `error`, and so does what begins later."""
+        if self.error is not None:
+            return
+        self.error = error
+        for peer in self.peers.values():
+            peer.outgoing.fail(error)
+        for receive in (*self._state.matching.clear(), *self._state.matched):
+            self._state.over(receive, error)
+        self._state.reads.clear()
+
+    def _refused(self, operation: _Operation) -> _Operation:
+        operation.done, operation.error = True, self.error
+        self._state.finished.append(operation)
+        return operation

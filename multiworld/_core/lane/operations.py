@@ -1,0 +1,121 @@
+"""What the lane's core is asked for, and what arrives: sends, receives, arrivals."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["Arrival", "Receive", "Send", "SizesDifferError", "Source"]
+
+
+class SizesDifferError(Exception):
+    """A receive's buffer has not the size of the message that it matched.
+
+    Args:
+        sent: bytes of the message, which is gone.
+        expected: bytes of the buffer, which is untouched.
+    """
+
+    def __init__(self, sent: int, expected: int) -> None:
+        self.sent = sent
+        self.expected = expected
+        super().__init__(f"a message of {sent} bytes was sent, and {expected} are expected")
+
+
+class Send:
+    """A message on its way.
+
+    Attributes:
+        peer: rank that it goes to.
+        view: its bytes; they must stay as they are until `done`.
+        address: where they lie in this process's memory; 0: not to be read from there.
+        done: whether the core needs `view` no more.
+        error: why it failed; None if it did not.
+        id: of its announcement; 0: none.
+        sent: bytes handed to the connection so far.
+    """
+
+    __slots__ = ("address", "channel", "done", "error", "id", "peer", "sent", "tag", "view")
+
+    def __init__(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> None:
+        self.peer = peer
+        self.channel = channel
+        self.tag = tag
+        self.view = view
+        self.address = address
+        self.done = False
+        self.error: Exception | None = None
+        self.id = 0
+        self.sent = 0
+
+
+class Receive:
+    """A buffer that waits for a message.
+
+    Attributes:
+        source: rank that the message comes from; None: any.
+        view: gets its bytes; the core writes into it until `done`.
+        order: among the receives of the lane.
+        sender: rank whose message it matched; None before that.
+        done: whether it is over.
+        error: why it failed; None if it did not.
+        arrival: the message that it matched, while that is not complete.
+    """
+
+    __slots__ = ("arrival", "channel", "done", "error", "order", "sender", "source", "tag", "view")
+
+    def __init__(self, source: int | None, channel: int, tag: int, view: memoryview, order: int) -> None:
+        self.source = source
+        self.channel = channel
+        self.tag = tag
+        self.view = view
+        self.order = order
+        self.sender: int | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.arrival: Arrival | None = None
+
+
+class Source(enum.Enum):
+    """Where the bytes of an arrival come from."""
+
+    WIRE = "wire"
+    """They follow on the connection, or have come."""
+    ANNOUNCED = "announced"
+    """They are with the sender, who waits to be asked."""
+    MEMORY = "memory"
+    """They are being read from the sender's memory."""
+
+
+class Arrival:
+    """A message of which at least the header has come.
+
+    Attributes:
+        peer: rank of the sender.
+        order: among the messages of that sender.
+        id: of its announcement; 0: none.
+        address: in the sender's memory; 0: not to be read.
+        source: see `Source`.
+        view: where the bytes go: a receive's buffer, or one of its own; None before the first byte.
+        received: bytes that have come.
+        receive: the one that it matched; None while it waits for one, and where sizes differ.
+        here: whether all its bytes have come.
+    """
+
+    __slots__ = (
+        "address", "channel", "here", "id", "order", "peer", "receive", "received", "size",
+        "source", "tag", "view",
+    )  # fmt: skip
+
+    def __init__(self, peer: int, channel: int, tag: int, size: int, order: int) -> None:
+        self.peer = peer
+        self.channel = channel
+        self.tag = tag
+        self.size = size
+        self.order = order
+        self.id = 0
+        self.address = 0
+        self.source = Source.WIRE
+        self.view: memoryview | None = None
+        self.received = 0
+        self.receive: Receive | None = None
+        self.here = False

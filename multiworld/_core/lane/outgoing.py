@@ -1,0 +1,201 @@
+"""What one member writes to another: which frames, in which order, and how much of the budget they take.
+
+Messages keep their order. A small one is sent whole while there is credit; otherwise it is announced; where
+there is no credit even for that it is held here, and all after it. The other end knows that messages are held
+(HELD) and asks for those that its receives wait for (WANT): so a message with a receive never waits for one
+without.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from multiworld._core.lane import frames
+from multiworld._core.lane.frames import ProtocolError
+
+if TYPE_CHECKING:
+    from multiworld._core.lane.operations import Receive, Send
+
+__all__ = ["Outgoing"]
+
+_AT_ONCE = 512 << 10  # bytes of one write, about
+_PIECES = 64  # of one write, far below IOV_MAX
+
+
+class Outgoing:
+    """The writing half of a connection.
+
+    Args:
+        finished: gets each send that is over (a lane lists its receives there, too).
+    """
+
+    def __init__(self, finished: list[Send | Receive]) -> None:
+        self._finished = finished
+        self._credit = frames.BUDGET
+        self._last_id = 0
+        self._urgent: deque[memoryview] = deque()  # control frames
+        # Frames: header, payload, and the send that goes on once both are written.
+        self._queue: deque[tuple[bytes, memoryview | None, Send | None]] = deque()
+        self._writing: deque[tuple[memoryview, Send | None]] = deque()  # what `views` returned last
+        self._announced: dict[int, Send] = {}  # neither asked for nor given back
+        self._held: deque[Send] = deque()
+        self._wanted: Counter[tuple[int, int]] = Counter()  # by receives whose message was not held yet
+        self._told_held = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._writing or self._urgent or self._queue)
+
+    # -- from this member ------------------------------------------------------------------------------------
+
+    def post(self, send: Send) -> None:
+        """Send a message, after those that were posted before."""
+        key = send.channel, send.tag
+        if self._wanted and self._wanted[key]:
+            self._take_want(key)
+            self._announce(send)
+        elif not self._send_now(send):  # nor can it be while others are held: any message needs as much
+            self._held.append(send)
+            self._tell_held()
+
+    def tell(self, frame: bytes) -> None:
+        """Write a control frame before what is not begun yet."""
+        self._urgent.append(memoryview(frame))
+
+    # -- from the other end ----------------------------------------------------------------------------------
+
+    def credited(self, size: int) -> None:
+        """CREDIT came: so many bytes were taken there."""
+        self._credit += size
+        if self._credit > frames.BUDGET:
+            raise ProtocolError(f"{size} bytes were credited, more than were sent")
+        while self._held and self._send_now(self._held[0]):
+            self._held.popleft()
+        self._tell_held()
+
+    def wanted(self, channel: int, tag: int) -> None:
+        """WANT came: a receive waits there for a message that may be held here."""
+        for send in self._held:
+            if (send.channel, send.tag) == (channel, tag):
+                self._held.remove(send)
+                self._announce(send)
+                break
+        else:
+            if self._told_held:
+                self._wanted[channel, tag] += 1
+        self._tell_held()
+
+    def cleared(self, id: int) -> None:  # noqa: A002
+        """CLEAR came: the announced message is asked for."""
+        self._next_chunk(self._forget(id))
+
+    def given_back(self, id: int) -> None:  # noqa: A002
+        """DONE came: the announced message is not needed any more."""
+        self._finish(self._forget(id))
+
+    # -- to the connection -----------------------------------------------------------------------------------
+
+    def views(self) -> list[memoryview]:
+        """Return what to write next, in order; empty if there is nothing."""
+        writing, size = self._writing, sum(len(view) for view, _ in self._writing)
+        while self._urgent:
+            writing.append((self._urgent.popleft(), None))
+        while self._queue and size < _AT_ONCE and len(writing) < _PIECES:
+            head, payload, send = self._queue.popleft()
+            if payload is None:
+                writing.append((memoryview(head), send))
+            else:
+                size += len(payload)
+                writing.append((memoryview(head), None))
+                writing.append((payload, send))
+        return [view for view, _ in writing]
+
+    def wrote(self, count: int) -> None:
+        """The first `count` bytes of `views` are written."""
+        writing = self._writing
+        while writing:
+            view, send = writing[0]
+            if count < len(view):
+                if count:
+                    writing[0] = view[count:], send
+                return
+            count -= len(view)
+            writing.popleft()
+            if send is not None:
+                self._written(send)
+
+    def fail(self, error: Exception) -> None:
+        """Let all sends fail."""
+        written = [*(send for _, send in self._writing), *(send for _, _, send in self._queue)]
+        begun = [send for send in written if send is not None]
+        for each in (*begun, *self._announced.values(), *self._held):
+            each.error = error
+            self._finish(each)
+        for part in (self._urgent, self._queue, self._writing, self._announced, self._held, self._wanted):
+            part.clear()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _send_now(self, send: Send) -> bool:
+        size = len(send.view)
+        if size <= frames.EAGER_LIMIT and frames.cost(size) <= self._credit:
+            self._credit -= frames.cost(size)
+            head = frames.pack(frames.EAGER, channel=send.channel, tag=send.tag, size=size)
+            send.sent = size
+            self._queue.append((head, send.view if size else None, send))
+            return True
+        if self._credit >= frames.OVERHEAD:
+            self._announce(send)
+            return True
+        return False
+
+    def _announce(self, send: Send) -> None:
+        # Below zero where a receive asked for it: the receive takes it at once.
+        self._credit -= frames.OVERHEAD
+        self._last_id = send.id = self._last_id % 0xFFFFFFFF + 1
+        self._announced[send.id] = send
+        head = frames.pack(
+            frames.ANNOUNCE,
+            channel=send.channel,
+            tag=send.tag,
+            id=send.id,
+            size=len(send.view),
+            address=send.address,
+        )
+        self._queue.append((head, None, None))
+
+    def _next_chunk(self, send: Send) -> None:
+        part = send.view[send.sent : send.sent + frames.CHUNK]
+        send.sent += len(part)
+        head = frames.pack(frames.DATA, id=send.id, size=len(part))
+        self._queue.append((head, part or None, send))
+
+    def _written(self, send: Send) -> None:
+        if send.sent < len(send.view):
+            self._next_chunk(send)
+        else:
+            self._finish(send)
+
+    def _finish(self, send: Send) -> None:
+        send.done = True
+        self._finished.append(send)
+
+    def _forget(self, id: int) -> Send:  # noqa: A002
+        send = self._announced.pop(id, None)
+        if send is None:
+            raise ProtocolError(f"message {id} was not announced, or is under way")
+        return send
+
+    def _take_want(self, key: tuple[int, int]) -> None:
+        self._wanted[key] -= 1
+        if not self._wanted[key]:
+            del self._wanted[key]
+
+    def _tell_held(self) -> None:
+        held = bool(self._held)
+        if held is not self._told_held:
+            self._told_held = held
+            self._wanted.clear()
+            self.tell(frames.pack(frames.HELD, size=int(held)))

@@ -1,0 +1,93 @@
+"""Lanes of several members in one process, and connections between them that deliver what a test says.
+
+A connection delivers any number of bytes at a time, in order, as TCP does; a `Network` draws whose turn it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from multiworld._core.lane.lane import Lane
+from multiworld._core.lane.operations import Receive, Send
+
+__all__ = ["Network", "payload"]
+
+
+def payload(size: int, seed: int) -> bytes:
+    """Return bytes that tell messages apart."""
+    return (seed.to_bytes(8, "little") * (size // 8 + 1))[:size]
+
+
+class Network:
+    """`size` members' lanes, connected; memory can be read where `readable` says so."""
+
+    def __init__(self, size: int, *, seed: int = 0, readable: bool = False, most: int = 1 << 20) -> None:
+        ranks = range(size)
+        self.lanes = [
+            Lane((peer for peer in ranks if peer != rank), readable=ranks if readable else ())
+            for rank in ranks
+        ]
+        self.memory: dict[int, memoryview] = {}
+        self._pipes: dict[tuple[int, int], deque[bytes]] = {
+            (a, b): deque() for a in ranks for b in ranks if a != b
+        }
+        self._random = random.Random(seed)  # noqa: S311  (not a secret)
+        self._most = most
+
+    def send(self, src: int, dst: int, data: bytes, channel: int = 0, tag: int = 0) -> Send:
+        """Send, from memory that the others can read if they may."""
+        view = memoryview(bytearray(data))
+        address = len(self.memory) + 1
+        self.memory[address] = view
+        return self.lanes[src].send(dst, channel, tag, view, address)
+
+    def receive(self, dst: int, src: int | None, size: int, channel: int = 0, tag: int = 0) -> Receive:
+        """Receive into a new buffer."""
+        return self.lanes[dst].receive(src, channel, tag, memoryview(bytearray(size)))
+
+    def step(self) -> bool:
+        """Write, deliver or read something somewhere; False if there is nothing left to do."""
+        choices = [(src, dst) for src, dst in self._pipes if self._can(src, dst)]
+        for rank, lane in enumerate(self.lanes):
+            for read in lane.take_reads():
+                self._read(rank, read)
+                return True
+        if not choices:
+            return False
+        src, dst = self._random.choice(choices)
+        peer = self.lanes[src].peers[dst]
+        if peer.outgoing.pending and (not self._pipes[src, dst] or self._random.random() < 0.5):
+            wire = b"".join(bytes(view) for view in peer.outgoing.views())
+            count = self._random.randint(1, min(len(wire), self._most))
+            self._pipes[src, dst].append(wire[:count])
+            peer.outgoing.wrote(count)
+        else:
+            self._deliver(src, dst)
+        return True
+
+    def settle(self) -> None:
+        """Go on until nothing is left to do."""
+        while self.step():
+            pass
+
+    def _can(self, src: int, dst: int) -> bool:
+        return bool(self._pipes[src, dst]) or self.lanes[src].peers[dst].outgoing.pending
+
+    def _deliver(self, src: int, dst: int) -> None:
+        data = self._pipes[src, dst].popleft()
+        incoming = self.lanes[dst].peers[src].incoming
+        want = incoming.want()
+        count = min(len(want), len(data), self._random.randint(1, self._most))
+        want[:count] = data[:count]
+        if data[count:]:
+            self._pipes[src, dst].appendleft(data[count:])
+        incoming.got(count)
+
+    def _read(self, rank: int, read) -> None:
+        succeeded = self._random.random() < 0.8
+        if succeeded:
+            read.view[:] = self.memory[read.address]
+        else:
+            read.view[: len(read.view) // 2] = bytes(len(read.view) // 2)  # it may have begun
+        self.lanes[rank].read(read.arrival, succeeded=succeeded)

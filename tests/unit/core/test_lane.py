@@ -1,0 +1,313 @@
+"""The lane's protocol: what a user of two connected members sees, and what a connection may not do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kits.lanekit import Network, payload
+
+from multiworld._core.lane import frames
+from multiworld._core.lane.frames import ProtocolError, pack
+from multiworld._core.lane.lane import Lane
+from multiworld._core.lane.operations import SizesDifferError
+
+SIZES = [0, 1, 4, 4064, 4065, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1, 3 * frames.CHUNK + 5]
+
+
+def over(*operations):
+    assert all(each.done and each.error is None for each in operations), operations
+
+
+@pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
+@pytest.mark.parametrize("first", ["send", "receive"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_message(size, first, readable):
+    net = Network(2, readable=readable)
+    data = payload(size, 7)
+    if first == "send":
+        sent = net.send(0, 1, data)
+        net.settle()
+        got = net.receive(1, 0, size)
+    else:
+        got = net.receive(1, 0, size)
+        net.settle()
+        sent = net.send(0, 1, data)
+    net.settle()
+    over(sent, got)
+    assert bytes(got.view) == data
+    assert got.sender == 0
+    assert net.lanes[1].take_finished() == [got]
+    assert net.lanes[1].peers[0].incoming.between_frames
+
+
+def test_an_announced_message_stays_with_its_sender_until_it_is_asked_for():
+    net = Network(2)
+    sent = net.send(0, 1, payload(1 << 20, 1))
+    net.settle()
+    assert not sent.done
+    got = net.receive(1, 0, 1 << 20)
+    net.settle()
+    over(sent, got)
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+@pytest.mark.parametrize("first", ["send", "receive"])
+@pytest.mark.parametrize("expected", [0, 3, 5, 2 << 20])
+def test_a_size_that_differs_is_told_and_the_next_message_is_whole(size, first, expected):
+    net = Network(2)
+    data = payload(size, 9)
+    if first == "send":
+        sent = net.send(0, 1, data)
+        net.settle()
+    wrong = net.receive(1, 0, expected)
+    if first == "receive":
+        sent = net.send(0, 1, data)
+    net.settle()
+    assert isinstance(wrong.error, SizesDifferError)
+    assert (wrong.error.sent, wrong.error.expected) == (size, expected)
+    assert not any(wrong.view), "not a byte is written"
+    over(sent)
+    after, got = net.send(0, 1, data), net.receive(1, 0, size)
+    net.settle()
+    over(after, got)
+    assert bytes(got.view) == data
+
+
+def test_channels_and_tags_keep_apart():
+    net = Network(2)
+    keys = [(0, 0), (1, 0), (0, 1), (2**32 - 1, 2**32 - 1)]
+    for number, (channel, tag) in enumerate(keys):
+        net.send(0, 1, payload(8, number), channel, tag)
+    got = [net.receive(1, 0, 8, channel, tag) for channel, tag in reversed(keys)]
+    net.settle()
+    assert [bytes(each.view) for each in got] == [payload(8, number) for number in (3, 2, 1, 0)]
+
+
+def test_any_source_takes_sources_in_turns():
+    net = Network(4)
+    for number in range(6):
+        for src in (1, 2, 3):
+            net.send(src, 0, payload(8, number))
+    net.settle()
+    senders = []
+    for _ in range(18):
+        got = net.receive(0, None, 8)
+        over(got)
+        senders.append(got.sender)
+    turns = [frozenset(senders[at : at + 3]) for at in range(0, 18, 3)]
+    assert turns == [frozenset((1, 2, 3))] * 6
+
+
+def test_the_receive_that_was_posted_first_gets_the_message():
+    net = Network(3)
+    whoever, named = net.receive(0, None, 8), net.receive(0, 1, 8)
+    net.send(1, 0, payload(8, 1))
+    net.send(1, 0, payload(8, 2))
+    net.settle()
+    assert [bytes(each.view) for each in (whoever, named)] == [payload(8, 1), payload(8, 2)]
+
+
+@pytest.mark.parametrize("size", [8, 1 << 20])
+@pytest.mark.parametrize("steps", range(12))
+def test_a_cancelled_receive_loses_nothing(size, steps):
+    """Wherever it is cancelled: before its message, while that comes, or too late."""
+    net = Network(2, seed=steps, most=100_000)
+    first = net.receive(1, 0, size)
+    net.send(0, 1, payload(size, 1))
+    net.send(0, 1, payload(size, 2))
+    for _ in range(steps):
+        net.step()
+    was_done, kept = first.done, bytes(first.view)
+    assert net.lanes[1].cancel(first) is not was_done
+    for _ in range(steps):
+        net.step()
+    rest = [net.receive(1, 0, size) for _ in range(2 - was_done)]
+    net.settle()
+    got = [first, *rest] if was_done else rest
+    over(*got)
+    assert [bytes(each.view) for each in got] == [payload(size, 1), payload(size, 2)]
+    assert bytes(first.view) == kept, "its buffer is the caller's again"
+
+
+def test_memory_that_is_being_read_cannot_be_taken_back():
+    net = Network(2, readable=True)
+    got = net.receive(1, 0, 1 << 20)
+    net.send(0, 1, payload(1 << 20, 1))
+    lane = net.lanes[1]
+    while not (reads := lane.take_reads()):
+        assert net.step()
+    assert not lane.cancel(got)
+    lane.read(reads[0].arrival, succeeded=False)
+    assert lane.cancel(got), "the bytes travel now"
+
+
+# -- the budget -----------------------------------------------------------------------------------------------------
+
+
+def unclaimed(net, rank=1):
+    """Bytes that this member keeps without a receive."""
+    arrivals = net.lanes[rank]._state.matching._arrivals
+    found = [one for sources in arrivals.values() for came in sources.values() for one in came]
+    return sum(frames.OVERHEAD + (one.size if one.view is not None else 0) for one in found)
+
+
+@pytest.mark.parametrize("size", [0, 100, 50_000, frames.EAGER_LIMIT, 100_000])
+def test_messages_without_a_receive_are_bounded(size, monkeypatch):
+    monkeypatch.setattr(frames, "BUDGET", 1 << 17)
+    net = Network(2)
+    count = 3 * frames.BUDGET // (size + frames.OVERHEAD) + 300
+    sends = [net.send(0, 1, payload(size, number)) for number in range(count)]
+    net.settle()
+    assert unclaimed(net) <= frames.BUDGET
+    assert not sends[-1].done
+    got = [net.receive(1, 0, size) for _ in range(count)]
+    net.settle()
+    over(*sends, *got)
+    assert all(bytes(each.view) == payload(size, number) for number, each in enumerate(got))
+
+
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize("posted", ["before", "after"])
+def test_a_message_with_a_receive_does_not_wait_for_those_without(source, posted):
+    net = Network(2)
+    if posted == "before":
+        got = net.receive(1, source, 8, tag=1)
+    for number in range(frames.BUDGET // frames.OVERHEAD + 10):
+        net.send(0, 1, b"", tag=0)
+        if posted == "before" and number == frames.BUDGET // frames.OVERHEAD + 5:
+            net.settle()  # it is asked for before it is sent
+    sent = net.send(0, 1, payload(8, 1), tag=1)
+    net.settle()
+    if posted == "after":
+        assert not sent.done
+        got = net.receive(1, source, 8, tag=1)
+        net.settle()
+    over(sent, got)
+
+
+def test_held_messages_follow_as_others_are_taken():
+    net = Network(2)
+    count = frames.BUDGET // frames.OVERHEAD
+    sends = [net.send(0, 1, b"") for _ in range(count + 2)]
+    net.settle()
+    assert [each.done for each in sends[-3:]] == [True, False, False]
+    net.receive(1, 0, 0)
+    net.settle()
+    assert [each.done for each in sends[-3:]] == [True, True, False]
+
+
+def test_a_message_is_credited_once_however_often_its_receive_is_cancelled():
+    net = Network(2, most=1000)
+    net.send(0, 1, payload(frames.EAGER_LIMIT, 1))
+    for _ in range(40):
+        got = net.receive(1, 0, frames.EAGER_LIMIT)
+        net.step()
+        assert net.lanes[1].cancel(got)
+    got = net.receive(1, 0, frames.EAGER_LIMIT)
+    net.settle()
+    over(got)
+
+
+def test_what_was_asked_for_while_messages_were_held_is_forgotten_with_them():
+    net = Network(2)
+    count = frames.BUDGET // frames.OVERHEAD + 1
+    for _ in range(count):
+        net.send(0, 1, b"")
+    net.settle()
+    net.lanes[1].cancel(net.receive(1, 0, 8, tag=1))
+    for _ in range(count):
+        net.receive(1, 0, 0)
+    net.settle()
+    sent = net.send(0, 1, payload(8, 1), tag=1)
+    net.settle()
+    over(sent)  # at once, not announced
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_fails_all_that_is_not_over():
+    net = Network(2, most=100_000)
+    done = net.receive(1, 0, 8)
+    net.send(0, 1, payload(8, 0))
+    net.settle()
+    sent = [net.send(0, 1, payload(size, 1)) for size in (8, 1 << 20)]
+    got = [net.receive(1, 0, size) for size in (8, 1 << 20, 8)]
+    for _ in range(12):
+        net.step()
+    error = ConnectionError("over")
+    for lane in net.lanes:
+        lane.fail(error)
+        lane.fail(ValueError("again"))
+    assert done.error is None
+    for each in (sent[1], got[1], got[2]):
+        assert each.done
+        assert each.error is error
+    assert net.receive(1, 0, 8).error is error
+    assert net.send(0, 1, b"x").error is error
+    assert len(net.lanes[1].take_finished()) == 5
+
+
+# -- strangers ------------------------------------------------------------------------------------------------------
+
+
+def feed(incoming, data, step=1 << 20):
+    while data:
+        want = incoming.want()
+        count = min(len(want), len(data), step)
+        want[:count] = data[:count]
+        incoming.got(count)
+        data = data[count:]
+
+
+def fed(data, step=1 << 20):
+    lane = Lane([1])
+    feed(lane.peers[1].incoming, data, step)
+    return lane
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (pack(frames.EAGER, size=frames.EAGER_LIMIT + 1), "without being asked for"),
+        (pack(frames.DATA, id=1, size=1), "not asked for"),
+        (pack(frames.DATA, id=1, size=frames.CHUNK + 1), "a part of"),
+        (pack(frames.CLEAR, id=1), "not announced"),
+        (pack(frames.DONE, id=1), "not announced"),
+        (pack(frames.CREDIT, size=1), "more than were sent"),
+        (pack(0), "kind 0"),
+        (pack(9), "kind 9"),
+    ],
+)
+def test_frames_that_cannot_be(frame, said):
+    with pytest.raises(ProtocolError, match=said):
+        fed(frame)
+
+
+@given(data=st.binary(max_size=300), step=st.integers(1, 64))
+def test_random_bytes(data, step):
+    """They are an error, or messages that are not asked for; never another exception, never much memory."""
+    try:
+        lane = fed(data, step)
+    except ProtocolError:
+        return
+    assert lane.take_finished() == []
+
+
+def test_cuts_at_every_byte():
+    net = Network(2)
+    for number, size in enumerate((0, 5, 4090)):
+        net.send(0, 1, payload(size, number))
+    wire = b"".join(bytes(view) for view in net.lanes[0].peers[1].outgoing.views())
+    for cut in range(len(wire) + 1):
+        if 200 < cut < len(wire) - 200:
+            continue
+        lane = Lane([1])
+        incoming = lane.peers[1].incoming
+        feed(incoming, wire[:cut])
+        feed(incoming, wire[cut:])
+        for number, size in enumerate((0, 5, 4090)):
+            got = lane.receive(1, 0, 0, memoryview(bytearray(size)))
+            assert got.done, cut
+            assert bytes(got.view) == payload(size, number)
