@@ -68,6 +68,18 @@ class Incoming:
         else:
             self._received(count)
 
+    def whole(self, count: int, channel: int, tag: int, size: int) -> memoryview | None:
+        """Return the payload if the `count` bytes that came are exactly one small message of that kind.
+
+        It is taken then, and `got` is not to be called. Only between frames.
+        """
+        if count != frames.HEADER.size + size:
+            return None
+        kind, of, under, _, length, _ = frames.HEADER.unpack_from(self._ahead)
+        if kind != frames.EAGER or of != channel or under != tag or length != size:
+            return None
+        return self._ahead[frames.HEADER.size : count]
+
     def _received(self, count: int) -> None:
         arrival = self._arrival
         assert arrival is not None  # noqa: S101  (payload comes)

@@ -76,6 +76,15 @@ class Lane:
                 peer.want(receive)
         return receive
 
+    def quiet(self, peer: Peer) -> bool:
+        """Whether the next message of a peer goes to the receive that is posted next for it, if they fit."""
+        return (
+            self._state.matching.empty
+            and not peer.holds
+            and peer.incoming.between_frames
+            and self.error is None
+        )
+
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back; its buffer is the caller's again. What had come goes to the next receive.
 
@@ -99,8 +108,7 @@ class Lane:
 
     def take_reads(self) -> list[MemoryRead]:
         """Return the messages to be read from their senders' memory since the last call."""
-        taken = self._state.reads[:]
-        self._state.reads.clear()
+        taken, self._state.reads = self._state.reads, []
         return taken
 
     def take_finished(self) -> list[Send | Receive]:

@@ -92,6 +92,11 @@ class Matching:
         return left
 
     @property
+    def empty(self) -> bool:
+        """Whether no receive and no message waits."""
+        return not self._receives and not self._arrivals
+
+    @property
     def arrivals(self) -> int:
         """Number of messages without a receive."""
         return sum(len(waiting) for sources in self._arrivals.values() for waiting in sources.values())

@@ -1,7 +1,7 @@
 """What one member writes to another: which frames, in which order, and how much of the budget they take.
 
-Messages keep their order. A small one is sent whole while there is credit; otherwise it is announced; where
-there is no credit even for that it is held here, and all after it. The other end knows that messages are held
+Messages keep their order. A small one is sent whole, a large one is announced; where there is no credit for
+that it is held here, and all after it. The other end knows that messages are held
 (HELD) and asks for those that its receives wait for (WANT): so a message with a receive never waits for one
 without.
 """
@@ -48,6 +48,11 @@ class Outgoing:
         """Whether there is something to write."""
         return bool(self._writing or self._urgent or self._queue)
 
+    @property
+    def low(self) -> bool:
+        """Whether so little credit is left that more of it should have come by now."""
+        return self._credit < frames.BUDGET // 2
+
     # -- from this member ------------------------------------------------------------------------------------
 
     def post(self, send: Send) -> None:
@@ -56,9 +61,36 @@ class Outgoing:
         if self._wanted and self._wanted[key]:
             self._take_want(key)
             self._announce(send)
-        elif not self._send_now(send):  # nor can it be while others are held: any message needs as much
+        elif self._held or not self._send_now(send):
             self._held.append(send)
             self._tell_held()
+
+    def at_once(self, channel: int, tag: int, size: int) -> bytes | None:
+        """Return the header of a message that may be written now, before all else, and take its credit.
+
+        None: it has to be posted. This is the short way of most messages; `half_written` takes over where not
+        all of it can be written.
+        """
+        price = size + frames.OVERHEAD
+        if (
+            size > frames.EAGER_LIMIT
+            or price > self._credit
+            or self._writing
+            or self._queue
+            or self._urgent
+            or self._held
+            or self._wanted
+        ):
+            return None
+        self._credit -= price
+        return frames.HEADER.pack(frames.EAGER, channel, tag, 0, size, 0)
+
+    def half_written(self, head: bytes, send: Send, count: int) -> None:
+        """`count` bytes of a message, of which `at_once` gave the header, are written; the rest follows."""
+        send.sent = len(send.view)
+        self._queue.append((head, send.view, send))
+        self.views()
+        self.wrote(count)
 
     def tell(self, frame: bytes) -> None:
         """Write a control frame before what is not begun yet."""
@@ -140,7 +172,9 @@ class Outgoing:
 
     def _send_now(self, send: Send) -> bool:
         size = len(send.view)
-        if size <= frames.EAGER_LIMIT and frames.cost(size) <= self._credit:
+        if size <= frames.EAGER_LIMIT:
+            if frames.cost(size) > self._credit:
+                return False
             self._credit -= frames.cost(size)
             head = frames.pack(frames.EAGER, channel=send.channel, tag=send.tag, size=size)
             send.sent = size

@@ -132,6 +132,12 @@ class Peer:
                     self.want(receive)
                 self._give_credit()
 
+    def taken(self, size: int) -> None:
+        """A receive took an eager message of that size without matching."""
+        self._owed += size + frames.OVERHEAD
+        if self._owed >= _CREDIT_FROM:
+            self._give_credit()
+
     # -- what the lane tells ---------------------------------------------------------------------------------
 
     def want(self, receive: Receive) -> None:

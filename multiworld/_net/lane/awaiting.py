@@ -1,0 +1,103 @@
+"""Awaiting an operation of a lane: the event loop looks at the connection itself, for as long as it takes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from multiworld._core.lane.operations import Send
+from multiworld._net.lane.connections import Next
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from multiworld._net.lane.endpoint import Endpoint, Operation
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """One event loop's eyes on the connections of an endpoint.
+
+    Args:
+        endpoint: see `Endpoint`.
+        loop: its thread makes all calls here.
+    """
+
+    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._endpoint = endpoint
+        self._thread = threading.get_ident()
+        self._waits: dict[int, int] = {}  # of each rank: those that need its connection
+        self._descriptors: dict[int, int] = {}
+
+    async def until_over(self, operation: Operation) -> None:
+        """Wait until an operation is over; cancelled, it goes on."""
+        over: asyncio.Future[None] = self.loop.create_future()
+
+        def tell() -> None:
+            if threading.get_ident() == self._thread:
+                _settle(over)
+            else:
+                self.loop.call_soon_threadsafe(_settle, over)
+
+        if not self._endpoint.when_over(operation, tell):
+            return
+        rank = operation.peer if isinstance(operation, Send) else operation.source
+        ranks = self._look(rank)
+        try:
+            await over
+        finally:
+            self._endpoint.forget(operation)
+            self._look_away(ranks)
+
+    def _look(self, rank: int | None) -> list[int]:
+        if not self._waits:
+            self._endpoint.watch(self, self._blocked)
+        held = self._endpoint.hold(rank)
+        for each, descriptor, awaits in held:
+            self._waits[each] = self._waits.get(each, 0) + 1
+            if self._waits[each] == 1:
+                self._descriptors[each] = descriptor
+                self.loop.add_reader(descriptor, self._ready, each)
+                if awaits is Next.WRITE:
+                    self.loop.add_writer(descriptor, self._ready, each)
+        return [each for each, _, _ in held]
+
+    def _look_away(self, ranks: list[int]) -> None:
+        for each in ranks:
+            self._waits[each] -= 1
+            if not self._waits[each]:
+                del self._waits[each]
+                self._ignore(each)
+            self._endpoint.let_go(each)
+        if not self._waits:
+            self._endpoint.unwatch(self)
+
+    def _ignore(self, rank: int) -> None:
+        descriptor = self._descriptors.pop(rank, None)
+        if descriptor is not None:
+            self.loop.remove_reader(descriptor)
+            self.loop.remove_writer(descriptor)
+
+    def _ready(self, rank: int) -> None:
+        self._adapt(rank, self._endpoint.ready(rank))
+
+    def _adapt(self, rank: int, after: Next) -> None:
+        descriptor = self._descriptors.get(rank)
+        if descriptor is None:
+            return
+        if after is Next.WRITE:
+            self.loop.add_writer(descriptor, self._ready, rank)
+        elif after is Next.READ:
+            self.loop.remove_writer(descriptor)
+        else:
+            self._ignore(rank)
+
+    def _blocked(self, rank: int) -> None:
+        self.loop.call_soon_threadsafe(self._adapt, rank, Next.WRITE)
+
+
+def _settle(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)

@@ -1,0 +1,184 @@
+"""The connections of a lane's endpoint: reading and writing them, without waiting.
+
+Every call is made under the endpoint's lock. The protocol (`multiworld._core.lane`) says what is read where,
+and what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import select
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from multiworld._core.lane.lane import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["NOW", "Connections", "Next"]
+
+NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+"""Flags of every read and write."""
+
+_TURN = 4 << 20  # bytes read of one connection before others have their turn
+_ENDED = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+class Next(enum.Enum):
+    """What a connection waits for."""
+
+    READ = "read"
+    WRITE = "write"
+    """And to be read."""
+    NOTHING = "nothing"
+    """It has ended."""
+
+
+class Connections:
+    """See the module.
+
+    Args:
+        sockets: connected stream sockets by rank; they belong to this from now on.
+        readers: of the members whose memory can be read: ``read(address, view)`` says whether it was.
+        lost: told of a connection that ended, with its rank and why.
+
+    Attributes:
+        lane: the protocol.
+        poll: knows what each connection waits for.
+        sockets: those that have not ended.
+        blocked: ranks whose connections are to be written when that is possible.
+        on_blocked: each is called with a rank that becomes `blocked`.
+    """
+
+    def __init__(
+        self,
+        sockets: Mapping[int, socket.socket],
+        readers: Mapping[int, Callable[[int, memoryview], bool]],
+        lost: Callable[[int, Exception], None] | None,
+    ) -> None:
+        self.lane = Lane(sockets, readable=readers)
+        self.poll = select.poll()
+        self.sockets = dict(sockets)
+        self.ranks = {each.fileno(): rank for rank, each in sockets.items()}
+        self.blocked: set[int] = set()
+        self.on_blocked: dict[object, Callable[[int], None]] = {}
+        self._readers = readers
+        self._lost = lost
+        self._held: Counter[int] = Counter()
+        self._ended: dict[int, socket.socket] = {}  # of those that are held
+        for each in sockets.values():
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.poll.register(each, select.POLLIN)
+
+    def go_on(self, rank: int, events: int) -> None:
+        """Read and write a connection as far as it goes; `events`: what `poll` said."""
+        if events & (select.POLLIN | _ENDED):
+            self.read(rank)
+        if events & select.POLLOUT:
+            self.write(rank)
+
+    def read(self, rank: int) -> None:
+        """Read what has come, and write what that asks for."""
+        connection, incoming = self.sockets[rank], self.lane.peers[rank].incoming
+        left = _TURN
+        try:
+            while left > 0:
+                want = incoming.want()
+                count = connection.recv_into(want, 0, NOW)
+                if not count:
+                    self._end(rank, ConnectionResetError("the connection was closed by its other end"))
+                    return
+                incoming.got(count)
+                left = left - count if count == len(want) else 0
+        except BlockingIOError:
+            left = 0  # that was all
+        except OSError as error:  # a ProtocolError is one
+            self._end(rank, error)
+            return
+        self.read_memory()
+        if self.lane.peers[rank].outgoing.pending:
+            self.write(rank)
+
+    def write(self, rank: int) -> None:
+        """Write what is to be written, as far as it goes."""
+        connection, outgoing = self.sockets.get(rank), self.lane.peers[rank].outgoing
+        if connection is None:
+            return
+        try:
+            while outgoing.pending:
+                outgoing.wrote(connection.sendmsg(outgoing.views(), (), NOW))
+        except BlockingIOError:
+            if rank not in self.blocked:
+                self.blocked.add(rank)
+                self.poll.modify(connection, select.POLLIN | select.POLLOUT)
+                for call in self.on_blocked.values():
+                    call(rank)
+        except OSError as error:
+            self._end(rank, error)
+        else:
+            if rank in self.blocked:
+                self.blocked.discard(rank)
+                self.poll.modify(connection, select.POLLIN)
+
+    def write_all(self) -> None:
+        """Write to all members for whom there is something."""
+        for rank, peer in self.lane.peers.items():
+            if peer.outgoing.pending:
+                self.write(rank)
+
+    def read_memory(self) -> None:
+        """Read the messages that are to be read from their senders' memory."""
+        for read in self.lane.take_reads():
+            rank = read.arrival.peer
+            self.lane.read(read.arrival, succeeded=self._readers[rank](read.address, read.view))
+            self.write(rank)
+
+    def next(self, rank: int) -> Next:
+        """Return what a connection waits for."""
+        if rank not in self.sockets:
+            return Next.NOTHING
+        return Next.WRITE if rank in self.blocked else Next.READ
+
+    def hold(self, rank: int | None) -> list[tuple[int, int]]:
+        """Keep the descriptor of the connection to `rank` (None: of all) until `let_go`, also if it ends.
+
+        Returns:
+            Rank and descriptor of each that has not ended.
+        """
+        ranks = [each for each in self.sockets if rank in (None, each)]
+        self._held.update(ranks)
+        return [(each, self.sockets[each].fileno()) for each in ranks]
+
+    def let_go(self, rank: int) -> None:
+        """Take one `hold` of a rank back."""
+        self._held[rank] -= 1
+        if not self._held[rank]:
+            del self._held[rank]
+            if (ended := self._ended.pop(rank, None)) is not None:
+                ended.close()
+
+    def close_all(self) -> None:
+        """Close all connections."""
+        for rank in list(self.sockets):
+            self._close(rank)
+
+    def _end(self, rank: int, error: Exception) -> None:
+        self._close(rank)
+        if self.lane.error is None and self._lost is not None:
+            self._lost(rank, error)
+
+    def _close(self, rank: int) -> None:
+        connection = self.sockets.pop(rank)
+        del self.ranks[connection.fileno()]
+        self.blocked.discard(rank)
+        self.poll.unregister(connection)
+        if self._held[rank]:
+            with contextlib.suppress(OSError):  # its other end was first
+                connection.shutdown(socket.SHUT_RDWR)  # which those that hold it see
+            self._ended[rank] = connection
+        else:
+            connection.close()

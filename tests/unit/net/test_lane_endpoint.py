@@ -1,0 +1,565 @@
+"""Endpoints of a lane over real sockets: who reads and writes, and that whoever waits hears of the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from kits.lanekit import payload
+
+from multiworld._core.lane import frames
+from multiworld._core.lane.frames import pack
+from multiworld._core.lane.operations import SizesDifferError
+from multiworld._net.lane.awaiting import Watch
+from multiworld._net.lane.background import LOOK_EVERY, Background
+from multiworld._net.lane.endpoint import Endpoint
+
+PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+SIZES = [0, 4, 4000, 4001, 65536, 65537, 1 << 20, 20 << 20]
+
+
+def soon():
+    return time.monotonic() + PATIENCE
+
+
+def mesh(size):
+    """Endpoints of `size` members, connected; a connection takes far less than a message of 64 KB."""
+    pairs = {(a, b): socket.socketpair() for a in range(size) for b in range(a)}
+    for each in itertools.chain(*pairs.values()):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connections = [{} for _ in range(size)]
+    for (a, b), (one, other) in pairs.items():
+        connections[a][b], connections[b][a] = one, other
+    return [Endpoint(each) for each in connections]
+
+
+@pytest.fixture
+def members():
+    """Connects so many."""
+    made = []
+
+    def connect(size):
+        made.extend(ends := mesh(size))
+        return ends
+
+    yield connect
+    for each in made:
+        each.fail(ConnectionError("the test is over"))
+
+
+@pytest.fixture
+def pair(members):
+    return members(2)
+
+
+def until(condition):
+    deadline = soon()
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_EVERY)
+
+
+def buffer(size):
+    return memoryview(bytearray(size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("first", ["send", "receive"])
+def test_a_message(pair, size, first):
+    data, got = payload(size, 5), buffer(size)
+    with ThreadPoolExecutor(1) as other:
+        if first == "send":
+            done = other.submit(pair[0].send, 1, 0, 0, memoryview(data), soon())
+            time.sleep(0.02)
+            assert pair[1].receive(0, 0, 0, got, soon()) == 0
+        else:
+            done = other.submit(pair[1].receive, 0, 0, 0, got, soon())
+            time.sleep(0.02)
+            pair[0].send(1, 0, 0, memoryview(data), soon())
+        done.result(PATIENCE)
+    assert bytes(got) == data
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_both_send_first(pair, size):
+    def exchange(rank):
+        got = buffer(size)
+        send = pair[rank].post_send(1 - rank, 0, 0, memoryview(payload(size, rank)))
+        pair[rank].receive(1 - rank, 0, 0, got, soon())
+        pair[rank].wait(send, soon())
+        return bytes(got)
+
+    with ThreadPoolExecutor(2) as both:
+        assert list(both.map(exchange, (0, 1), timeout=PATIENCE)) == [payload(size, 1), payload(size, 0)]
+
+
+def test_many_messages_in_order_through_a_full_connection(pair):
+    count = 20_000
+
+    def sends():
+        for number in range(count):
+            pair[0].send(1, 0, 0, memoryview(number.to_bytes(8, "little")), soon())
+
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(sends)
+        got = buffer(8)
+        for number in range(count):
+            pair[1].receive(0, 0, 0, got, soon())
+            assert int.from_bytes(got, "little") == number
+        done.result(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [8, 100_000])
+def test_threads_that_wait_are_served_by_the_one_that_leads(pair, size):
+    """Eight threads a side, each with a tag of its own, in both directions."""
+
+    def talk(tag):
+        got = buffer(size)
+        for number in range(100):
+            data = payload(size, 1000 * tag + number)
+            if tag % 2:
+                pair[1].send(0, 0, tag, memoryview(data), soon())
+                pair[1].receive(0, 0, tag, got, soon())
+            else:
+                pair[1].receive(0, 0, tag, got, soon())
+                pair[1].send(0, 0, tag, memoryview(data), soon())
+            assert bytes(got) == data
+
+    def answers(tag):
+        got = buffer(size)
+        for number in range(100):
+            data = payload(size, 1000 * tag + number)
+            if tag % 2:
+                pair[0].receive(1, 0, tag, got, soon())
+                pair[0].send(1, 0, tag, memoryview(data), soon())
+            else:
+                pair[0].send(1, 0, tag, memoryview(data), soon())
+                pair[0].receive(1, 0, tag, got, soon())
+
+    with ThreadPoolExecutor(16) as threads:
+        running = [threads.submit(each, tag) for tag in range(8) for each in (talk, answers)]
+        for each in running:
+            each.result(PATIENCE)
+
+
+def test_any_source(members):
+    ends = members(4)
+    with ThreadPoolExecutor(3) as others:
+        done = [
+            others.submit(ends[rank].send, 0, 0, 0, memoryview(bytes([rank])), soon()) for rank in (1, 2, 3)
+        ]
+        got, senders = buffer(1), []
+        for _ in range(3):
+            senders.append(ends[0].receive(None, 0, 0, got, soon()))
+            assert got[0] == senders[-1]
+        assert sorted(senders) == [1, 2, 3]
+        for each in done:
+            each.result(PATIENCE)
+
+
+@pytest.mark.parametrize("sizes", [(4, 5), (5, 4), (0, 4), (1 << 20, 4), (4, 1 << 20)])
+def test_sizes_that_differ(pair, sizes):
+    sent, expected = sizes
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(pair[0].send, 1, 0, 0, memoryview(payload(sent, 1)), soon())
+        got = buffer(expected)
+        with pytest.raises(SizesDifferError, match=f"{sent} bytes was sent, and {expected} are"):
+            pair[1].receive(0, 0, 0, got, soon())
+        assert not any(got)
+        done.result(PATIENCE)
+        after = other.submit(pair[0].send, 1, 0, 0, memoryview(b"next"), soon())
+        pair[1].receive(0, 0, 0, got := buffer(4), soon())
+        assert bytes(got) == b"next"
+        after.result(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_a_deadline(pair, size):
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair[1].receive(0, 0, 0, buffer(size), began + 0.1)
+    assert 0.1 <= time.monotonic() - began < PATIENCE
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(pair[0].send, 1, 0, 0, memoryview(payload(size, 3)), soon())
+        pair[1].receive(0, 0, 0, got := buffer(size), soon())
+        done.result(PATIENCE)
+    assert bytes(got) == payload(size, 3), "the receive that ran out of time did not take it"
+
+
+@pytest.mark.parametrize("size", [4, 4096, 1 << 20, 64 << 20])
+@pytest.mark.parametrize("what", ["send", "receive"])
+def test_the_end_is_heard_by_those_that_wait(pair, size, what):
+    """One of them leads, the others follow; also in the middle of a message."""
+    errors = []
+
+    def waits(tag):
+        try:
+            if what == "send":
+                for _ in range(10_000):
+                    pair[0].send(1, 0, tag, memoryview(bytes(size)), soon())
+            else:
+                pair[0].receive(1, 0, tag, buffer(size), soon())
+        except ConnectionError as error:
+            errors.append((str(error), time.monotonic()))
+
+    threads = [threading.Thread(target=waits, args=(tag,), daemon=True) for tag in range(3)]
+    for each in threads:
+        each.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    pair[0].fail(ConnectionError("the world broke"))
+    for each in threads:
+        each.join(PATIENCE)
+    assert [said for said, _ in errors] == ["the world broke"] * 3
+    assert max(at for _, at in errors) - began < 5
+
+
+def test_the_end_in_the_middle_of_a_message(pair):
+    """What came stays; nothing is written any more."""
+    got = buffer(64 << 20)
+    errors = []
+
+    def waits():
+        try:
+            pair[1].receive(0, 0, 0, got, soon())
+        except ConnectionError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=waits, daemon=True)
+    thread.start()
+    send = pair[0].post_send(1, 0, 0, memoryview(payload(64 << 20, 1)))
+    while not got[1 << 20]:
+        with contextlib.suppress(TimeoutError):
+            pair[0].wait(send, time.monotonic() + 0.001)
+    assert not send.done
+    pair[1].fail(ConnectionError("the world broke"))
+    thread.join(PATIENCE)
+    assert errors == ["the world broke"]
+    had = bytes(got[-8:])
+    with pytest.raises(TimeoutError):
+        pair[0].wait(send, time.monotonic() + 0.1)
+    assert bytes(got[-8:]) == had == bytes(8)
+
+
+def led(end, call):
+    """Run `call` in a thread, which then leads; returns the thread, and how often it has looked."""
+    looks = []
+    look = end._look
+
+    def counted(deadline):
+        looks.append(None)
+        return look(deadline)
+
+    end._look = counted
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    until(lambda: looks)
+    time.sleep(0.02)
+    return thread, looks
+
+
+@pytest.mark.parametrize("size", [8, 5000], ids=["short way", "posted"])
+def test_the_leader_hears_of_what_another_reads(pair, size):
+    """An event loop may be quicker to the bytes than a thread that waits for them."""
+    thread, _ = led(pair[1], lambda: pair[1].receive(0, 0, 0, buffer(size), soon()))
+    with pair[1]._lock:
+        incoming = pair[1]._core.peers[0].incoming
+        for part in (pack(frames.EAGER, size=size), bytes(size)):
+            at = 0
+            while at < len(part):
+                want = incoming.want()
+                count = min(len(want), len(part) - at)
+                want[:count] = part[at : at + count]
+                incoming.got(count)
+                at += count
+        pair[1]._go_on(0, select.POLLIN)
+    thread.join(PATIENCE / 3)
+    assert not thread.is_alive()
+
+
+def test_the_leader_writes_what_others_posted_and_then_sleeps(pair):
+    thread, looks = led(pair[0], lambda: pair[0].receive(1, 0, 0, buffer(8), soon()))
+    send = pair[0].post_send(1, 0, 0, memoryview(payload(65536, 1)))
+    assert not send.done
+    pair[1].receive(0, 0, 0, got := buffer(65536), soon())
+    assert bytes(got) == payload(65536, 1)
+    until(lambda: send.done)
+    time.sleep(0.05)
+    before = len(looks)
+    time.sleep(0.1)
+    assert len(looks) <= before + 1
+    pair[1].send(0, 0, 0, memoryview(bytes(8)), soon())
+    thread.join(PATIENCE)
+
+
+def test_one_that_only_sends_learns_of_credit(pair):
+    got = buffer(8)
+    for number in range(3 * frames.BUDGET // frames.OVERHEAD):
+        assert pair[0].post_send(1, 0, 0, memoryview(number.to_bytes(8, "little"))).done
+        pair[1].receive(0, 0, 0, got, soon())
+        assert int.from_bytes(got, "little") == number
+
+
+def test_a_connection_that_ends_is_told_once():
+    lost = []
+    one, other = socket.socketpair()
+    end = Endpoint({1: one}, lost=lambda rank, error: lost.append((rank, str(error))))
+    other.close()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            end.receive(1, 0, 0, buffer(4), time.monotonic() + 0.05)
+    assert lost == [(1, "the connection was closed by its other end")]
+
+
+def test_ctrl_c(tmp_path):
+    """In a process of its own: the call is left at once, and the endpoint works afterwards."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import signal, socket, time, threading\n"
+        "from multiworld._net.lane.endpoint import Endpoint\n"
+        "one, other = socket.socketpair()\n"
+        "mine, theirs = Endpoint({1: one}), Endpoint({0: other})\n"
+        "for size in (4, 1 << 20):\n"
+        "    print('waits', flush=True)\n"
+        "    try:\n"
+        "        mine.receive(1, 0, 0, memoryview(bytearray(size)), time.monotonic() + 60)\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+        "    threading.Thread(target=theirs.send, args=(0, 0, 0, bytes(size), time.monotonic() + 9)).start()\n"
+        "    mine.receive(1, 0, 0, memoryview(bytearray(size)), time.monotonic() + 60)\n"
+        "    print('works', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(2):
+            assert process.stdout.readline() == "waits\n"
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "works\n"
+        assert process.wait(PATIENCE) == 0
+
+
+# -- awaited ----------------------------------------------------------------------------------------------------------
+
+
+def loops():
+    try:
+        import uvloop
+    except ImportError:
+        return [pytest.param(asyncio.new_event_loop, id="asyncio")]
+    return [
+        pytest.param(asyncio.new_event_loop, id="asyncio"),
+        pytest.param(uvloop.new_event_loop, id="uvloop"),
+    ]
+
+
+@pytest.fixture(params=loops())
+def run(request):
+    loop = request.param()
+    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, PATIENCE))
+    loop.close()
+
+
+async def send(watch, end, peer, data, tag=0):
+    operation = end.post_send(peer, 0, tag, memoryview(data))
+    await watch.until_over(operation)
+    assert operation.error is None
+
+
+async def receive(watch, end, source, size, tag=0):
+    operation = end.post_receive(source, 0, tag, got := buffer(size))
+    await watch.until_over(operation)
+    if operation.error is not None:
+        raise operation.error
+    return bytes(got)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_awaited_messages(pair, run, size):
+    async def talk():
+        mine, theirs = (Watch(each, asyncio.get_running_loop()) for each in pair)
+        for number in range(3):
+            data = payload(size, number)
+            _, got = await asyncio.gather(send(mine, pair[0], 1, data), receive(theirs, pair[1], 0, size))
+            assert got == data
+
+    run(talk())
+
+
+def test_many_awaited_at_once(pair, run):
+    async def talk():
+        mine, theirs = (Watch(each, asyncio.get_running_loop()) for each in pair)
+        tags = range(50)
+        got = await asyncio.gather(
+            *(receive(theirs, pair[1], 0, 100_000, tag) for tag in tags),
+            *(send(mine, pair[0], 1, payload(100_000, tag), tag) for tag in tags),
+        )
+        assert got[:50] == [payload(100_000, tag) for tag in tags]
+
+    run(talk())
+    assert not pair[0]._net._held
+    assert list(pair[0]._net.on_blocked) == [pair[0]]
+
+
+def test_awaited_beside_a_thread_that_leads(pair, run):
+    async def talk():
+        watch = Watch(pair[1], asyncio.get_running_loop())
+        with ThreadPoolExecutor(1) as thread:
+            blocked = thread.submit(pair[1].receive, 0, 0, 1, buffer(8), soon())
+            waits = asyncio.ensure_future(receive(watch, pair[1], 0, 1 << 20))
+            await asyncio.sleep(0.05)
+            threading.Thread(
+                target=pair[0].send, args=(1, 0, 0, memoryview(payload(1 << 20, 1)), soon()), daemon=True
+            ).start()
+            assert await waits == payload(1 << 20, 1)
+            pair[0].send(1, 0, 1, memoryview(bytes(8)), soon())
+            await asyncio.wrap_future(blocked)
+
+    run(talk())
+
+
+def test_awaiting_what_the_connection_could_not_take(pair, run):
+    async def talk():
+        mine, theirs = (Watch(each, asyncio.get_running_loop()) for each in pair)
+        data = payload(frames.EAGER_LIMIT, 1)
+        sends = [pair[0].post_send(1, 0, 0, memoryview(data)) for _ in range(2)]
+        assert pair[0]._net.blocked
+        waits = asyncio.gather(*(mine.until_over(each) for each in sends))
+        got = [await receive(theirs, pair[1], 0, len(data)) for _ in sends]
+        await waits
+        assert got == [data] * 2
+
+    run(talk())
+
+
+def test_a_loop_writes_what_others_posted_and_then_sleeps(pair, run):
+    async def talk():
+        watch = Watch(pair[0], asyncio.get_running_loop())
+        looks, ready = [], watch._ready
+        watch._ready = lambda rank: (looks.append(None), ready(rank))
+        waits = asyncio.ensure_future(receive(watch, pair[0], 1, 8))
+        await asyncio.sleep(0.02)
+        with ThreadPoolExecutor(2) as threads:
+            posted = threads.submit(pair[0].post_send, 1, 0, 0, memoryview(payload(65536, 1)))
+            assert not posted.result().done
+            got = buffer(65536)
+            await asyncio.wrap_future(threads.submit(pair[1].receive, 0, 0, 0, got, soon()))
+            assert bytes(got) == payload(65536, 1)
+            await asyncio.sleep(0.05)
+            assert posted.result().done
+        before = len(looks)
+        await asyncio.sleep(0.1)
+        assert len(looks) <= before + 1
+        pair[1].send(0, 0, 0, memoryview(bytes(8)), soon())
+        await waits
+
+    run(talk())
+
+
+def test_the_end_is_heard_by_a_loop(pair, run):
+    async def talk():
+        watch = Watch(pair[1], asyncio.get_running_loop())
+        waits = asyncio.ensure_future(receive(watch, pair[1], 0, 8))
+        await asyncio.sleep(0.02)
+        threading.Thread(target=pair[1].fail, args=(ConnectionError("the world broke"),)).start()
+        with pytest.raises(ConnectionError, match="the world broke"):
+            await waits
+
+    run(talk())
+
+
+def test_a_cancelled_receive_loses_nothing(pair, run):
+    async def talk():
+        watch = Watch(pair[1], asyncio.get_running_loop())
+        operation = pair[1].post_receive(0, 0, 0, buffer(8))
+        waits = asyncio.ensure_future(watch.until_over(operation))
+        await asyncio.sleep(0.02)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert pair[1].cancel(operation)
+        pair[0].send(1, 0, 0, memoryview(payload(8, 4)), soon())
+        assert await receive(watch, pair[1], 0, 8) == payload(8, 4)
+
+    run(talk())
+
+
+def test_descriptors_come_back(run):
+    def once():
+        ends = mesh(2)
+
+        async def talk():
+            watch = Watch(ends[1], asyncio.get_running_loop())
+            waits = asyncio.ensure_future(receive(watch, ends[1], 0, 8))
+            await asyncio.sleep(0)
+            for each in ends:
+                each.fail(ConnectionError("over"))
+            with pytest.raises(ConnectionError):
+                await waits
+
+        run(talk())
+
+    once()
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        once()
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+# -- posted -----------------------------------------------------------------------------------------------------------
+
+
+def test_posted_operations_get_on_by_themselves(pair):
+    background = Background()
+    sends, receives = [], []
+    for number in range(3):
+        sends.append(pair[0].post_send(1, 0, number, memoryview(payload(3 << 20, number))))
+        background.take_on(pair[0], sends[-1])
+    time.sleep(0.1)
+    assert not any(each.done for each in sends)
+    for number in range(3):
+        receives.append(pair[1].post_receive(0, 0, number, buffer(3 << 20)))
+        background.take_on(pair[1], receives[-1])
+    until(lambda: all(each.done for each in (*sends, *receives)))
+    assert [bytes(each.view) for each in receives] == [payload(3 << 20, number) for number in range(3)]
+    until(lambda: background._asleep)
+    again = pair[1].post_receive(0, 0, 0, buffer(8))
+    background.take_on(pair[1], again)
+    pair[0].send(1, 0, 0, memoryview(payload(8, 9)), soon())
+    until(lambda: again.done)
+
+
+def test_the_thread_stays_awake_while_operations_are_posted(pair):
+    background = Background()
+    over = pair[0].post_send(1, 0, 0, memoryview(b"x"))
+    for _ in range(40):
+        background.take_on(pair[0], over)
+        time.sleep(LOOK_EVERY)
+        assert not background._asleep
+    until(lambda: background._asleep)
+
+
+def test_a_posted_operation_can_be_waited_for(pair):
+    background = Background()
+    posted = pair[1].post_receive(0, 0, 0, buffer(8))
+    background.take_on(pair[1], posted)
+    time.sleep(10 * LOOK_EVERY)
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(pair[1].wait, posted, soon())
+        time.sleep(0.02)
+        pair[0].send(1, 0, 0, memoryview(payload(8, 1)), soon())
+        waits.result(PATIENCE)
+    until(lambda: not background._tasks)
