@@ -1,0 +1,1 @@
+"""The lane's connections, and who reads and writes them (`multiworld._core.lane` is the protocol)."""
