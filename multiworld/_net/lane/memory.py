@@ -1,0 +1,173 @@
+"""Reading a message from the memory of a member on this host (Linux: process_vm_readv).
+
+Whether that is possible is proved for each connection, because no configuration tells it: another host or
+container may have a process of the same pid, and the kernel may refuse. It refuses processes of other users;
+under Yama (ptrace_scope 1, many distributions' default) all processes that are not descendants of the reader;
+and containers may filter the call. A process could exempt itself from Yama with PR_SET_PTRACER, for every
+process of its user: a library does not weaken its process so. Wherever the proof fails the bytes travel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import select
+import struct
+from typing import TYPE_CHECKING
+
+from multiworld._net import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ANSWER_SIZE", "OFFER_SIZE", "MemoryReader", "Proof"]
+
+_log = logging.getLogger(__name__)
+
+_PIECE = 16 << 20  # bytes of one system call, about a millisecond: signals are handled between two
+_SECRET_SIZE = 16
+_OFFER = struct.Struct("<iQI")  # pid, address, length
+_UNREAD = bytes(hashlib.sha256().digest_size)
+
+OFFER_SIZE = _OFFER.size
+"""Bytes of `Proof.offer`."""
+
+ANSWER_SIZE = len(_UNREAD)
+"""Bytes of `Proof.answer`."""
+
+
+class _Range(ctypes.Structure):
+    """The kernel's struct iovec."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _system_call() -> Callable[..., int] | None:
+    """Return process_vm_readv; None where the C library has none. ctypes calls it without the GIL."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if function is not None:
+        ranges = [ctypes.POINTER(_Range), ctypes.c_ulong]
+        function.argtypes = [ctypes.c_int, *ranges, *ranges, ctypes.c_ulong]
+        function.restype = ctypes.c_ssize_t
+    return function
+
+
+_readv = _system_call()
+
+
+def _never() -> bool:
+    return False
+
+
+class MemoryReader:
+    """Reads the memory of one process, and of no other that gets its pid later.
+
+    Args:
+        pid: of the process, which is identified now: by a pidfd, or by its start time without pidfds.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pidfd: int | None = None
+        self._started: int | None = None
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            self._started = procfs.start_time(pid)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the pidfd: nothing can be read any more. Not while another thread reads."""
+        self._started = None
+        if self._pidfd is not None:
+            pidfd, self._pidfd = self._pidfd, None
+            os.close(pidfd)
+
+    def read(self, address: int, view: memoryview, stop: Callable[[], bool] = _never) -> bool:
+        """Fill `view` from that process's memory; returns whether all of it was read.
+
+        Args:
+            address: where the bytes lie there.
+            view: writable and contiguous. What it holds is undefined if they were not read.
+            stop: called before each 16 MiB; True ends the read.
+        """
+        size = view.nbytes
+        if not size:
+            return True
+        if _readv is None or not self._lives():
+            return False
+        target = ctypes.c_char.from_buffer(view)
+        start, done = ctypes.addressof(target), 0
+        while done < size:
+            if stop():
+                return False
+            piece = min(size - done, _PIECE)
+            here, there = _Range(start + done, piece), _Range(address + done, piece)
+            # Fewer bytes than a piece are read where the rest is not mapped: the next call then fails.
+            count = _readv(self._pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+            if count <= 0:
+                reason = os.strerror(ctypes.get_errno())
+                _log.debug("the memory of process %d cannot be read: %s", self._pid, reason)
+                return False
+            done += count
+        # If the process ended meanwhile, its pid may have been another's for a part of the bytes.
+        return self._lives()
+
+    def _lives(self) -> bool:
+        if self._pidfd is None:
+            return self._started is not None and procfs.start_time(self._pid) == self._started
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)  # readable once the process has ended
+        return not poll.poll(0)
+
+
+class Proof:
+    """Finds out whether the two ends of a connection can read each other's memory; each end has one.
+
+    Each sends `offer`, then the `answer` to the other's, then whether it `accepts` the answer to its own.
+    An end that was accepted may use its `reader`.
+
+    An offer names 16 random bytes in this process, which do not travel: only a process that can read them
+    knows them. The answer is a digest of them and of the offer. The bytes themselves would give a peer 16
+    bytes of any process that this one may read, at addresses of its choice.
+
+    Attributes:
+        reader: of the process whose offer was answered; None if its bytes could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.reader: MemoryReader | None = None
+        # New for each connection: a process that was forked before has no copy of it.
+        self._secret = ctypes.create_string_buffer(secrets.token_bytes(_SECRET_SIZE), _SECRET_SIZE)
+
+    def offer(self) -> bytes:
+        """Return where the secret lies; it stays there while this proof exists."""
+        return _OFFER.pack(os.getpid(), ctypes.addressof(self._secret), _SECRET_SIZE)
+
+    def answer(self, offer: bytes) -> bytes:
+        """Return the digest of the secret that an offer names; zeros if it cannot be read, or is no offer."""
+        self.reader = None
+        if len(offer) != OFFER_SIZE:
+            return _UNREAD
+        pid, address, size = _OFFER.unpack(offer)
+        if size != _SECRET_SIZE:
+            return _UNREAD
+        reader, secret = MemoryReader(pid), bytearray(size)
+        if not reader.read(address, memoryview(secret)):
+            return _UNREAD
+        self.reader = reader
+        return _digest(offer, secret)
+
+    def accepts(self, answer: bytes) -> bool:
+        """Whether an answer to this end's offer shows that the other end has read the secret."""
+        return hmac.compare_digest(answer, _digest(self.offer(), self._secret.raw))
+
+
+def _digest(offer: bytes, secret: bytes | bytearray) -> bytes:
+    return hashlib.sha256(offer + secret).digest()
