@@ -28,6 +28,7 @@ class Network:
             Lane((peer for peer in ranks if peer != rank), readable=ranks if readable else ())
             for rank in ranks
         ]
+        self._readable = readable
         self.memory: dict[int, memoryview] = {}
         self._pipes: dict[tuple[int, int], deque[bytes]] = {
             (a, b): deque() for a in ranks for b in ranks if a != b
@@ -40,7 +41,7 @@ class Network:
         view = memoryview(bytearray(data))
         address = len(self.memory) + 1
         self.memory[address] = view
-        return self.lanes[src].send(dst, channel, tag, view, address)
+        return self.lanes[src].send(dst, channel, tag, view, address if self._readable else 0)
 
     def receive(self, dst: int, src: int | None, size: int, channel: int = 0, tag: int = 0) -> Receive:
         """Receive into a new buffer."""

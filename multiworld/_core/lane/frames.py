@@ -31,6 +31,7 @@ __all__ = [
     "HEADER",
     "HELD",
     "OVERHEAD",
+    "READ_FROM",
     "WANT",
     "ProtocolError",
     "cost",
@@ -42,10 +43,14 @@ EAGER, ANNOUNCE, CLEAR, DATA, DONE, CREDIT, HELD, WANT = range(1, 9)
 HEADER = struct.Struct("<BxxxIIIQQ")
 """kind, channel, tag, id, size, address: 32 bytes, little-endian."""
 
-EAGER_LIMIT = 64 << 10
-"""Bytes of a message that is sent before a receive is known for it. Larger ones are announced."""
+EAGER_LIMIT = 256 << 10
+"""Bytes of a message that is sent before a receive is known for it. Larger ones are announced: that costs a
+round trip, which the copy of so many bytes outweighs."""
 
-BUDGET = 1 << 20
+READ_FROM = 64 << 10
+"""Bytes from which on a message is announced that can be read from memory: as soon as that is no slower."""
+
+BUDGET = 4 << 20
 """Bytes of messages without a receive that one member keeps for another. Far more than one message's cost, so
 that a receiver's credits reach the sender before it has to stop."""
 

@@ -172,7 +172,7 @@ class Outgoing:
 
     def _send_now(self, send: Send) -> bool:
         size = len(send.view)
-        if size <= frames.EAGER_LIMIT:
+        if size <= (frames.READ_FROM if send.address else frames.EAGER_LIMIT):
             if frames.cost(size) > self._credit:
                 return False
             self._credit -= frames.cost(size)

@@ -12,7 +12,10 @@ from multiworld._core.lane.frames import ProtocolError, pack
 from multiworld._core.lane.lane import Lane
 from multiworld._core.lane.operations import SizesDifferError
 
-SIZES = [0, 1, 4, 4064, 4065, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1, 3 * frames.CHUNK + 5]
+SIZES = [
+    0, 1, 4, 4064, 4065, frames.READ_FROM, frames.READ_FROM + 1, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1,
+    3 * frames.CHUNK + 5,
+]  # fmt: skip
 
 
 def over(*operations):
@@ -152,11 +155,12 @@ def unclaimed(net, rank=1):
     return sum(frames.OVERHEAD + (one.size if one.view is not None else 0) for one in found)
 
 
-@pytest.mark.parametrize("size", [0, 100, 50_000, frames.EAGER_LIMIT, 100_000])
+@pytest.mark.parametrize("size", [0, 100, 50_000, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1])
 def test_messages_without_a_receive_are_bounded(size, monkeypatch):
-    monkeypatch.setattr(frames, "BUDGET", 1 << 17)
+    monkeypatch.setattr(frames, "BUDGET", 1 << 19 if size <= frames.EAGER_LIMIT else 1 << 16)
     net = Network(2)
-    count = 3 * frames.BUDGET // (size + frames.OVERHEAD) + 300
+    each = frames.cost(size) if size <= frames.EAGER_LIMIT else frames.OVERHEAD
+    count = 3 * frames.BUDGET // each
     sends = [net.send(0, 1, payload(size, number)) for number in range(count)]
     net.settle()
     assert unclaimed(net) <= frames.BUDGET
@@ -200,7 +204,7 @@ def test_held_messages_follow_as_others_are_taken():
 def test_a_message_is_credited_once_however_often_its_receive_is_cancelled():
     net = Network(2, most=1000)
     net.send(0, 1, payload(frames.EAGER_LIMIT, 1))
-    for _ in range(40):
+    for _ in range(60):
         got = net.receive(1, 0, frames.EAGER_LIMIT)
         net.step()
         assert net.lanes[1].cancel(got)

@@ -27,7 +27,7 @@ from multiworld._net.lane.background import LOOK_EVERY, Background
 from multiworld._net.lane.endpoint import Endpoint
 
 PATIENCE = 30.0  # seconds; nothing takes that long when all is well
-SIZES = [0, 4, 4000, 4001, 65536, 65537, 1 << 20, 20 << 20]
+SIZES = [0, 4, 4000, 4001, 65536, frames.EAGER_LIMIT, frames.EAGER_LIMIT + 1, 1 << 20, 20 << 20]
 
 
 def soon():
@@ -432,7 +432,7 @@ def test_awaited_beside_a_thread_that_leads(pair, run):
 def test_awaiting_what_the_connection_could_not_take(pair, run):
     async def talk():
         mine, theirs = (Watch(each, asyncio.get_running_loop()) for each in pair)
-        data = payload(frames.EAGER_LIMIT, 1)
+        data = payload(65536, 1)
         sends = [pair[0].post_send(1, 0, 0, memoryview(data)) for _ in range(2)]
         assert pair[0]._net.blocked
         waits = asyncio.gather(*(mine.until_over(each) for each in sends))
