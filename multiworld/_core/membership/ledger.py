@@ -7,10 +7,10 @@ part of an older attempt can be mistaken for the current one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
-from multiworld._core.membership.roster import Endpoint, Member
+from multiworld._core.membership.roster import Endpoint, LaneAddress, Member
 from multiworld.errors import JoinError
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_RECORD = 1 << 20
-"""Bytes. A claim takes about 130; a longer record was not written by multiworld and is not read."""
+"""Bytes. A claim takes about 160; a longer record was not written by multiworld and is not read."""
 MAX_SIZE = 1 << 12
 """Members of a world. Their claims fit into `MAX_RECORD`."""
 MAX_TEXT = 600
@@ -228,7 +228,8 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
 def _claim_to_json(claim: Claim) -> list[Any]:
     member = claim.member
     where = [member.endpoint.host, member.endpoint.port]
-    return [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
+    lane = [] if member.lane is None else [list(astuple(member.lane))]
+    return [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last, *lane]
 
 
 def _attempt_from_json(fields: Any) -> Attempt:
@@ -256,8 +257,13 @@ def _attempt_from_json(fields: Any) -> Attempt:
 
 
 def _claim_from_json(row: Any) -> Claim:
-    rank, me, process, host, port, pid, hostname, last = _row(row, (int, str, str, str, int, int, str, int))
-    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname), last)
+    kinds = (int, str, str, str, int, int, str, int)
+    lane: LaneAddress | None = None
+    if isinstance(row, list) and len(row) == len(kinds) + 1:
+        *row, address = row
+        lane = LaneAddress(*_row(address, (int, str, int)))
+    rank, me, process, host, port, pid, hostname, last = _row(row, kinds)
+    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname, lane), last)
 
 
 def _failure_from_json(row: Any) -> Failure:

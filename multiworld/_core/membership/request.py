@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multiworld._core.membership.ledger import MAX_SIZE, Terms
-from multiworld._core.membership.roster import Endpoint, Member
+from multiworld._core.membership.roster import Endpoint, LaneAddress, Member
 from multiworld.errors import InvalidJoinError
 
 __all__ = ["MAX_NAME", "JoinRequest", "validate"]
@@ -32,6 +32,7 @@ class JoinRequest:
         run: id of the run it belongs to; only members of one run meet. "" is a run as well: of those without
             an id.
         held_rank: the rank it had in `last_generation`; None if it was no member.
+        lane: where its lane is connected; None for no lane.
     """
 
     world: str
@@ -47,11 +48,12 @@ class JoinRequest:
     last_generation: int = 0
     held_rank: int | None = None
     run: str = ""
+    lane: LaneAddress | None = None
 
     @property
     def member(self) -> Member:
         """The process as a member."""
-        return Member(self.rank, self.process, self.endpoint, self.pid, self.hostname[:64])
+        return Member(self.rank, self.process, self.endpoint, self.pid, self.hostname[:64], self.lane)
 
     @property
     def terms(self) -> Terms:

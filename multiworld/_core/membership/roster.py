@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "Member", "Roster"]
+__all__ = ["Endpoint", "LaneAddress", "Member", "Roster"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,23 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class LaneAddress:
+    """Where a member waits for the others' lane connections while a generation is being joined.
+
+    Members at the same place connect through a Unix socket, all others through TCP at the member's host.
+
+    Attributes:
+        version: of the lane's protocol, 1 or more.
+        place: the same text in all processes that share a host and its network; "" where that is not known.
+        port: TCP port.
+    """
+
+    version: int
+    place: str
+    port: int
+
+
+@dataclass(frozen=True)
 class Member:
     """One member of one generation.
 
@@ -30,6 +47,7 @@ class Member:
         endpoint: where its watchdog listens.
         pid: process id on its host, for messages only.
         hostname: for messages only.
+        lane: where its lane is connected; None: it has none, and so no member of the generation uses one.
     """
 
     rank: int
@@ -37,6 +55,7 @@ class Member:
     endpoint: Endpoint
     pid: int
     hostname: str
+    lane: LaneAddress | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,11 @@ class Roster:
     def size(self) -> int:
         """How many members the world has."""
         return len(self.members)
+
+    @property
+    def lane_version(self) -> int:
+        """The lane's protocol that all members speak; 0: some have no lane, so messages go through gloo."""
+        return min((0 if member.lane is None else member.lane.version for member in self.members), default=0)
 
     @property
     def key(self) -> str:

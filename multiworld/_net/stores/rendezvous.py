@@ -451,7 +451,7 @@ class Rendezvous:
 
         0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s
         a four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s
-        in sum: a record has about 130 bytes for each.
+        in sum: a record has about 160 bytes for each.
         """
         now = self._clock()
         age = now - news

@@ -17,12 +17,16 @@ from multiworld._core.membership.ledger import (
     MAX_RECORD,
     MAX_SIZE,
     MAX_TEXT,
+    Attempt,
+    Claim,
     Failure,
     Ledger,
+    Terms,
     decode,
     encode,
 )
 from multiworld._core.membership.request import validate
+from multiworld._core.membership.roster import LaneAddress, Roster
 from multiworld.errors import (
     BackendError,
     BrokenWorldException,
@@ -418,8 +422,33 @@ def with_claim(row):
         '{"m8d":1,"n":1,"g":1,"current":{"n":1,"terms":[1,"a","b"],"g":1,"token":"","claims":[]}}',
         with_claim([1, "i", "p", "h", 1, 1, "h", 0]), with_claim([0, "i", "p", "h", 1, -1, "h", 0]),
         with_claim([0, "i", "p", "h", 1, 1, "h", True]), with_claim([0, "i", "p", "h", 1, 1, "h"]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, 1]), with_claim([0, "i", "p", "h", 1, 1, "h", 0, []]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x"]]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", -1]]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", 1], 0]),
     ],
 )  # fmt: skip
 def test_records_that_are_none(text):
     with pytest.raises(JoinError, match="cannot be read"):
         decode(text, "w")
+
+
+@pytest.mark.parametrize("lane", [None, LaneAddress(1, "", 0), LaneAddress(2, "ab12", 40123)])
+def test_a_lane_s_address_is_read_as_it_was_written(lane):
+    member = dataclasses.replace(ask(0).member, lane=lane)
+    attempt = Attempt(1, Terms(1, "gloo", "cpu"), (Claim("i", member, 0),))
+    (claim,) = decode(encode(Ledger(1, 0, attempt)), "w").current.claims
+    assert claim.member == member
+
+
+def lanes(*versions):
+    addresses = [None if version is None else LaneAddress(version, "", 1) for version in versions]
+    members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
+    return Roster("w", 1, 0, members, bytes(16), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("versions", "agreed"), [((1, 1), 1), ((2, 1, 3), 1), ((2, 2), 2), ((1, None), 0), ((None, None), 0)]
+)
+def test_members_speak_the_oldest_lane_among_them(versions, agreed):
+    assert lanes(*versions).lane_version == agreed
