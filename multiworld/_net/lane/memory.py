@@ -17,6 +17,7 @@ import os
 import secrets
 import select
 import struct
+import weakref
 from typing import TYPE_CHECKING
 
 from multiworld._net import procfs
@@ -24,7 +25,7 @@ from multiworld._net import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ANSWER_SIZE", "OFFER_SIZE", "MemoryReader", "Proof"]
+__all__ = ["ANSWER_SIZE", "OFFER_SIZE", "MemoryReader", "Proof", "reader_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ def _never() -> bool:
 
 
 class MemoryReader:
-    """Reads the memory of one process, and of no other that gets its pid later.
+    """Reads the memory of one process, and of no other that gets its pid later. Get it from `reader_of`.
+
+    Its pidfd is closed with the last reference: others may be reading.
 
     Args:
         pid: of the process, which is identified now: by a pidfd, or by its start time without pidfds.
@@ -80,14 +83,16 @@ class MemoryReader:
             self._started = procfs.start_time(pid)
 
     def __del__(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the pidfd: nothing can be read any more. Not while another thread reads."""
-        self._started = None
         if self._pidfd is not None:
-            pidfd, self._pidfd = self._pidfd, None
-            os.close(pidfd)
+            os.close(self._pidfd)
+
+    def lives(self) -> bool:
+        """Whether the process has not ended; a process that got its pid later is another one."""
+        if self._pidfd is None:
+            return self._started is not None and procfs.start_time(self._pid) == self._started
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)  # readable once the process has ended
+        return not poll.poll(0)
 
     def read(self, address: int, view: memoryview, stop: Callable[[], bool] = _never) -> bool:
         """Fill `view` from that process's memory; returns whether all of it was read.
@@ -100,7 +105,7 @@ class MemoryReader:
         size = view.nbytes
         if not size:
             return True
-        if _readv is None or not self._lives():
+        if _readv is None or not self.lives():
             return False
         target = ctypes.c_char.from_buffer(view)
         start, done = ctypes.addressof(target), 0
@@ -117,14 +122,19 @@ class MemoryReader:
                 return False
             done += count
         # If the process ended meanwhile, its pid may have been another's for a part of the bytes.
-        return self._lives()
+        return self.lives()
 
-    def _lives(self) -> bool:
-        if self._pidfd is None:
-            return self._started is not None and procfs.start_time(self._pid) == self._started
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)  # readable once the process has ended
-        return not poll.poll(0)
+
+# No lock, which a fork could leave held: two threads that come together for a new pid get a reader each.
+_readers: weakref.WeakValueDictionary[int, MemoryReader] = weakref.WeakValueDictionary()
+
+
+def reader_of(pid: int) -> MemoryReader:
+    """Return the reader of the process that has this pid now. While it is used it is the only one of it."""
+    reader = _readers.get(pid)
+    if reader is None or not reader.lives():
+        reader = _readers[pid] = MemoryReader(pid)
+    return reader
 
 
 class Proof:
@@ -158,7 +168,7 @@ class Proof:
         pid, address, size = _OFFER.unpack(offer)
         if size != _SECRET_SIZE:
             return _UNREAD
-        reader, secret = MemoryReader(pid), bytearray(size)
+        reader, secret = reader_of(pid), bytearray(size)
         if not reader.read(address, memoryview(secret)):
             return _UNREAD
         self.reader = reader

@@ -30,7 +30,7 @@ from kits.memorykit import (
 
 from multiworld._net import procfs
 from multiworld._net.lane import memory
-from multiworld._net.lane.memory import ANSWER_SIZE, OFFER_SIZE, MemoryReader, Proof
+from multiworld._net.lane.memory import ANSWER_SIZE, OFFER_SIZE, MemoryReader, Proof, reader_of
 
 MB = 1 << 20
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -278,19 +278,55 @@ class TestEnds:
         # The pid is reused; the reader of the first process does not read it; a new reader does.
         assert said.split() == ["True", "False", "True"]
 
-    def test_closed_readers_read_nothing_and_leave_no_descriptor(self, buffer, pidfds):
+    def test_readers_that_are_not_used_any_more_leave_no_descriptor(self, buffer, pidfds):
         _, pid, address = buffer
         gc.collect()
         before = procfs.names("/proc/self/fd")
-        reader, into = MemoryReader(pid), memoryview(bytearray(8))
-        assert reader.read(address, into)
-        reader.close()
-        assert not reader.read(address, into)
-        reader.close()
-        assert procfs.names("/proc/self/fd") == before
         reader = MemoryReader(pid)
+        assert reader.read(address, memoryview(bytearray(8)))
         del reader
         assert procfs.names("/proc/self/fd") == before
+
+
+class TestShared:
+    """One reader for all that read the same process."""
+
+    def test_one_reader_and_one_descriptor(self, buffer):
+        _, pid, address = buffer
+        gc.collect()
+        before = set(procfs.names("/proc/self/fd"))
+        readers = [reader_of(pid) for _ in range(100)]
+        assert len(set(map(id, readers))) == 1
+        assert len(set(procfs.names("/proc/self/fd")) - before) <= 1
+        assert readers[0].read(address, memoryview(bytearray(8)))
+        del readers
+        assert set(procfs.names("/proc/self/fd")) == before
+
+    def test_another_process_has_another_reader(self, buffer):
+        _, pid, _ = buffer
+        assert reader_of(pid) is not reader_of(os.getpid())
+
+    def test_a_process_that_has_ended_is_not_read_through_its_old_reader(self, buffer, pidfds):
+        """A pid that is reused has a reader of its own; the old one still reads nothing."""
+        process, pid, address = buffer
+        old = reader_of(pid)
+        assert old.read(address, memoryview(bytearray(8)))
+        end(process)
+        assert reader_of(pid) is not old
+
+    def test_proofs_share_it(self):
+        offerer, proofs = Proof(), [Proof(), Proof()]
+        for each in proofs:
+            assert offerer.accepts(each.answer(offerer.offer()))
+        assert proofs[0].reader is proofs[1].reader is reader_of(os.getpid())
+
+    def test_it_lives_while_one_world_uses_it(self, buffer):
+        _, pid, address = buffer
+        one, other = reader_of(pid), reader_of(pid)
+        del one
+        gc.collect()
+        assert other.read(address, memoryview(bytearray(8)))
+        assert reader_of(pid) is other
 
 
 class TestProof:
