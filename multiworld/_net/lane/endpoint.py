@@ -16,7 +16,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane.connections import NOW, Connections, Next
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "Operation"]
 
 Operation = Send | Receive
+
+_Each = TypeVar("_Each")
 
 _LONGEST = 3600.0  # seconds of one `poll`
 _SHORT = 4000  # bytes that come with their header in one read
@@ -77,8 +79,8 @@ class Endpoint:
         self._led: Operation | None = None  # which it waits for; None while it has the short way
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
-        self._followers: dict[Operation, threading.Lock] = {}
-        self._awaited: dict[Operation, Callable[[], None]] = {}  # called when it is over
+        self._followers: dict[Operation, list[threading.Lock]] = {}
+        self._awaited: dict[Operation, list[Callable[[], None]]] = {}  # called when it is over
 
     # -- blocking --------------------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class Endpoint:
         """Wait until an operation is over, and lead meanwhile if no other thread does.
 
         Args:
-            operation: of this endpoint; one thread waits for it.
+            operation: of this endpoint; several threads may wait for it.
             deadline: ``time.monotonic()`` seconds.
 
         Raises:
@@ -203,8 +205,9 @@ class Endpoint:
                     if self._leader is None:
                         self._leader, self._led, turn = _wakes.mine.fd, operation, None
                     elif turn is None:
-                        turn = self._followers[operation] = threading.Lock()
+                        turn = threading.Lock()
                         turn.acquire()
+                        self._followers.setdefault(operation, []).append(turn)
                 if turn is None:
                     self._lead(operation, deadline)
                 elif turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -213,8 +216,9 @@ class Endpoint:
                     raise TimeoutError
         finally:
             with self._lock:
-                self._followers.pop(operation, None)
-                if self._led is operation or self._leader is None:
+                if turn is not None:
+                    _remove(self._followers, operation, turn)
+                if self._leader is None or (self._led is operation and self._leader == _wakes.mine.fd):
                     self._give_up_lead()
 
     def _lead(self, operation: Operation, deadline: float) -> None:
@@ -233,17 +237,18 @@ class Endpoint:
     def when_over(self, operation: Operation, call: Callable[[], None]) -> bool:
         """Have `call` called once, by any thread, when an operation is over; False if it is over already.
 
-        `call` may not use the endpoint, which is locked.
+        `call` may not use the endpoint, which is locked, and may not raise. Several calls may be kept for one
+        operation.
         """
         with self._lock:
             if not operation.done:
-                self._awaited[operation] = call
+                self._awaited.setdefault(operation, []).append(call)
             return not operation.done
 
-    def forget(self, operation: Operation) -> None:
-        """Take `when_over` back."""
+    def forget(self, operation: Operation, call: Callable[[], None]) -> None:
+        """Take `when_over` back, if `call` is still to come."""
         with self._lock:
-            self._awaited.pop(operation, None)
+            _remove(self._awaited, operation, call)
 
     def watch(self, watcher: object, on_blocked: Callable[[int], None]) -> None:
         """Have `on_blocked` called, by any thread, with a rank whose connection has to be written later."""
@@ -359,9 +364,9 @@ class Endpoint:
 
     def _tell(self) -> None:
         for operation in self._core.take_finished():
-            if (turn := self._followers.pop(operation, None)) is not None:
+            for turn in self._followers.pop(operation, ()):
                 turn.release()
-            if (call := self._awaited.pop(operation, None)) is not None:
+            for call in self._awaited.pop(operation, ()):
                 call()
             if operation is self._led:
                 self._wake_leader()
@@ -369,7 +374,10 @@ class Endpoint:
     def _give_up_lead(self) -> None:
         self._leader = self._led = None
         if self._followers:
-            self._followers.pop(next(iter(self._followers))).release()
+            operation, turns = next(iter(self._followers.items()))
+            turn = turns[0]
+            _remove(self._followers, operation, turn)
+            turn.release()
 
     def _wake_leader(self) -> None:
         leader = self._leader
@@ -382,3 +390,12 @@ class Endpoint:
     def _in_doubt(self, error: BaseException) -> None:
         self._core.fail(ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}"))
         self._tell()
+
+
+def _remove(lists: dict[Operation, list[_Each]], operation: Operation, each: _Each) -> None:
+    """Take one out of the list of an operation, if it is there."""
+    of = lists.get(operation, [])
+    if each in of:
+        of.remove(each)
+        if not of:
+            del lists[operation]
