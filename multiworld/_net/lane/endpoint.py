@@ -85,30 +85,45 @@ class Endpoint:
     # -- blocking --------------------------------------------------------------------------------------------
 
     def send(
-        self, peer: int, channel: int, tag: int, view: memoryview, deadline: float, address: int = 0
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        deadline: float,
+        address: int = 0,
+        keep: object | None = None,
     ) -> None:
         """Send, and wait until `view` may be reused; see `post_send`.
 
         Raises:
-            TimeoutError: at the deadline; `view` must stay as it is until the lane ends.
+            TimeoutError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
             Exception: that the lane ended with.
         """
         with self._lock:
             try:
-                send = self._sent_at_once(peer, channel, tag, view)
+                send = self._sent_at_once(peer, channel, tag, view, keep)
             except BaseException as error:
                 self._in_doubt(error)
                 raise
         if send is True:
             return
         if send is False:
-            send = self.post_send(peer, channel, tag, view, address)
+            send = self.post_send(peer, channel, tag, view, address, keep)
         if not send.done:
             self.wait(send, deadline)
         if send.error is not None:
             raise send.error
 
-    def receive(self, source: int | None, channel: int, tag: int, view: memoryview, deadline: float) -> int:
+    def receive(
+        self,
+        source: int | None,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        deadline: float,
+        keep: object | None = None,
+    ) -> int:
         """Receive a message of exactly that size; returns the sender's rank. See `post_receive`.
 
         Raises:
@@ -122,7 +137,7 @@ class Endpoint:
             and self._received_at_once(source, channel, tag, view, deadline)
         ):
             return source
-        receive = self.post_receive(source, channel, tag, view)
+        receive = self.post_receive(source, channel, tag, view, keep)
         try:
             if not receive.done:
                 self.wait(receive, deadline)
@@ -137,13 +152,21 @@ class Endpoint:
 
     # -- operations ------------------------------------------------------------------------------------------
 
-    def post_send(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> Send:
+    def post_send(
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        address: int = 0,
+        keep: object | None = None,
+    ) -> Send:
         """Begin to send; see `Lane.send`. A small message is over when this returns, if the peer reads."""
         with self._lock:
             try:
                 if self._core.peers[peer].outgoing.low and peer in self._net.sockets:
                     self._net.read(peer)  # a thread that only sends learns of credit here
-                send = self._core.send(peer, channel, tag, view, address)
+                send = self._core.send(peer, channel, tag, view, address, keep)
                 self._net.write(peer)
                 self._tell()
             except BaseException as error:
@@ -151,11 +174,13 @@ class Endpoint:
                 raise
         return send
 
-    def post_receive(self, source: int | None, channel: int, tag: int, view: memoryview) -> Receive:
+    def post_receive(
+        self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None = None
+    ) -> Receive:
         """Begin to receive; see `Lane.receive`."""
         with self._lock:
             try:
-                receive = self._core.receive(source, channel, tag, view)
+                receive = self._core.receive(source, channel, tag, view, keep)
                 self._net.read_memory()
                 self._net.write_all()
                 self._tell()
@@ -279,7 +304,9 @@ class Endpoint:
 
     # -- the short ways of small messages --------------------------------------------------------------------
 
-    def _sent_at_once(self, peer: int, channel: int, tag: int, view: memoryview) -> bool | Send:
+    def _sent_at_once(
+        self, peer: int, channel: int, tag: int, view: memoryview, keep: object | None
+    ) -> bool | Send:
         """Send with one call, if nothing waits to be written; returns the send if that was not all of it."""
         connection, outgoing = self._net.sockets.get(peer), self._core.peers[peer].outgoing
         if connection is None or (head := outgoing.at_once(channel, tag, len(view))) is None:
@@ -290,7 +317,7 @@ class Endpoint:
             count = 0
         if count == len(head) + len(view):
             return True
-        send = Send(peer, channel, tag, view)
+        send = Send(peer, channel, tag, view, keep=keep)
         outgoing.half_written(head, send, count)
         self._net.write(peer)
         self._tell()

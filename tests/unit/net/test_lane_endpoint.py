@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -380,6 +381,35 @@ def test_when_over_keeps_every_call(pair):
     assert not pair[0].when_over(operation, calls[1])
     pair[0].forget(operation, calls[0])
     assert not pair[0]._awaited
+
+
+@pytest.mark.parametrize("size", [4, 5000, 200_000, 1 << 20])
+def test_what_owns_a_buffer_is_kept_until_its_operation_is_over(pair, size):
+    """Also where a short way has taken a part of the message only."""
+
+    class Owner:
+        pass
+
+    source, target = Owner(), Owner()
+    refs = weakref.ref(source), weakref.ref(target)
+    send = receive = None
+    try:
+        pair[0].send(1, 0, 0, memoryview(payload(size, 1)), time.monotonic() + 0.02, keep=source)
+    except TimeoutError:
+        send = refs[0]
+    receive = pair[1].post_receive(0, 0, 1, buffer(size), keep=target)
+    del source, target
+    assert refs[1]() is receive.keep is not None
+    assert (refs[0]() is None) is (send is None)
+    with ThreadPoolExecutor(1) as thread:
+        writes = thread.submit(pair[0].receive, 1, 0, 9, buffer(1), soon())
+        pair[1].receive(0, 0, 0, got := buffer(size), soon())
+        assert bytes(got) == payload(size, 1)
+        pair[0].send(1, 0, 1, memoryview(b""), soon())  # of another size: that ends it, too
+        pair[1].wait(receive, soon())
+        pair[1].send(0, 0, 9, memoryview(b"x"), soon())
+        writes.result(PATIENCE)
+    assert [each() for each in refs] == [None, None]
 
 
 def test_ctrl_c(tmp_path):
