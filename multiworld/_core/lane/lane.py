@@ -45,7 +45,15 @@ class Lane:
         may_read = frozenset(readable)
         self.peers = {rank: Peer(self._state, rank, readable=rank in may_read) for rank in peers}
 
-    def send(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> Send:
+    def send(
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        address: int = 0,
+        keep: object | None = None,
+    ) -> Send:
         """Send bytes to a peer.
 
         Args:
@@ -54,17 +62,23 @@ class Lane:
             tag: see `channel`.
             view: contiguous bytes.
             address: where they lie in memory; 0 if they cannot be read there.
+            keep: what owns them; it is held until the send is over.
         """
-        send = Send(peer, channel, tag, view, address)
+        send = Send(peer, channel, tag, view, address, keep)
         if self.error is not None:
             return self._refused(send)
         self.peers[peer].outgoing.post(send)
         return send
 
-    def receive(self, source: int | None, channel: int, tag: int, view: memoryview) -> Receive:
-        """Receive a message of exactly ``len(view)`` bytes from rank `source`; None: from any."""
+    def receive(
+        self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None = None
+    ) -> Receive:
+        """Receive a message of exactly ``len(view)`` bytes from rank `source`; None: from any.
+
+        What owns the memory of `view` is held as `keep` until the receive is over.
+        """
         self._receives += 1
-        receive = Receive(source, channel, tag, view, self._receives)
+        receive = Receive(source, channel, tag, view, self._receives, keep)
         if self.error is not None:
             return self._refused(receive)
         arrival = self._state.matching.post(receive)
@@ -94,7 +108,7 @@ class Lane:
         arrival = receive.arrival
         if receive.done or (arrival is not None and arrival.source is Source.MEMORY):
             return False
-        receive.done, receive.arrival = True, None
+        receive.done, receive.arrival, receive.keep = True, None, None
         if arrival is None:
             self._state.matching.cancel(receive)
         else:
@@ -129,6 +143,6 @@ class Lane:
         self._state.reads.clear()
 
     def _refused(self, operation: _Operation) -> _Operation:
-        operation.done, operation.error = True, self.error
+        operation.done, operation.error, operation.keep = True, self.error, None
         self._state.finished.append(operation)
         return operation

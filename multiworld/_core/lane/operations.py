@@ -27,6 +27,7 @@ class Send:
     Attributes:
         peer: rank that it goes to.
         view: its bytes; they must stay as they are until `done`.
+        keep: what owns them, if `view` does not; released with `done`.
         address: where they lie in this process's memory; 0: not to be read from there.
         done: whether the core needs `view` no more.
         error: why it failed; None if it did not.
@@ -34,14 +35,23 @@ class Send:
         sent: bytes handed to the connection so far.
     """
 
-    __slots__ = ("address", "channel", "done", "error", "id", "peer", "sent", "tag", "view")
+    __slots__ = ("address", "channel", "done", "error", "id", "keep", "peer", "sent", "tag", "view")
 
-    def __init__(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> None:
+    def __init__(
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        address: int = 0,
+        keep: object | None = None,
+    ) -> None:
         self.peer = peer
         self.channel = channel
         self.tag = tag
         self.view = view
         self.address = address
+        self.keep = keep
         self.done = False
         self.error: Exception | None = None
         self.id = 0
@@ -54,6 +64,7 @@ class Receive:
     Attributes:
         source: rank that the message comes from; None: any.
         view: gets its bytes; the core writes into it until `done`.
+        keep: what owns its memory, if `view` does not; released with `done`.
         order: among the receives of the lane.
         sender: rank whose message it matched; None before that.
         done: whether it is over.
@@ -61,14 +72,23 @@ class Receive:
         arrival: the message that it matched, while that is not complete.
     """
 
-    __slots__ = ("arrival", "channel", "done", "error", "order", "sender", "source", "tag", "view")
+    __slots__ = ("arrival", "channel", "done", "error", "keep", "order", "sender", "source", "tag", "view")
 
-    def __init__(self, source: int | None, channel: int, tag: int, view: memoryview, order: int) -> None:
+    def __init__(
+        self,
+        source: int | None,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        order: int,
+        keep: object | None = None,
+    ) -> None:
         self.source = source
         self.channel = channel
         self.tag = tag
         self.view = view
         self.order = order
+        self.keep = keep
         self.sender: int | None = None
         self.done = False
         self.error: Exception | None = None

@@ -213,7 +213,7 @@ class Outgoing:
             self._finish(send)
 
     def _finish(self, send: Send) -> None:
-        send.done = True
+        send.done, send.keep = True, None
         self._finished.append(send)
 
     def _forget(self, id: int) -> Send:  # noqa: A002

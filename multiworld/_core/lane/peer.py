@@ -55,7 +55,7 @@ class LaneState:
 
     def over(self, receive: Receive, error: Exception | None = None) -> None:
         """Note the end of a receive."""
-        receive.done, receive.error, receive.arrival = True, error, None
+        receive.done, receive.error, receive.arrival, receive.keep = True, error, None, None
         self.matched.discard(receive)
         self.finished.append(receive)
 

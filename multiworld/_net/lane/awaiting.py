@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,11 @@ class Watch:
         over: asyncio.Future[None] = self.loop.create_future()
 
         def tell() -> None:
-            if threading.get_ident() == self._thread:
-                _settle(over)
-            else:
-                self.loop.call_soon_threadsafe(_settle, over)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+                if threading.get_ident() == self._thread:
+                    _settle(over)
+                else:
+                    self.loop.call_soon_threadsafe(_settle, over)
 
         if not self._endpoint.when_over(operation, tell):
             return
@@ -48,7 +50,7 @@ class Watch:
         try:
             await over
         finally:
-            self._endpoint.forget(operation)
+            self._endpoint.forget(operation, tell)
             self._look_away(ranks)
 
     def _look(self, rank: int | None) -> list[int]:
@@ -95,7 +97,8 @@ class Watch:
             self._ignore(rank)
 
     def _blocked(self, rank: int) -> None:
-        self.loop.call_soon_threadsafe(self._adapt, rank, Next.WRITE)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            self.loop.call_soon_threadsafe(self._adapt, rank, Next.WRITE)
 
 
 def _settle(over: asyncio.Future[None]) -> None:

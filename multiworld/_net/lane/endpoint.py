@@ -16,7 +16,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane.connections import NOW, Connections, Next
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "Operation"]
 
 Operation = Send | Receive
+
+_Each = TypeVar("_Each")
 
 _LONGEST = 3600.0  # seconds of one `poll`
 _SHORT = 4000  # bytes that come with their header in one read
@@ -77,36 +79,51 @@ class Endpoint:
         self._led: Operation | None = None  # which it waits for; None while it has the short way
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
-        self._followers: dict[Operation, threading.Lock] = {}
-        self._awaited: dict[Operation, Callable[[], None]] = {}  # called when it is over
+        self._followers: dict[Operation, list[threading.Lock]] = {}
+        self._awaited: dict[Operation, list[Callable[[], None]]] = {}  # called when it is over
 
     # -- blocking --------------------------------------------------------------------------------------------
 
     def send(
-        self, peer: int, channel: int, tag: int, view: memoryview, deadline: float, address: int = 0
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        deadline: float,
+        address: int = 0,
+        keep: object | None = None,
     ) -> None:
         """Send, and wait until `view` may be reused; see `post_send`.
 
         Raises:
-            TimeoutError: at the deadline; `view` must stay as it is until the lane ends.
+            TimeoutError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
             Exception: that the lane ended with.
         """
         with self._lock:
             try:
-                send = self._sent_at_once(peer, channel, tag, view)
+                send = self._sent_at_once(peer, channel, tag, view, keep)
             except BaseException as error:
                 self._in_doubt(error)
                 raise
         if send is True:
             return
         if send is False:
-            send = self.post_send(peer, channel, tag, view, address)
+            send = self.post_send(peer, channel, tag, view, address, keep)
         if not send.done:
             self.wait(send, deadline)
         if send.error is not None:
             raise send.error
 
-    def receive(self, source: int | None, channel: int, tag: int, view: memoryview, deadline: float) -> int:
+    def receive(
+        self,
+        source: int | None,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        deadline: float,
+        keep: object | None = None,
+    ) -> int:
         """Receive a message of exactly that size; returns the sender's rank. See `post_receive`.
 
         Raises:
@@ -120,7 +137,7 @@ class Endpoint:
             and self._received_at_once(source, channel, tag, view, deadline)
         ):
             return source
-        receive = self.post_receive(source, channel, tag, view)
+        receive = self.post_receive(source, channel, tag, view, keep)
         try:
             if not receive.done:
                 self.wait(receive, deadline)
@@ -135,13 +152,21 @@ class Endpoint:
 
     # -- operations ------------------------------------------------------------------------------------------
 
-    def post_send(self, peer: int, channel: int, tag: int, view: memoryview, address: int = 0) -> Send:
+    def post_send(
+        self,
+        peer: int,
+        channel: int,
+        tag: int,
+        view: memoryview,
+        address: int = 0,
+        keep: object | None = None,
+    ) -> Send:
         """Begin to send; see `Lane.send`. A small message is over when this returns, if the peer reads."""
         with self._lock:
             try:
                 if self._core.peers[peer].outgoing.low and peer in self._net.sockets:
                     self._net.read(peer)  # a thread that only sends learns of credit here
-                send = self._core.send(peer, channel, tag, view, address)
+                send = self._core.send(peer, channel, tag, view, address, keep)
                 self._net.write(peer)
                 self._tell()
             except BaseException as error:
@@ -149,11 +174,13 @@ class Endpoint:
                 raise
         return send
 
-    def post_receive(self, source: int | None, channel: int, tag: int, view: memoryview) -> Receive:
+    def post_receive(
+        self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None = None
+    ) -> Receive:
         """Begin to receive; see `Lane.receive`."""
         with self._lock:
             try:
-                receive = self._core.receive(source, channel, tag, view)
+                receive = self._core.receive(source, channel, tag, view, keep)
                 self._net.read_memory()
                 self._net.write_all()
                 self._tell()
@@ -188,7 +215,7 @@ class Endpoint:
         """Wait until an operation is over, and lead meanwhile if no other thread does.
 
         Args:
-            operation: of this endpoint; one thread waits for it.
+            operation: of this endpoint; several threads may wait for it.
             deadline: ``time.monotonic()`` seconds.
 
         Raises:
@@ -203,8 +230,9 @@ class Endpoint:
                     if self._leader is None:
                         self._leader, self._led, turn = _wakes.mine.fd, operation, None
                     elif turn is None:
-                        turn = self._followers[operation] = threading.Lock()
+                        turn = threading.Lock()
                         turn.acquire()
+                        self._followers.setdefault(operation, []).append(turn)
                 if turn is None:
                     self._lead(operation, deadline)
                 elif turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -213,8 +241,9 @@ class Endpoint:
                     raise TimeoutError
         finally:
             with self._lock:
-                self._followers.pop(operation, None)
-                if self._led is operation or self._leader is None:
+                if turn is not None:
+                    _remove(self._followers, operation, turn)
+                if self._leader is None or (self._led is operation and self._leader == _wakes.mine.fd):
                     self._give_up_lead()
 
     def _lead(self, operation: Operation, deadline: float) -> None:
@@ -233,17 +262,18 @@ class Endpoint:
     def when_over(self, operation: Operation, call: Callable[[], None]) -> bool:
         """Have `call` called once, by any thread, when an operation is over; False if it is over already.
 
-        `call` may not use the endpoint, which is locked.
+        `call` may not use the endpoint, which is locked, and may not raise. Several calls may be kept for one
+        operation.
         """
         with self._lock:
             if not operation.done:
-                self._awaited[operation] = call
+                self._awaited.setdefault(operation, []).append(call)
             return not operation.done
 
-    def forget(self, operation: Operation) -> None:
-        """Take `when_over` back."""
+    def forget(self, operation: Operation, call: Callable[[], None]) -> None:
+        """Take `when_over` back, if `call` is still to come."""
         with self._lock:
-            self._awaited.pop(operation, None)
+            _remove(self._awaited, operation, call)
 
     def watch(self, watcher: object, on_blocked: Callable[[int], None]) -> None:
         """Have `on_blocked` called, by any thread, with a rank whose connection has to be written later."""
@@ -274,7 +304,9 @@ class Endpoint:
 
     # -- the short ways of small messages --------------------------------------------------------------------
 
-    def _sent_at_once(self, peer: int, channel: int, tag: int, view: memoryview) -> bool | Send:
+    def _sent_at_once(
+        self, peer: int, channel: int, tag: int, view: memoryview, keep: object | None
+    ) -> bool | Send:
         """Send with one call, if nothing waits to be written; returns the send if that was not all of it."""
         connection, outgoing = self._net.sockets.get(peer), self._core.peers[peer].outgoing
         if connection is None or (head := outgoing.at_once(channel, tag, len(view))) is None:
@@ -285,7 +317,7 @@ class Endpoint:
             count = 0
         if count == len(head) + len(view):
             return True
-        send = Send(peer, channel, tag, view)
+        send = Send(peer, channel, tag, view, keep=keep)
         outgoing.half_written(head, send, count)
         self._net.write(peer)
         self._tell()
@@ -359,9 +391,9 @@ class Endpoint:
 
     def _tell(self) -> None:
         for operation in self._core.take_finished():
-            if (turn := self._followers.pop(operation, None)) is not None:
+            for turn in self._followers.pop(operation, ()):
                 turn.release()
-            if (call := self._awaited.pop(operation, None)) is not None:
+            for call in self._awaited.pop(operation, ()):
                 call()
             if operation is self._led:
                 self._wake_leader()
@@ -369,7 +401,10 @@ class Endpoint:
     def _give_up_lead(self) -> None:
         self._leader = self._led = None
         if self._followers:
-            self._followers.pop(next(iter(self._followers))).release()
+            operation, turns = next(iter(self._followers.items()))
+            turn = turns[0]
+            _remove(self._followers, operation, turn)
+            turn.release()
 
     def _wake_leader(self) -> None:
         leader = self._leader
@@ -382,3 +417,12 @@ class Endpoint:
     def _in_doubt(self, error: BaseException) -> None:
         self._core.fail(ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}"))
         self._tell()
+
+
+def _remove(lists: dict[Operation, list[_Each]], operation: Operation, each: _Each) -> None:
+    """Take one out of the list of an operation, if it is there."""
+    of = lists.get(operation, [])
+    if each in of:
+        of.remove(each)
+        if not of:
+            del lists[operation]

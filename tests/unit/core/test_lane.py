@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +145,70 @@ def test_memory_that_is_being_read_cannot_be_taken_back():
     assert not lane.cancel(got)
     lane.read(reads[0].arrival, succeeded=False)
     assert lane.cancel(got), "the bytes travel now"
+
+
+# -- what owns the buffers ------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """Of memory that a view lies in."""
+
+
+def owned(size):
+    return memoryview(bytearray(size)), (owner := Owner()), weakref.ref(owner)
+
+
+@pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
+@pytest.mark.parametrize("first", ["send", "receive"])
+@pytest.mark.parametrize("size", SIZES)
+def test_owners_are_kept_until_the_end_of_their_operations(size, first, readable):
+    net = Network(2, readable=readable)
+    sends, owner, source = owned(size)
+    net.memory[1] = sends
+    posted = []
+    for what in (first, "receive" if first == "send" else "send"):
+        if what == "send":
+            posted.append(net.lanes[0].send(1, 0, 0, sends, int(readable), keep=owner))
+            del owner
+        else:
+            receives, target, sink = owned(size)
+            posted.append(net.lanes[1].receive(0, 0, 0, receives, keep=target))
+            del target
+        for each in posted:
+            assert (each.keep is None) is each.done
+    net.settle()
+    over(*posted)
+    assert source() is None
+    assert sink() is None
+
+
+@pytest.mark.parametrize("size", [8, 1 << 20])
+@pytest.mark.parametrize("how", ["cancel", "fail", "fail before", "sizes"])
+@pytest.mark.parametrize("steps", [0, 3, 6])
+def test_owners_are_released_however_operations_end(size, how, steps):
+    net = Network(2, most=1000)
+    if how == "fail before":
+        net.lanes[0].fail(ConnectionError("over"))
+        net.lanes[1].fail(ConnectionError("over"))
+    sends, owner, source = owned(size)
+    send = net.lanes[0].send(1, 0, 0, sends, keep=owner)
+    receives, target, sink = owned(size - (how == "sizes"))
+    receive = net.lanes[1].receive(0, 0, 0, receives, keep=target)
+    del owner, target
+    for _ in range(steps):
+        net.step()
+    if how == "cancel":
+        net.lanes[1].cancel(receive)
+    elif how == "fail":
+        for lane in net.lanes:
+            lane.fail(ConnectionError("over"))
+    elif how == "sizes":
+        net.settle()
+    assert sink() is None
+    if how != "cancel":
+        assert source() is None
+    assert receive.done
+    assert send.done is (source() is None)
 
 
 # -- the budget -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -323,6 +324,94 @@ def test_a_connection_that_ends_is_told_once():
     assert lost == [(1, "the connection was closed by its other end")]
 
 
+@pytest.mark.parametrize("what", ["send", "receive"])
+def test_several_threads_wait_for_one_operation(pair, what):
+    """And a further one for another: whoever leads, all are told."""
+    if what == "send":
+        operation = pair[0].post_send(1, 0, 0, memoryview(bytes(1 << 20)))
+    else:
+        operation = pair[0].post_receive(1, 0, 0, buffer(8))
+    end = pair[0]
+    with ThreadPoolExecutor(4) as threads:
+        waits = [threads.submit(end.wait, operation, soon()) for _ in range(3)]
+        other = threads.submit(end.receive, 1, 0, 1, buffer(8), soon())
+        until(lambda: sum(map(len, end._followers.values())) == 3)
+        if what == "send":
+            pair[1].receive(0, 0, 0, buffer(1 << 20), soon())
+        else:
+            pair[1].send(0, 0, 0, memoryview(bytes(8)), soon())
+        for each in waits:
+            each.result(PATIENCE / 3)
+        pair[1].send(0, 0, 1, memoryview(bytes(8)), soon())
+        other.result(PATIENCE / 3)
+    assert not end._followers
+    assert end._leader is None
+
+
+def test_one_of_several_that_wait_for_an_operation_gives_up(pair):
+    """A follower whose time is over does not take the lead from the thread that has it."""
+    end = pair[0]
+    operation = end.post_receive(1, 0, 0, buffer(8))
+    with ThreadPoolExecutor(2) as threads:
+        leads = threads.submit(end.wait, operation, soon())
+        until(lambda: end._led is operation)
+        leader = end._leader
+        follows = threads.submit(end.wait, operation, soon())
+        until(lambda: end._followers)
+        with pytest.raises(TimeoutError):
+            end.wait(operation, time.monotonic() + 0.05)
+        assert (end._leader, end._led) == (leader, operation)
+        assert len(end._followers[operation]) == 1
+        pair[1].send(0, 0, 0, memoryview(bytes(8)), soon())
+        leads.result(PATIENCE / 3)
+        follows.result(PATIENCE / 3)
+
+
+def test_when_over_keeps_every_call(pair):
+    operation = pair[0].post_receive(1, 0, 0, buffer(8))
+    told = []
+    calls = [lambda number=number: told.append(number) for number in range(4)]
+    for call in calls[:3]:
+        assert pair[0].when_over(operation, call)
+    pair[0].forget(operation, calls[1])
+    pair[0].forget(operation, calls[3])  # which was never kept
+    pair[1].send(0, 0, 0, memoryview(bytes(8)), soon())
+    pair[0].wait(operation, soon())
+    assert told == [0, 2]
+    assert not pair[0].when_over(operation, calls[1])
+    pair[0].forget(operation, calls[0])
+    assert not pair[0]._awaited
+
+
+@pytest.mark.parametrize("size", [4, 5000, 200_000, 1 << 20])
+def test_what_owns_a_buffer_is_kept_until_its_operation_is_over(pair, size):
+    """Also where a short way has taken a part of the message only."""
+
+    class Owner:
+        pass
+
+    source, target = Owner(), Owner()
+    refs = weakref.ref(source), weakref.ref(target)
+    send = receive = None
+    try:
+        pair[0].send(1, 0, 0, memoryview(payload(size, 1)), time.monotonic() + 0.02, keep=source)
+    except TimeoutError:
+        send = refs[0]
+    receive = pair[1].post_receive(0, 0, 1, buffer(size), keep=target)
+    del source, target
+    assert refs[1]() is receive.keep is not None
+    assert (refs[0]() is None) is (send is None)
+    with ThreadPoolExecutor(1) as thread:
+        writes = thread.submit(pair[0].receive, 1, 0, 9, buffer(1), soon())
+        pair[1].receive(0, 0, 0, got := buffer(size), soon())
+        assert bytes(got) == payload(size, 1)
+        pair[0].send(1, 0, 1, memoryview(b""), soon())  # of another size: that ends it, too
+        pair[1].wait(receive, soon())
+        pair[1].send(0, 0, 9, memoryview(b"x"), soon())
+        writes.result(PATIENCE)
+    assert [each() for each in refs] == [None, None]
+
+
 def test_ctrl_c(tmp_path):
     """In a process of its own: the call is left at once, and the endpoint works afterwards."""
     program = tmp_path / "program.py"
@@ -550,6 +639,44 @@ def test_the_thread_stays_awake_while_operations_are_posted(pair):
         time.sleep(LOOK_EVERY)
         assert not background._asleep
     until(lambda: background._asleep)
+
+
+def test_a_posted_operation_can_be_awaited(pair, run):
+    """By several tasks, of which one is cancelled, beside the background thread."""
+    background = Background()
+
+    async def talk():
+        watch = Watch(pair[1], asyncio.get_running_loop())
+        posted = pair[1].post_receive(0, 0, 0, buffer(8))
+        background.take_on(pair[1], posted)
+        first, second, third = (asyncio.ensure_future(watch.until_over(posted)) for _ in range(3))
+        await asyncio.sleep(10 * LOOK_EVERY)
+        second.cancel()
+        await asyncio.sleep(0)
+        pair[0].send(1, 0, 0, memoryview(payload(8, 1)), soon())
+        await asyncio.gather(first, third)
+        assert posted.done
+
+    run(talk())
+    until(lambda: not background._tasks)
+    assert not pair[1]._awaited
+
+
+def test_a_loop_that_was_closed_ends_nothing(pair):
+    """Its tasks are not told of what is over; the lane goes on."""
+    loop = asyncio.new_event_loop()
+    watch = Watch(pair[1], loop)
+    operation = pair[1].post_receive(0, 0, 0, buffer(8))
+    task = loop.create_task(watch.until_over(operation))
+    loop.run_until_complete(asyncio.sleep(0.01, None))
+    loop.close()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(pair[0].send, 1, 0, 0, memoryview(payload(8, 1)), soon()).result(PATIENCE)
+        thread.submit(pair[1].wait, operation, soon()).result(PATIENCE)
+    assert bytes(operation.view) == payload(8, 1)
+    with contextlib.suppress(RuntimeError):  # its loop is closed
+        task.get_coro().close()
+    task._log_destroy_pending = False
 
 
 def test_a_posted_operation_can_be_waited_for(pair):
