@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._core.reraise import raise_instead
 from multiworld._generation.error_translation import posting
-from multiworld._generation.parked_receives import Parked, TakenOver, next_order
+from multiworld._generation.parked_receives import Parked, TakenOver
 from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.operation_table import TABLE, better, call, peer
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._c10d.gloo.await_work import AwaitedWork, Habit
+    from multiworld._c10d.lane.messages import Messages
     from multiworld._generation.generation import Generation
+    from multiworld._net.lane.endpoint import Operation
     from multiworld.collectives import Collectives
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
+
+_TURN = 10
+"""Operations that may end at once in a row; then the loop's other tasks get a turn."""
 
 
 class AioWork:
@@ -48,6 +53,11 @@ class AioWork:
 
     async def wait(self) -> None:
         """Wait until the operation is done. A cancellation ends the waiting only; it may be awaited again."""
+        message = self.work.message
+        if message is not None:
+            await self._aio._over(self._gen, message.messages, message.operation)  # noqa: SLF001  (its own)
+            message.land()
+            return
         # Two threads that wait for one receive of gloo's would take two messages.
         wait, self._begun = self._once.join if self._begun else self._once.run, True
         await self._aio._until(self._gen, self._aio._on_waiter(wait))  # noqa: SLF001  (its own)
@@ -62,6 +72,7 @@ class Aio:
     def __init__(self, world: Collectives) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
+        self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
         self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
@@ -74,56 +85,43 @@ class Aio:
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        if not gen.direct.sends(tensor):
+        try:
+            lane = gen.lane
+            send = None
+            if lane is not None and lane.takes(tensor):
+                send = lane.begin_send(tensor, peer(gen, dst), tag)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        if lane is None or send is None:
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
             await self._finish(gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
             return
-        try:
-            work, written = gen.direct.post_send(tensor, peer(gen, dst), tag)
-            ending = self._ending(work)
-            del work  # as in `recv`
-            if written:
-                # It ends here and now, so the end of the world has nothing to tell it.
-                try:
-                    ending.wait()
-                    await ending.until_over(self._sends, tensor.nbytes)
-                finally:
-                    del ending
-                return
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
-        try:
-            await self._ended(gen, ending, self._sends, tensor.nbytes)
-        finally:
-            del ending
+        await self._over(gen, lane, send)
 
     async def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank."""
+        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank.
+
+        A receive that is cancelled is taken back: its message goes to the next one.
+        """
         gen = self._world._gen  # noqa: SLF001  (its own)
-        if src is None or gen.parked.waiting or not gen.direct.sends(tensor):
+        try:
+            lane = gen.lane
+            receive = None
+            if lane is not None and lane.takes(tensor):
+                receive, landed = lane.begin_receive(tensor, None if src is None else peer(gen, src), tag)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        if lane is None or receive is None:
             return await self._recv(gen, tensor, src, tag)
         try:
-            work = gen.direct.posted(gen.direct.recv([tensor], peer(gen, src), tag))
-            ending = self._ending(work, next_order())
-            del work  # an error that is kept would keep it, and with it gloo's device
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
-        gen.expect(ending)
-        try:
-            await ending.until_over(self._receives, tensor.nbytes)
+            await self._over(gen, lane, receive)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            parked = Parked(
-                tensor, None, gen.timeout + 5.0, order=ending.order, source=src, explain=gen.explain
-            )
-            ending.tell(parked.settle)
-            gen.parked.park(src, tag, parked)
+            lane.take_back(receive)
             raise
-        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
-            await self._raise(gen, exc)
-        finally:
-            gen.expect_no_more(ending)
-            del ending
-        return src
+        if landed is not None:
+            landed()
+        assert receive.sender is not None  # noqa: S101  (it has a message)
+        return receive.sender
 
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         work = await self._post(gen, lambda: self._world.irecv(tensor, src, tag))
@@ -281,6 +279,27 @@ class Aio:
         )
 
     # -- how -------------------------------------------------------------------------------------------------
+
+    async def _over(self, gen: Generation, lane: Messages, operation: Operation) -> None:
+        """Wait until a message of the lane has come, or gone.
+
+        Raises:
+            asyncio.CancelledError: it goes on.
+            Exception: the world's error, or `SizeMismatchError`.
+        """
+        if operation.done:
+            self._in_a_row += 1
+            if self._in_a_row >= _TURN:  # other tasks get theirs
+                self._in_a_row = 0
+                await asyncio.sleep(0)
+        else:
+            self._in_a_row = 0
+            try:
+                await lane.until_over(operation)
+            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+                await self._raise(gen, exc)
+        if operation.error is not None:
+            await self._raise(gen, lane.told(operation.error))
 
     def _ending(self, work: Any, order: int = 0) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""

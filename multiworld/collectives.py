@@ -38,26 +38,29 @@ class Collectives:
         """Send `tensor` to rank `dst` (any shape and dtype of the backend); returns when it may be reused."""
         gen = self._gen
         try:
-            if gen.direct.sends(tensor):
-                gen.direct.wait(gen.direct.posted(gen.direct.send([tensor], peer(gen, dst), tag)))
+            if gen.lane is not None and gen.lane.takes(tensor):
+                gen.lane.send(tensor, peer(gen, dst), tag)
             else:
                 gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag).wait()
         except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank."""
+        """Receive into `tensor` from rank `src` (None: the first that sends); returns the sender's rank.
+
+        Raises:
+            SizeMismatchError: the message has another size; the world goes on.
+        """
         gen = self._gen
         try:
+            if gen.lane is not None and gen.lane.takes(tensor):
+                return gen.lane.receive(tensor, None if src is None else peer(gen, src), tag)
             if src is None:
                 require_others(gen)
                 work = gen.pg.recv_anysource([flat(gen, tensor)], tag)
                 work.wait()
                 return int(work._source_rank())  # noqa: SLF001  (torch's own recv reads it so)
-            if not gen.parked.waiting and gen.direct.sends(tensor):
-                gen.direct.wait(gen.direct.posted(gen.direct.recv([tensor], peer(gen, src), tag)))
-            else:
-                gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag).wait()
+            gen.pg.recv([flat(gen, tensor)], peer(gen, src), tag).wait()
         except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
         return src
@@ -66,6 +69,8 @@ class Collectives:
         """Start a send; the returned work's ``wait`` blocks until `tensor` may be reused."""
         gen = self._gen
         try:
+            if gen.lane is not None and gen.lane.takes(tensor):
+                return WorldWork(gen.lane.post_send(tensor, peer(gen, dst), tag), gen, once=True)
             return WorldWork(gen.pg.send([flat(gen, tensor)], peer(gen, dst), tag), gen, once=tensor.is_cpu)
         except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
             reraise(gen, exc)
@@ -74,6 +79,9 @@ class Collectives:
         """Start a receive; `tensor` holds the message once the returned work's ``wait`` has returned."""
         gen = self._gen
         try:
+            if gen.lane is not None and gen.lane.takes(tensor):
+                source = None if src is None else peer(gen, src)
+                return WorldWork(gen.lane.post_receive(tensor, source, tag), gen, once=True)
             if src is None:
                 require_others(gen)
                 return WorldWork(gen.pg.recv_anysource([flat(gen, tensor)], tag), gen, once=tensor.is_cpu)

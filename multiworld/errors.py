@@ -7,6 +7,7 @@
     │   ├── WorldClosedError        this process closed the world; nothing can be done in it
     │   ├── UnknownWorldError       no world of that name in this process (a KeyError too)
     │   ├── WrongDeviceError        a tensor lies where the world's backend cannot reach it (a ValueError too)
+    │   ├── SizeMismatchError       a message does not fit the tensor it was received into (a ValueError too)
     │   └── JoinError               the world could not be joined; nothing half-made is left
     │       ├── InvalidJoinError        an argument breaks a rule (a ValueError too)
     │       ├── RankTakenError          two processes claim the same rank
@@ -46,6 +47,7 @@ __all__ = [
     "RankTakenError",
     "RouterError",
     "ShimError",
+    "SizeMismatchError",
     "StaleGenerationError",
     "StoreBindError",
     "StoreUnreachableError",
@@ -154,6 +156,30 @@ class UnknownWorldError(WorldError, KeyError):
 
 class WrongDeviceError(WorldError, ValueError):
     """A tensor lies on a device that the world's backend cannot reach."""
+
+
+class SizeMismatchError(WorldError, ValueError):
+    """A message does not fit the tensor that it was received into.
+
+    Raised where it is received; the tensor is as it was, the message is gone, and the world goes on.
+
+    Args:
+        world: its name.
+        sent: bytes of the message.
+        expected: bytes of the tensor.
+        sender: rank of the sender, in the world.
+    """
+
+    def __init__(self, world: str, *, sent: int, expected: int, sender: int) -> None:
+        self.sent = sent
+        self.expected = expected
+        self.sender = sender
+        super().__init__(
+            world,
+            f"rank {sender} of world {world!r} sent {sent} bytes, and the tensor to receive into has {expected}",
+            rule="Both ends give tensors of the same number of bytes",
+            next_step="Compare shape and dtype on both; the message is gone, and the world goes on",
+        )
 
 
 class JoinError(WorldError):

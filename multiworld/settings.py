@@ -12,6 +12,7 @@
 | ``M8D_HOST`` | address, or name, of this host at which the other members reach it | by ``M8D_IFNAME`` |
 | ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | what leads to the store, or outward |
 | ``M8D_RUN_ID`` | the run that this process belongs to: only members of one run meet | ``TORCHELASTIC_RUN_ID`` |
+| ``M8D_LANE`` | ``0``: messages between members go through gloo, not over their own connection | 1 |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -60,6 +61,7 @@ class Settings:
         early_close: whether a crash is detected before the process's memory is freed (docs/faults.md).
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
+        lane: whether messages of CPU tensors go over the members' own connection, where all members have it so.
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
             number.
     """
@@ -71,6 +73,7 @@ class Settings:
     shim: str = "auto"
     require_patch: bool = False
     gloo_threads: int = 0
+    lane: bool = True
     early_close: bool = True
     host: str = ""
     ifname: str = ""
@@ -102,6 +105,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
         early_close=_flag(env, _named(env, "M8D_EARLY_CLOSE"), default=Settings.early_close),
+        lane=_flag(env, "M8D_LANE", default=Settings.lane),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         host=env.get("M8D_HOST", "").strip(),

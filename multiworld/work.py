@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from multiworld._core.reraise import raise_instead
 from multiworld.events import State
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from datetime import timedelta
 
+    from multiworld._c10d.lane.work import LaneWork
     from multiworld._generation.generation import Generation
 
 __all__ = ["Waitable", "WorldWork", "seen"]
@@ -47,6 +48,11 @@ class WorldWork:
         self._generation = generation
         self._once = once
         self._done = False
+
+    @property
+    def message(self) -> LaneWork | None:
+        """Its message over the lane; None where torch carries it."""
+        return cast("LaneWork", self._work) if hasattr(self._work, "operation") else None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation is done, as ``Work.wait`` does; at once when it is done already.

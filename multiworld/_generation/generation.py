@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
 from multiworld._c10d.gloo import fast_path
+from multiworld._c10d.lane.channels import Channels
+from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.waiter_pool import pool
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
@@ -82,6 +84,7 @@ class Generation:
         world, rank, size, number, roster: of the members.
         pg: the process group; from the generation's end on, all its operations raise.
         direct: its backend's operations; without plain gloo they take nothing. From the end on as `pg`.
+        lane: messages of CPU tensors; None where they go through the process group. From the end on as `pg`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         parked: receives whose callers stopped waiting.
@@ -102,6 +105,10 @@ class Generation:
         self.device_types = group.device_types
         self.pg: ProcessGroup = group.pg
         self.direct = fast_path.of(group.pg, c10d)
+        self.lane: Messages | None = None
+        if resources.lane is not None:
+            self.lane = Messages(resources.lane, self.world, timeout, self.explain)
+            c10d.lane = Channels(self.lane, c10d)
         self.parked = ParkedReceives(pool.run)
         self._owner = owner
         self._busy = resources.busy
@@ -169,6 +176,8 @@ class Generation:
         """Let go of the process group: every operation that begins from now on raises."""
         refusal = Refusal(self.error)
         self.pg, self.direct = cast("ProcessGroup", refusal), cast("fast_path.Direct", refusal)
+        if self.lane is not None:
+            self.lane = cast("Messages", refusal)
         self.c10d.break_(self.error)
 
     def _refuse_operations(self, _: StageEvent) -> None:
@@ -280,7 +289,14 @@ class Generation:
     def forked(self) -> None:
         """In a forked child: this is the parent's, whose world would end if anything of it were touched."""
         _inherited.append(
-            (self.pg, self.direct, self._attachment, self._awaited.disown(), self._holdings.disown())
+            (
+                self.pg,
+                self.direct,
+                self.lane,
+                self._attachment,
+                self._awaited.disown(),
+                self._holdings.disown(),
+            )
         )
         self.machine.forked()
         self.refuse()

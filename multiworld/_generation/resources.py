@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.routing.state import WorldState
     from multiworld._core.membership.roster import Roster
     from multiworld._generation.busy_members import BusyMembers
+    from multiworld._net.lane.endpoint import Endpoint
     from multiworld._net.liveness.attachment import Attachment
     from multiworld._net.stores.rendezvous import Rendezvous
     from multiworld._net.stores.store import StoreHandle
@@ -42,6 +43,7 @@ class Resources:
         rendezvous: the generation's record in the store.
         store: this generation's hold on the store.
         group_store: what the process group was built over.
+        lane: the connections for messages; None where they go through gloo.
     """
 
     roster: Roster
@@ -52,6 +54,7 @@ class Resources:
     rendezvous: Rendezvous
     store: StoreHandle
     group_store: PollingStore
+    lane: Endpoint | None
 
     @property
     def keys(self) -> list[str]:
@@ -80,14 +83,14 @@ class Holdings:
         self._released = threading.Event()
 
     def abort(self, delay: float = 0.0) -> None:
-        """Let the group's pending operations raise, at once or after `delay` seconds."""
+        """Let pending operations raise, at once or after `delay` seconds."""
         resources = self._resources  # a close in another thread may take it meanwhile
         if resources is None:
             return
         if not delay:
-            resources.group.abort()
+            _end_operations(resources)
             return
-        timer = self._aborter = threading.Timer(delay, resources.group.abort)
+        timer = self._aborter = threading.Timer(delay, _end_operations, (resources,))
         timer.daemon = True
         timer.name = f"m8d-abort-{resources.roster.world}"
         timer.start()
@@ -100,6 +103,7 @@ class Holdings:
             return
         if self._aborter is not None:
             self._aborter.cancel()
+        _end_operations(resources)
         group = resources.group
         if group.close(deadline):
             resources.store.idle()
@@ -162,6 +166,13 @@ class Holdings:
         self._released.set()
         self._resources = self._store = self._unfreed = self._aborter = None
         return kept
+
+
+def _end_operations(resources: Resources) -> None:
+    """Let everything that is pending raise."""
+    if resources.lane is not None:
+        resources.lane.fail(ConnectionAbortedError("the world is over"))
+    resources.group.abort()
 
 
 def _nothing() -> None:

@@ -24,6 +24,7 @@ from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
+from multiworld._join import lane
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Endpoint, Roster
     from multiworld._generation.stage import StateMachine
     from multiworld._join.arguments import JoinPlan
+    from multiworld._net.lane.door import Door
     from multiworld._net.stores.store import StoreHandle
     from multiworld.events import Breakage
     from multiworld.watchdog import Watchdog
@@ -145,7 +147,7 @@ def _steps(
     attempt: _Attempt,
 ) -> Resources:
     plan, machine = terms.plan, terms.machine
-    store, rendezvous, roster = _agree(terms, watchdog, holds, undo, attempt.begin)
+    store, rendezvous, roster, door = _agree(terms, watchdog, holds, undo, attempt.begin)
     machine.generation = roster.generation
 
     def check() -> None:
@@ -161,6 +163,9 @@ def _steps(
         on_busy=busy.note,
     )
     undo.callback(attachment.detach)
+    endpoint = lane.connect(door, roster, attachment, machine, deadline=terms.deadline, check=check)
+    if endpoint is not None:
+        undo.callback(lambda: endpoint.fail(ConnectionAbortedError("the join came to nothing")))
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
     polling = attempt.polling = PollingStore(
@@ -199,6 +204,7 @@ def _steps(
         rendezvous=rendezvous,
         store=store,
         group_store=polling,
+        lane=endpoint,
     )
     undo.callback(lambda: rendezvous.over(made.keys))
     group.joined()
@@ -211,7 +217,7 @@ def _agree(
     holds: contextlib.ExitStack,
     undo: contextlib.ExitStack,
     begun: Callable[[Rendezvous], object],
-) -> tuple[StoreHandle, Rendezvous, Roster]:
+) -> tuple[StoreHandle, Rendezvous, Roster, Door | None]:
     """Open the store and meet the others there, until the deadline; `begun` is told before a claim is made.
 
     A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of
@@ -228,15 +234,18 @@ def _agree(
         )
         undo.callback(store.close)
         endpoint = holds.enter_context(_listening(watchdog, store.local_host))
+        door = lane.open_door(plan, store.local_host, watchdog.process)
+        if door is not None:
+            holds.enter_context(door)
         rendezvous = Rendezvous(
             store.store,
-            _request(plan, watchdog.process, endpoint),
+            _request(plan, watchdog.process, endpoint, door),
             deadline=deadline,
             cancelled=cancelled,
         )
         begun(rendezvous)
         try:
-            return store, rendezvous, rendezvous.agree()
+            return store, rendezvous, rendezvous.agree(), door
         except StoreUnreachableError:
             undo.close()
             holds.close()
@@ -255,7 +264,7 @@ def _listening(watchdog: Watchdog, host: str) -> Iterator[Endpoint]:
         watchdog.release_endpoint(endpoint)
 
 
-def _request(plan: JoinPlan, process: str, endpoint: Endpoint) -> JoinRequest:
+def _request(plan: JoinPlan, process: str, endpoint: Endpoint, door: Door | None) -> JoinRequest:
     last, held = registry.last(plan.name)
     return JoinRequest(
         world=plan.name,
@@ -271,6 +280,7 @@ def _request(plan: JoinPlan, process: str, endpoint: Endpoint) -> JoinRequest:
         last_generation=last,
         held_rank=None if held < 0 else held,
         run=settings.run_id(),
+        lane=None if door is None else door.address,
     )
 
 

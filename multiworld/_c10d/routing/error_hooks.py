@@ -149,9 +149,15 @@ def _posting(original: Any) -> Any:
     function = getattr(original, "__func__", original)
     source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
 
+    name = original.__name__
+
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         try:
+            if owner is not None and owner.lane is not None:
+                work = owner.lane.posted(name, group, args, kwargs)
+                if work is not None:
+                    return work
             if source_at != -1 and owner is not None and _claims(owner, group) and not kwargs:
                 work = _after_parked(owner, function, group, args, source_at)
                 if work is not None:

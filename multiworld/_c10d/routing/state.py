@@ -27,6 +27,7 @@ from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
 
 if TYPE_CHECKING:
+    from multiworld._c10d.lane.channels import Channels
     from multiworld._c10d.nccl.inflight import Traffic
     from multiworld._c10d.routing.state_types import GlooGroups, ParkedReceives
 
@@ -200,6 +201,7 @@ class WorldState(c10d._World):
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
         parked: the receives of its default group that nothing waits for any more, a
             `multiworld._generation.parked_receives.ParkedReceives`.
+        lane: what sends messages of its groups over the lane; None where they go through gloo.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:
@@ -218,6 +220,7 @@ class WorldState(c10d._World):
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: GlooGroups | None = None
         self.parked: ParkedReceives | None = None
+        self.lane: Channels | None = None
         self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None

@@ -13,12 +13,19 @@ class SizesDifferError(Exception):
     Args:
         sent: bytes of the message, which is gone.
         expected: bytes of the buffer, which is untouched.
+        sender: rank that the message came from.
     """
 
-    def __init__(self, sent: int, expected: int) -> None:
+    def __init__(self, sent: int, expected: int, sender: int) -> None:
         self.sent = sent
         self.expected = expected
-        super().__init__(f"a message of {sent} bytes was sent, and {expected} are expected")
+        self.sender = sender
+        super().__init__(sent, expected, sender)
+
+    def __str__(self) -> str:
+        return (
+            f"a message of {self.sent} bytes was sent by rank {self.sender}, and {self.expected} are expected"
+        )
 
 
 class Send:

@@ -152,7 +152,7 @@ class Peer:
         if arrival.size != len(receive.view):
             if arrival.source is Source.ANNOUNCED:
                 self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
-            self._state.over(receive, SizesDifferError(arrival.size, len(receive.view)))
+            self._state.over(receive, SizesDifferError(arrival.size, len(receive.view), self.rank))
             return
         if arrival.view is not None:  # bytes have come already
             receive.view[: arrival.received] = arrival.view[: arrival.received]

@@ -32,8 +32,16 @@ class Watch:
         self._waits: dict[int, int] = {}  # of each rank: those that need its connection
         self._descriptors: dict[int, int] = {}
 
-    async def until_over(self, operation: Operation) -> None:
-        """Wait until an operation is over; cancelled, it goes on."""
+    async def until_over(self, operation: Operation, timeout: float | None = None) -> bool:
+        """Wait until an operation is over; cancelled, it goes on.
+
+        Args:
+            operation: of the endpoint.
+            timeout: seconds; None for no end.
+
+        Returns:
+            Whether it is over; False when the time ran out.
+        """
         over: asyncio.Future[None] = self.loop.create_future()
 
         def tell() -> None:
@@ -44,12 +52,16 @@ class Watch:
                     self.loop.call_soon_threadsafe(_settle, over)
 
         if not self._endpoint.when_over(operation, tell):
-            return
+            return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
         ranks = self._look(rank)
+        timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
         try:
             await over
+            return operation.done
         finally:
+            if timer is not None:
+                timer.cancel()
             self._endpoint.forget(operation, tell)
             self._look_away(ranks)
 

@@ -35,7 +35,7 @@ class Background:
         self._asleep = False
         # Kept by their endpoints' keys: an endpoint that goes takes its watch along.
         self._watches: weakref.WeakKeyDictionary[Endpoint, Watch] = weakref.WeakKeyDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
 
     def take_on(self, endpoint: Endpoint, operation: Operation) -> None:
         """See that an operation gets on, whether or not a caller waits for it."""

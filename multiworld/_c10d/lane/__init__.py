@@ -1,0 +1,1 @@
+"""Messages of tensors over the members' own connection; a part of `multiworld._c10d`."""

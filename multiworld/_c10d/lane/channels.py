@@ -1,0 +1,132 @@
+"""Sends and receives of a world's process groups, posted by torch's functions: which of them the lane takes.
+
+``dist.send``, ``isend``, batches and pipelines all call `send`, `recv` or `recv_anysource` of a ProcessGroup
+in the end; `multiworld._c10d.routing.error_hooks` asks here first. Each process group has a channel of its
+own, a number made of the name that all its members know it by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from multiworld._c10d.lane.messages import MAX_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multiworld._c10d.lane.messages import Messages
+    from multiworld._c10d.lane.work import LaneWork
+    from multiworld._c10d.routing.state import WorldState
+
+__all__ = ["Channel", "Channels", "number_of"]
+
+_CPU = torch.device("cpu")
+_NAMES = {
+    "send": ("tensors", "dstRank", "tag"),
+    "recv": ("tensors", "srcRank", "tag"),
+    "recv_anysource": ("tensors", "tag"),
+}
+"""The methods, and torch's names of their parameters."""
+
+
+class Channel(NamedTuple):
+    """A process group's place in the lane.
+
+    Attributes:
+        number: 0 for the world's default group.
+        ranks: of its members in the world, by their ranks in the group.
+        own: rank of this process in the group.
+        rank_of: its members' ranks in the group, by those in the world.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    own: int
+    rank_of: Mapping[int, int]
+
+
+class Channels:
+    """Those of one world.
+
+    Args:
+        messages: of the world.
+        state: of the world; it owns this.
+    """
+
+    def __init__(self, messages: Messages, state: WorldState) -> None:
+        self._messages = messages
+        self._state = weakref.ref(state)
+        # Weak: a group that its users have destroyed must go.
+        self._known: weakref.WeakKeyDictionary[Any, Channel | None] = weakref.WeakKeyDictionary()
+
+    def posted(
+        self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> LaneWork | None:
+        """Post a send or a receive over the lane; None where it is torch's to post, or to refuse.
+
+        Args:
+            name: of the ProcessGroup's method.
+            group: the ProcessGroup.
+            args: of the method.
+            kwargs: of the method.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the world is over.
+        """
+        if kwargs:
+            names = _NAMES[name]
+            args = (*args, *(kwargs[each] for each in names[len(args) :] if each in kwargs))
+        channel = self._known.get(group) or self._of(group)
+        if channel is None or len(args) != len(_NAMES[name]):
+            return None
+        given, tag = args[0], args[-1]
+        if type(given) is not list or len(given) != 1 or type(tag) is not int or not 0 <= tag <= MAX_TAG:
+            return None
+        (tensor,) = given
+        if not self._messages.takes(tensor):
+            return None
+        if name == "recv_anysource":
+            work = self._messages.post_receive(tensor, None, tag, channel.number, channel.rank_of.__getitem__)
+        else:
+            peer = args[1]
+            if type(peer) is not int or not 0 <= peer < len(channel.ranks) or peer == channel.own:
+                return None
+            post = self._messages.post_send if name == "send" else self._messages.post_receive
+            work = post(tensor, channel.ranks[peer], tag, channel.number, channel.rank_of.__getitem__)
+        if work.operation.error is not None:
+            work.wait()  # raises
+        return work
+
+    def _of(self, group: Any) -> Channel | None:
+        state = self._state()
+        if state is None or group in self._known:
+            return None
+        found = self._known[group] = _channel(group, state)
+        return found
+
+
+def _channel(group: Any, state: WorldState) -> Channel | None:
+    """Return the channel of a group; None where its CPU tensors are another backend's than gloo's."""
+    if _CPU in group._device_types and not _is_gloo(str(dict.get(state.pg_backend_config, group, ""))):
+        return None
+    by_world = dict.get(state.pg_group_ranks, group)
+    if not by_world:
+        return None
+    rank_of = {int(rank): int(inside) for rank, inside in by_world.items()}
+    ranks = tuple(sorted(rank_of, key=rank_of.__getitem__))
+    default = group is state.group
+    number = 0 if default else number_of(str(dict.get(state.pg_names, group, "")))
+    return Channel(number, ranks, int(group.rank()), rank_of)
+
+
+def _is_gloo(config: str) -> bool:
+    return any(part.strip().lower() in {"gloo", "cpu:gloo"} for part in config.split(","))
+
+
+def number_of(name: str) -> int:
+    """Return the number of a group's channel: 56 bits of a digest of its name, never 0."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") or 1

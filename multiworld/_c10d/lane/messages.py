@@ -1,0 +1,258 @@
+"""The point-to-point operations of one generation of a world, on tensors of the CPU, over its lane.
+
+Ranks are ranks of the world; a process group's own are translated where its messages are posted (`channels`).
+A message's channel says which group it belongs to: messages of one group never match receives of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from operator import index
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from multiworld._c10d.lane import tensors
+from multiworld._c10d.lane.work import LaneWork
+from multiworld._core.lane.operations import Send, SizesDifferError
+from multiworld._core.reraise import raise_instead
+from multiworld._net.lane.awaiting import Watch
+from multiworld._net.lane.background import background
+from multiworld.errors import SizeMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from multiworld._core.lane.operations import Receive
+    from multiworld._net.lane.endpoint import Endpoint, Operation
+
+__all__ = ["MAX_TAG", "Messages"]
+
+MAX_TAG = 0x7FFF_FFFF
+"""torch's tags are C++ ints."""
+
+_refused, _view_of, _is_plain = tensors.refused, tensors.view_of, tensors.is_plain
+
+
+class Messages:
+    """See the module.
+
+    Args:
+        endpoint: of the lane; the caller ends it.
+        world: name, for errors.
+        timeout: seconds, of each operation.
+        explain: makes of an error what an operation raises; may wait for a verdict.
+
+    Attributes:
+        takes: ``(tensor) -> bool``: whether messages of it go over the lane.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        world: str,
+        timeout: float,
+        explain: Callable[[BaseException], BaseException],
+    ) -> None:
+        self.endpoint = endpoint
+        self.world = world
+        self.timeout = timeout
+        self._explain = explain
+        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+
+    @staticmethod
+    def takes(tensor: object) -> bool:
+        """Whether messages of `tensor` go over the lane; the others are torch's to decide."""
+        return not _refused(tensor)
+
+    # -- blocking --------------------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Send, in the world's own group, and wait until `tensor` may be reused.
+
+        Raises:
+            Exception: the lane's or this process's own, for `explain`.
+        """
+        given = tensor if _is_plain(tensor) else tensors.sendable(tensor)
+        view = _view_of(given)
+        deadline = time.monotonic() + self.timeout
+        try:
+            self.endpoint.send(dst, 0, checked(tag), view, deadline, given.data_ptr(), given)
+        except TimeoutError:
+            raise _late_send(dst, self.timeout) from None
+
+    def receive(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+        """Receive, in the world's own group; returns the sender's rank. `src` None: any.
+
+        Raises:
+            SizeMismatchError: the message has another size.
+            Exception: as `send`.
+        """
+        given = tensor if _is_plain(tensor) else torch.empty_like(tensor).contiguous()
+        deadline = time.monotonic() + self.timeout
+        try:
+            sender = self.endpoint.receive(src, 0, checked(tag), _view_of(given), deadline, given)
+        except SizesDifferError as error:
+            raise self.told(error) from None
+        except TimeoutError:
+            raise _late_receive(src, self.timeout) from None
+        if given is not tensor:
+            tensors.copied_back(given, tensor)
+        return sender
+
+    # -- posted ----------------------------------------------------------------------------------------------
+
+    def post_send(
+        self, tensor: Tensor, dst: int, tag: int = 0, channel: int = 0, rank_of: Callable[[int], int] = int
+    ) -> LaneWork:
+        """Begin to send."""
+        send = self.begin_send(tensor, dst, tag, channel)
+        if not send.done:
+            background.take_on(self.endpoint, send)
+        return LaneWork(self, send, tensor, rank_of)
+
+    def post_receive(
+        self,
+        tensor: Tensor,
+        src: int | None,
+        tag: int = 0,
+        channel: int = 0,
+        rank_of: Callable[[int], int] = int,
+    ) -> LaneWork:
+        """Begin to receive."""
+        receive, landed = self.begin_receive(tensor, src, tag, channel)
+        if not receive.done:
+            background.take_on(self.endpoint, receive)
+        return LaneWork(self, receive, tensor, rank_of, landed)
+
+    def begin_send(self, tensor: Tensor, dst: int, tag: int = 0, channel: int = 0) -> Send:
+        """Begin to send; the caller waits for it."""
+        given = tensor if _is_plain(tensor) else tensors.sendable(tensor)
+        view = _view_of(given)
+        return self.endpoint.post_send(dst, channel, checked(tag), view, given.data_ptr(), given)
+
+    def begin_receive(
+        self, tensor: Tensor, src: int | None, tag: int = 0, channel: int = 0
+    ) -> tuple[Receive, Callable[[], None] | None]:
+        """Begin to receive; the caller waits for it, and then calls the second value, if there is one."""
+        if _is_plain(tensor):
+            return self.endpoint.post_receive(src, channel, checked(tag), _view_of(tensor), tensor), None
+        given = torch.empty_like(tensor).contiguous()
+        receive = self.endpoint.post_receive(src, channel, checked(tag), _view_of(given), given)
+        return receive, lambda: tensors.copied_back(given, tensor)
+
+    # -- the end of what was posted --------------------------------------------------------------------------
+
+    def finish(self, operation: Operation, timeout: float = 0.0) -> None:
+        """Wait until an operation is over.
+
+        Args:
+            operation: of this lane.
+            timeout: seconds; 0: the world's.
+
+        Raises:
+            Exception: the world's error, or `SizeMismatchError`.
+        """
+        try:
+            if not operation.done:
+                self.endpoint.wait(operation, time.monotonic() + (timeout or self.timeout))
+            error = operation.error
+        except TimeoutError:
+            error = self._late(operation, timeout or self.timeout)
+        if error is not None:
+            self._raise(error)
+
+    def _raise(self, error: Exception) -> NoReturn:
+        try:
+            raise_instead(self.told(error), self.explained(error))
+        finally:
+            del error  # else this frame and the exception hold each other
+
+    def explained(self, error: Exception) -> Exception:
+        """Return what waiting for an operation raises that ended with `error`; may wait for a verdict."""
+        told = self.told(error)
+        found = self._explain(told)
+        return found if isinstance(found, Exception) else told
+
+    def told(self, error: Exception) -> Exception:
+        """Return a lane's error as a new one, to be raised: the sizes' in the world's words."""
+        if isinstance(error, SizesDifferError):
+            return SizeMismatchError(
+                self.world, sent=error.sent, expected=error.expected, sender=error.sender
+            )
+        return type(error)(*error.args)
+
+    def _late(self, operation: Operation, seconds: float) -> TimeoutError:
+        if isinstance(operation, Send):
+            return _late_send(operation.peer, seconds)
+        return _late_receive(operation.source, seconds)
+
+    # -- awaited ---------------------------------------------------------------------------------------------
+
+    async def until_over(self, operation: Operation) -> None:
+        """Wait for an operation in the running loop; cancelled, it goes on.
+
+        Raises:
+            TimeoutError: it took longer than the world's timeout.
+        """
+        watch = self._watch_of(asyncio.get_running_loop())
+        try:
+            over = await watch.until_over(operation, self.timeout)
+        except BaseException:
+            if isinstance(operation, Send) and not operation.done:
+                background.take_on(self.endpoint, operation)
+            raise
+        if not over:
+            raise self._late(operation, self.timeout)
+
+    def take_back(self, receive: Receive) -> None:
+        """Take back a receive whose task was cancelled: its message goes to the next one."""
+        (getattr(self.endpoint, "take_back", None) or self.endpoint.cancel)(receive)
+
+    def _watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
+        """Return the loop's one watch: two would take its descriptors from each other."""
+        watch = self._watches.get(loop)
+        if watch is None:
+            living = {each: kept for each, kept in self._watches.items() if not each.is_closed()}
+            watch = living[loop] = Watch(self.endpoint, loop)
+            self._watches = living
+        return watch
+
+    def when_over(self, work: LaneWork, future: torch.futures.Future[Any]) -> None:
+        """Complete torch's `future` when a work is over, in a thread of the pool."""
+        from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (only who asks for a future pays)
+
+        def complete() -> None:
+            try:
+                work.wait()
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type, unused-ignore]
+            else:
+                future.set_result(work.result())
+
+        if not self.endpoint.when_over(work.operation, lambda: pool.run(complete)):
+            complete()
+
+
+def _late_send(peer: int, seconds: float) -> TimeoutError:
+    return TimeoutError(f"a send to rank {peer} timed out: not received within {seconds:g} s")
+
+
+def _late_receive(source: int | None, seconds: float) -> TimeoutError:
+    sender = "any rank" if source is None else f"rank {source}"
+    return TimeoutError(f"a receive from {sender} timed out: no message within {seconds:g} s")
+
+
+def checked(tag: int) -> int:
+    """Return `tag`.
+
+    Raises:
+        ValueError: it is no tag.
+        TypeError: it is no whole number.
+    """
+    if 0 <= index(tag) <= MAX_TAG:
+        return tag
+    raise ValueError(f"tag {tag}. Tags are 0 to {MAX_TAG}. Choose another, the same on both ends.")

@@ -1,0 +1,108 @@
+"""The work of a message over the lane: what ``dist.isend`` and ``dist.irecv`` return in a world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from torch import Tensor
+
+    from multiworld._c10d.lane.messages import Messages
+    from multiworld._net.lane.endpoint import Operation
+
+__all__ = ["LaneWork"]
+
+
+class LaneWork(Work):  # type: ignore[misc, unused-ignore]
+    """A send or a receive that is under way, or over.
+
+    Args:
+        messages: of the world.
+        operation: of the lane.
+        tensor: as given to torch.
+        rank_of: makes a world's rank one of the process group that it was posted in.
+        landed: called once, in the first thread that waits, when a receive's bytes are there: puts them into
+            `tensor`, where they had to go elsewhere first.
+
+    Attributes:
+        messages, operation: as given.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        operation: Operation,
+        tensor: Tensor,
+        rank_of: Callable[[int], int] = int,
+        landed: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.operation = operation
+        self.messages = messages
+        self._tensor = tensor
+        self._rank_of = rank_of
+        self._landed = landed
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until it is over.
+
+        Args:
+            timeout: None, or 0: the world's own.
+
+        Raises:
+            BrokenWorldException: the world broke, or this took longer than `timeout`, which breaks it.
+            SizeMismatchError: the message has another size than the tensor.
+        """
+        self.messages.finish(self.operation, timeout.total_seconds() if timeout else 0.0)
+        self.land()
+        return True
+
+    def land(self) -> None:
+        """It is over, and went well: put the bytes where they are to be."""
+        landed, self._landed = self._landed, None
+        if landed is not None:
+            landed()
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` does not block."""
+        return self.operation.done
+
+    def is_success(self) -> bool:
+        """Whether it is over, and went well."""
+        return self.operation.done and self.operation.error is None
+
+    def exception(self) -> Exception | None:
+        """What `wait` raises; None as long as that is nothing."""
+        error = self.operation.error
+        return None if error is None else self.messages.explained(error)
+
+    def source_rank(self) -> int:
+        """The sender's rank in the process group; -1 for a send, and before the message is there."""
+        sender = getattr(self.operation, "sender", None)
+        return -1 if sender is None or not self.operation.done else self._rank_of(sender)
+
+    _source_rank = source_rank
+
+    def result(self) -> list[Tensor]:
+        """The tensor."""
+        return [self._tensor]
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that is done when this is over; its value is the list of the tensor."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        self.messages.when_over(self, future)
+        return future
+
+    def abort(self) -> NoReturn:
+        """A message cannot be aborted alone."""
+        raise RuntimeError("a single message cannot be aborted: close the world")

@@ -1,0 +1,97 @@
+"""The lane of a generation that is being joined: where it is connected, and its connections.
+
+A world has a lane where gloo would carry its messages of CPU tensors, all its members speak it
+(``M8D_LANE=0`` takes one out), and there is a member to send to.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from multiworld import settings
+from multiworld._c10d.waiter_pool import pool
+from multiworld._core.state_machine import Broke
+from multiworld._net.lane.door import Door
+from multiworld._net.lane.endpoint import Endpoint
+from multiworld._net.lane.meeting import meet
+from multiworld.events import Breakage, Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._core.membership.roster import Roster
+    from multiworld._generation.stage import StateMachine
+    from multiworld._join.arguments import JoinPlan
+    from multiworld._net.liveness.attachment import Attachment
+
+__all__ = ["connect", "open_door"]
+
+REPORT_GRACE = 2.0
+"""Seconds that a lost connection waits at most for the watchdog to say why; its own grace is far shorter."""
+
+
+def open_door(plan: JoinPlan, host: str, process: str) -> Door | None:
+    """Open this member's door; None where its world has no lane.
+
+    Args:
+        plan: of the join.
+        host: numeric address of this host, where the others reach it.
+        process: this process's id.
+
+    Raises:
+        MultiworldError: `host` cannot be bound, or a setting has no sense.
+    """
+    if plan.world_size == 1 or not _carried(plan.backend) or not settings.load().lane:
+        return None
+    return Door(host, process)
+
+
+def _carried(backend: str) -> bool:
+    """Whether messages of CPU tensors of a world with this backend are gloo's, or of no backend at all."""
+    parts = [part.strip().rpartition(":") for part in backend.split(",")]
+    cpu = {name for device, _, name in parts if device in {"", "cpu"}}
+    return all(name == "gloo" or name.startswith("nccl") for name in cpu)
+
+
+def connect(
+    door: Door | None,
+    roster: Roster,
+    attachment: Attachment,
+    machine: StateMachine,
+    *,
+    deadline: float,
+    check: Callable[[], None],
+) -> Endpoint | None:
+    """Connect with all other members, if all have a lane; None where some have not.
+
+    Args:
+        door: this member's.
+        roster: of the generation.
+        attachment: the generation's place in the watchdog.
+        machine: of the generation.
+        deadline: ``time.monotonic()`` seconds.
+        check: called often; raises to give up.
+
+    Raises:
+        JoinTimeoutError: members are missing at the deadline.
+        Exception: what `check` raised.
+    """
+    if door is None or not roster.lane_version:
+        return None
+    met = meet(door, roster, deadline=deadline, check=check)
+
+    def lost(rank: int, error: Exception) -> None:
+        # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.
+        pool.run(lambda: _report(attachment, machine, rank, str(error)))
+
+    return Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
+
+
+def _report(attachment: Attachment, machine: StateMachine, rank: int, reason: str) -> None:
+    """A connection ended: the world breaks, by the watchdog's verdict, or for this reason."""
+    if machine.state is not State.ACTIVE:
+        return
+    detail = f"the connection for messages to rank {rank} was lost: {reason}"
+    attachment.report(detail, (rank,), deadline=time.monotonic() + REPORT_GRACE)
+    machine.apply(Broke(Breakage(Cause.FAILED, (rank,), detail, time.monotonic())))
