@@ -9,7 +9,7 @@ import random
 from collections import deque
 
 from multiworld._core.lane.lane import Lane
-from multiworld._core.lane.operations import Receive, Send
+from multiworld._core.lane.operations import Receive, Send, Source
 
 __all__ = ["Network", "payload"]
 
@@ -33,6 +33,7 @@ class Network:
         self._pipes: dict[tuple[int, int], deque[bytes]] = {
             (a, b): deque() for a in ranks for b in ranks if a != b
         }
+        self._reads = []  # taken, and not carried out: whose, and what
         self._random = random.Random(seed)  # noqa: S311  (not a secret)
         self._most = most
 
@@ -49,11 +50,12 @@ class Network:
 
     def step(self) -> bool:
         """Write, deliver or read something somewhere; False if there is nothing left to do."""
-        choices = [(src, dst) for src, dst in self._pipes if self._can(src, dst)]
         for rank, lane in enumerate(self.lanes):
-            for read in lane.take_reads():
-                self._read(rank, read)
-                return True
+            self._reads += [(rank, read) for read in lane.take_reads()]
+        choices = [(src, dst) for src, dst in self._pipes if self._can(src, dst)]
+        if self._reads and (not choices or self._random.random() < 0.3):
+            self._read(*self._reads.pop(self._random.randrange(len(self._reads))))
+            return True
         if not choices:
             return False
         src, dst = self._random.choice(choices)
@@ -87,7 +89,9 @@ class Network:
 
     def _read(self, rank: int, read) -> None:
         succeeded = self._random.random() < 0.8
-        if succeeded:
+        if read.arrival.source is Source.VOID:
+            pass  # the buffer is another's by now
+        elif succeeded:
             read.view[:] = self.memory[read.address]
         else:
             read.view[: len(read.view) // 2] = bytes(len(read.view) // 2)  # it may have begun

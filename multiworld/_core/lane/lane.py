@@ -102,22 +102,38 @@ class Lane:
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back; its buffer is the caller's again. What had come goes to the next receive.
 
+        A message that was to be read from memory is then read anew: a `MemoryRead` of it that the caller has
+        taken is void. None may be under way.
+
         Returns:
-            False if it is over, or if its message is being read from memory, which ends by itself.
+            False if it is over.
         """
-        arrival = receive.arrival
-        if receive.done or (arrival is not None and arrival.source is Source.MEMORY):
+        if receive.done:
             return False
-        receive.done, receive.arrival, receive.keep = True, None, None
+        arrival = receive.arrival
+        receive.done, receive.arrival, receive.keep, receive.sender = True, None, None, None
         if arrival is None:
             self._state.matching.cancel(receive)
         else:
             self.peers[arrival.peer].give_back(arrival, receive)
         return True
 
+    def take_back(self, receive: Receive) -> None:
+        """Cancel a receive even if it is over: its message, copied from ``receive.view``, goes to the next.
+
+        It has its old place among its sender's messages. The buffer, which must still be there, is the
+        caller's again. Nothing happens if the receive ended with an error, or was cancelled or taken back, or
+        if the lane has ended.
+        """
+        if not receive.done:
+            self.cancel(receive)
+        elif receive.sender is not None and receive.error is None and self.error is None:
+            sender, receive.sender = receive.sender, None
+            self.peers[sender].restore(receive)
+
     def read(self, arrival: Arrival, *, succeeded: bool) -> None:
         """A `MemoryRead` is over. If it failed, the bytes travel, and that peer has no more of them."""
-        if self.error is None:
+        if self.error is None and arrival.source is Source.MEMORY:
             self.peers[arrival.peer].read(arrival, succeeded=succeeded)
 
     def take_reads(self) -> list[MemoryRead]:

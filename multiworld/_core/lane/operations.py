@@ -73,13 +73,18 @@ class Receive:
         view: gets its bytes; the core writes into it until `done`.
         keep: what owns its memory, if `view` does not; released with `done`.
         order: among the receives of the lane.
-        sender: rank whose message it matched; None before that.
+        sender: rank whose message it matched; None before that, and if the message was taken back.
+        place: of the message among those of its sender.
+        announced: the id of its announcement; 0: none.
         done: whether it is over.
         error: why it failed; None if it did not.
         arrival: the message that it matched, while that is not complete.
     """
 
-    __slots__ = ("arrival", "channel", "done", "error", "keep", "order", "sender", "source", "tag", "view")
+    __slots__ = (
+        "announced", "arrival", "channel", "done", "error", "keep", "order", "place", "sender", "source",
+        "tag", "view",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -97,6 +102,8 @@ class Receive:
         self.order = order
         self.keep = keep
         self.sender: int | None = None
+        self.place = 0
+        self.announced = 0
         self.done = False
         self.error: Exception | None = None
         self.arrival: Arrival | None = None
@@ -111,6 +118,8 @@ class Source(enum.Enum):
     """They are with the sender, who waits to be asked."""
     MEMORY = "memory"
     """They are being read from the sender's memory."""
+    VOID = "void"
+    """They are not needed: another arrival took the message over."""
 
 
 class Arrival:

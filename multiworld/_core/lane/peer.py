@@ -146,7 +146,7 @@ class Peer:
 
     def matched(self, arrival: Arrival, receive: Receive) -> None:
         """Give a message to the receive that it matched."""
-        receive.sender = self.rank
+        receive.sender, receive.place, receive.announced = self.rank, arrival.order, arrival.id
         self._owed += _cost(arrival)
         self._give_credit()
         if arrival.size != len(receive.view):
@@ -167,10 +167,28 @@ class Peer:
     def give_back(self, arrival: Arrival, receive: Receive) -> None:
         """Take a message from a receive that is cancelled: it waits again."""
         self._state.matched.discard(receive)
-        kept = memoryview(bytearray(arrival.size))
-        kept[: arrival.received] = receive.view[: arrival.received]
-        arrival.view, arrival.receive = kept, None
+        if arrival.source is Source.MEMORY:
+            # A new one, so that a read of the old one is known to be void. The sender keeps the bytes until
+            # DONE: they are asked for again.
+            arrival.source, arrival.receive = Source.VOID, None
+            self._state.reads = [each for each in self._state.reads if each.arrival is not arrival]
+            again = Arrival(self.rank, arrival.channel, arrival.tag, arrival.size, arrival.order)
+            again.id, again.address, again.source = arrival.id, arrival.address, Source.ANNOUNCED
+            arrival = again
+        else:
+            kept = memoryview(bytearray(arrival.size))
+            kept[: arrival.received] = receive.view[: arrival.received]
+            arrival.view, arrival.receive = kept, None
         self._owed -= _cost(arrival)
+        self._offer(arrival)
+
+    def restore(self, receive: Receive) -> None:
+        """Take its message from a receive that is over: it waits again, whole."""
+        size = len(receive.view)
+        arrival = Arrival(self.rank, receive.channel, receive.tag, size, receive.place)
+        arrival.id, arrival.received, arrival.here = receive.announced, size, True
+        arrival.view = memoryview(bytearray(receive.view))
+        self._owed -= _cost(arrival)  # it may have been credited; the next receive that takes it adds it
         self._offer(arrival)
 
     def read(self, arrival: Arrival, *, succeeded: bool) -> None:

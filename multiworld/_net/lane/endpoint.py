@@ -194,12 +194,24 @@ class Endpoint:
         with self._lock:
             try:
                 cancelled = self._core.cancel(receive)
-                self._net.write_all()
-                self._tell()
+                self._matched_anew()
             except BaseException as error:
                 self._in_doubt(error)
                 raise
         return cancelled
+
+    def take_back(self, receive: Receive) -> None:
+        """Take a receive back even if it is over; see `Lane.take_back`.
+
+        Also if it was told to be over and its task was cancelled before it went on: no message is lost.
+        """
+        with self._lock:
+            try:
+                self._core.take_back(receive)
+                self._matched_anew()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
 
     def fail(self, error: Exception) -> None:
         """End the lane: all that wait have `error`, at once, and the connections are closed."""
@@ -388,6 +400,13 @@ class Endpoint:
             raise
         if self._led is None:
             self._wake_leader()  # what it waits for may have come
+
+    def _matched_anew(self) -> None:
+        self._net.read_memory()
+        self._net.write_all()
+        self._tell()
+        if self._led is None:
+            self._wake_leader()  # the message that it waits for, the short way, may be here
 
     def _tell(self) -> None:
         for operation in self._core.take_finished():

@@ -135,16 +135,159 @@ def test_a_cancelled_receive_loses_nothing(size, steps):
     assert bytes(first.view) == kept, "its buffer is the caller's again"
 
 
-def test_memory_that_is_being_read_cannot_be_taken_back():
-    net = Network(2, readable=True)
-    got = net.receive(1, 0, 1 << 20)
-    net.send(0, 1, payload(1 << 20, 1))
-    lane = net.lanes[1]
-    while not (reads := lane.take_reads()):
+def until_reads(net):
+    while not (reads := net.lanes[1].take_reads()):
         assert net.step()
-    assert not lane.cancel(got)
-    lane.read(reads[0].arrival, succeeded=False)
-    assert lane.cancel(got), "the bytes travel now"
+    return reads
+
+
+@pytest.mark.parametrize("how", ["cancel", "take_back"])
+@pytest.mark.parametrize("succeeded", [True, False])
+@pytest.mark.parametrize("next_one", ["waits", "comes later"])
+def test_a_receive_is_cancelled_whose_message_is_being_read_from_memory(how, succeeded, next_one):
+    """The read that was under way is void; the sender keeps the message, which is read for the next receive."""
+    size = 1 << 20
+    net = Network(2, readable=True)
+    lane, first = net.lanes[1], net.receive(1, 0, size)
+    if next_one == "waits":
+        following = net.receive(1, 0, size)
+    sent = net.send(0, 1, payload(size, 1))
+    [void] = until_reads(net)
+    getattr(lane, how)(first)
+    assert first.done
+    if next_one == "comes later":
+        assert not lane.take_reads()
+        following = net.receive(1, 0, size)
+    [read] = lane.take_reads()
+    lane.read(void.arrival, succeeded=succeeded)
+    assert not sent.done
+    assert not following.done
+    read.view[:] = payload(size, 1)
+    lane.read(read.arrival, succeeded=True)
+    net.settle()
+    over(sent, following)
+    assert bytes(following.view) == payload(size, 1)
+    assert not any(first.view)
+    assert following not in lane._state.matched
+
+
+def test_a_read_that_was_not_taken_goes_with_its_receive():
+    net = Network(2, readable=True)
+    net.send(0, 1, payload(1 << 20, 1))
+    net.settle()
+    assert net.lanes[1].cancel(net.receive(1, 0, 1 << 20))
+    assert not net.lanes[1].take_reads()
+
+
+@pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
+@pytest.mark.parametrize("size", [0, 8, frames.EAGER_LIMIT, 1 << 20])
+def test_a_receive_that_is_over_is_taken_back(size, readable):
+    """Its message goes before later ones, which wait already; of other tags and sources nothing changes."""
+    net = Network(3, readable=readable)
+    for number in range(3):
+        net.send(0, 1, payload(size, number))
+        net.send(2, 1, payload(size, 10 + number))
+    got = [net.receive(1, 0, size) for _ in range(2)]
+    net.settle()
+    over(*got)
+    lane = net.lanes[1]
+    for each in reversed(got):  # whatever the order in which they are taken back
+        lane.take_back(each)
+        lane.take_back(each)  # once more: nothing
+        assert each.done
+        assert not lane.cancel(each)
+        each.view[:] = bytes(size)
+    again = [net.receive(1, 0, size) for _ in range(3)]
+    others = [net.receive(1, 2, size) for _ in range(3)]
+    net.settle()
+    over(*again, *others)
+    assert [bytes(each.view) for each in again] == [payload(size, number) for number in range(3)]
+    assert [bytes(each.view) for each in others] == [payload(size, 10 + number) for number in range(3)]
+    assert not net.receive(1, 0, size).done, "each message is there once"
+
+
+def test_what_is_taken_back_goes_to_a_receive_that_waits():
+    net = Network(2)
+    net.send(0, 1, payload(8, 1))
+    net.settle()
+    first, second = net.receive(1, 0, 8), net.receive(1, 0, 8)
+    net.lanes[1].take_back(first)
+    over(second)
+    assert bytes(second.view) == payload(8, 1)
+    assert second.sender == 0
+
+
+def test_a_receive_that_is_under_way_is_taken_back():
+    net = Network(2)
+    first, second = net.receive(1, 0, 8), net.receive(1, 0, 8)
+    net.lanes[1].take_back(first)
+    net.send(0, 1, payload(8, 1))
+    net.settle()
+    over(second)
+    assert first not in net.lanes[1].take_finished()
+
+
+def test_what_was_cancelled_half_way_is_not_taken_back_as_well():
+    net = Network(2, most=10_000)
+    first = net.receive(1, 0, 1 << 20)
+    net.send(0, 1, payload(1 << 20, 1))
+    while first.arrival is None or not first.arrival.received:
+        net.step()
+    lane = net.lanes[1]
+    assert lane.cancel(first)
+    lane.take_back(first)
+    net.settle()
+    assert lane._state.matching.arrivals == 1
+
+
+def test_an_announced_message_that_is_taken_back_costs_as_little_as_before():
+    """So that its bytes, which the sender was not credited for, do not keep other messages from coming."""
+    net = Network(2)
+    net.send(0, 1, payload(8 << 20, 1))
+    theirs, before = net.lanes[1].peers[0], net.lanes[1].peers[0]._owed
+    got = net.receive(1, 0, 8 << 20)
+    net.settle()
+    assert theirs._owed == before + frames.OVERHEAD
+    for _ in range(2):
+        net.lanes[1].take_back(got)
+        assert theirs._owed == before
+        got = net.receive(1, 0, 8 << 20)
+        assert theirs._owed == before + frames.OVERHEAD
+
+
+def test_what_cannot_be_taken_back():
+    """Errors, what was cancelled, and what had come before the lane's end."""
+    net = Network(2)
+    wrong, cancelled, over_before, waits = (net.receive(1, 0, size) for size in (4, 8, 8, 9))
+    net.lanes[1].cancel(cancelled)
+    for number in (1, 2):
+        net.send(0, 1, payload(8, number))
+    net.settle()
+    assert isinstance(wrong.error, SizesDifferError)
+    over(over_before)
+    for each in (wrong, cancelled):
+        net.lanes[1].take_back(each)
+    assert not waits.done
+    net.lanes[1].fail(ConnectionError("over"))
+    for each in (over_before, waits):
+        net.lanes[1].take_back(each)
+    assert isinstance(waits.error, ConnectionError)
+    assert not net.lanes[1]._state.matching.arrivals
+
+
+def test_a_message_is_credited_once_however_often_it_is_taken_back():
+    net = Network(2)
+    mine, theirs = net.lanes[0].peers[1], net.lanes[1].peers[0]
+    for number in range(40):
+        net.send(0, 1, payload(frames.EAGER_LIMIT, number))
+        got = net.receive(1, 0, frames.EAGER_LIMIT)
+        net.settle()
+        for _ in range(3):
+            net.lanes[1].take_back(got)
+            got = net.receive(1, 0, frames.EAGER_LIMIT)
+            net.settle()
+        assert bytes(got.view) == payload(frames.EAGER_LIMIT, number)
+        assert mine.outgoing._credit + theirs._owed == frames.BUDGET
 
 
 # -- what owns the buffers ------------------------------------------------------------------------------------------

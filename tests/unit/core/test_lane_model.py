@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kits.lanekit import Network, payload
 
 from multiworld._core.lane import frames
+from multiworld._core.lane.peer import _cost
 
 MEMBERS = 3
 RANK = st.integers(0, MEMBERS - 1)
@@ -52,6 +53,37 @@ class LaneMachine(RuleBasedStateMachine):
             if self.net.lanes[entry[0]].cancel(entry[3]):
                 entry[4] = True
 
+    @rule(which=st.integers(0, 1000))
+    def take_back(self, which):
+        choices = [each for each in self.receives if each[3].done and not each[4]] or self.receives
+        if choices:
+            entry = choices[which % len(choices)]
+            view = entry[3].view
+            self.net.lanes[entry[0]].take_back(entry[3])
+            view[:] = bytes(len(view))  # it is the caller's again
+            entry[4] = True
+
+    @rule(which=st.integers(0, 1000))
+    def receive_at_rest(self, which):
+        """What nothing waits for goes out in the order in which it was sent, whatever was taken back."""
+        self.net.settle()
+        keys = [(a, b, of) for a, b, of, _, _ in self.sends if of < 2]
+        if not keys:
+            return
+        src, dst, tag = keys[which % len(keys)]
+        if any(each[0] == dst and each[2] == tag and not each[3].done for each in self.receives):
+            return
+        left = [n for a, b, of, n, _ in self.sends if (a, b, of) == (src, dst, tag)]
+        for to, _, of, operation, cancelled in self.receives:
+            if (to, of, cancelled) == (dst, tag, False) and operation.sender == src:
+                left.remove(int.from_bytes(operation.view[:8], "little"))
+        self.receive(dst, (src - dst) % MEMBERS, tag)
+        self.net.settle()
+        operation = self.receives[-1][3]
+        assert operation.done is bool(left)
+        if left:
+            assert int.from_bytes(operation.view[:8], "little") == min(left)
+
     @rule(steps=st.integers(1, 20))
     def go_on(self, steps):
         for _ in range(steps):
@@ -63,6 +95,20 @@ class LaneMachine(RuleBasedStateMachine):
         for dst in range(MEMBERS):
             for tag in range(4):
                 self.nothing_is_left_that_fits(dst, tag)
+            for src in range(MEMBERS):
+                if src != dst:
+                    self.credit_adds_up(src, dst)
+
+    def credit_adds_up(self, src, dst):
+        """What the sender may send, what it is owed, and what waits without a receive make the budget."""
+        waits = [
+            each
+            for sources in self.net.lanes[dst]._state.matching._arrivals.values()
+            for each in sources.get(src, ())
+        ]
+        owed = self.net.lanes[dst].peers[src]._owed
+        credit = self.net.lanes[src].peers[dst].outgoing._credit
+        assert credit + owed + sum(_cost(each) for each in waits) == frames.BUDGET
 
     def nothing_is_left_that_fits(self, dst, tag):
         """Every message was taken once, or waits; none waits beside a receive for it."""

@@ -584,6 +584,34 @@ def test_a_cancelled_receive_loses_nothing(pair, run):
     run(talk())
 
 
+@pytest.mark.parametrize("size", [8, 1 << 20])
+def test_a_task_is_cancelled_when_its_message_is_there(pair, run, size):
+    """Before it goes on: the message is there for the next, which a thread has waited for the short way."""
+
+    async def talk():
+        watch = Watch(pair[1], asyncio.get_running_loop())
+        operation = pair[1].post_receive(0, 0, 0, got := buffer(size))
+        waits = asyncio.ensure_future(watch.until_over(operation))
+        await asyncio.sleep(0.02)
+        with ThreadPoolExecutor(2) as threads:
+            sends = threads.submit(pair[0].send, 1, 0, 0, memoryview(payload(size, 4)), soon())
+            while not operation.done:
+                watch._ready(0)
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            assert not pair[1].cancel(operation)
+            following = threads.submit(pair[1].receive, 0, 0, 0, again := buffer(size), soon())
+            until(lambda: pair[1]._leader is not None)
+            pair[1].take_back(operation)
+            got[:] = bytes(size)
+            following.result(PATIENCE / 3)
+            sends.result(PATIENCE)
+        assert bytes(again) == payload(size, 4)
+
+    run(talk())
+
+
 def test_descriptors_come_back(run):
     def once():
         ends = mesh(2)
