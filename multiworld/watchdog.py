@@ -52,7 +52,7 @@ _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
 _LONGEST_WAIT = 5.0  # seconds, while nothing is due
 _HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
-_POLL = 0.02  # seconds between two calls of `cancelled`
+_POLL = 0.02  # seconds between two calls of `cancelled`, and between two looks whether the thread is needed
 
 
 @dataclass(frozen=True)
@@ -329,12 +329,19 @@ class Watchdog:
             done.wait(_LEAVE)
 
     def _join_if_idle(self) -> None:
-        """Wait for the end of the thread, which ends by itself once nothing is attached."""
-        with self._lock:
-            thread, sockets = self._thread, self._sockets
-            idle = not self._attachments and (sockets is None or not len(sockets.listeners))
-        if idle and thread is not None and not self._in_thread():
-            thread.join(_LEAVE)
+        """Wait until the thread, which ends by itself once nothing needs it, has ended or is needed again."""
+        deadline = self._clock() + _LEAVE
+        while not self._in_thread() and (left := deadline - self._clock()) > 0:
+            with self._lock:
+                thread = self._thread
+                if self._needed(self._sockets) or thread is None or not thread.is_alive():
+                    return
+            thread.join(min(left, _POLL))
+
+    def _needed(self, sockets: Sockets | None) -> bool:
+        """Whether a world or a listener needs the thread. The caller holds the lock."""
+        listens = sockets is not None and len(sockets.listeners) > 0
+        return bool(self._attachments) or listens
 
     # -- the watchdog's thread
 
@@ -383,7 +390,7 @@ class Watchdog:
     def _over(self, sockets: Sockets) -> bool:
         """Whether nothing is left to do; the watchdog gives the thread up then."""
         with self._lock:
-            if self._attachments or self._commands or len(sockets.listeners) or sockets.closing:
+            if self._needed(sockets) or self._commands or sockets.closing:
                 return False
             self._sockets = None
             return True

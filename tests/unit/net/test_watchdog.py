@@ -18,6 +18,7 @@ from multiworld import watchdog
 from multiworld._core.liveness import detector
 from multiworld._core.liveness.wire import Attach, Beat, Hello, encode
 from multiworld._core.membership.roster import Member, Roster
+from multiworld._net.liveness import sockets
 from multiworld._net.liveness.sockets import Sockets
 from multiworld.errors import (
     InvalidJoinError,
@@ -156,6 +157,39 @@ def test_a_watchdog_can_be_used_again_after_its_last_world(group):
         pack.endpoints = [dog.endpoint("127.0.0.1") for dog in pack.dogs]
         for attachment in pack.join(name):
             attachment.leave()
+
+
+@contextlib.contextmanager
+def stopped(dog, monkeypatch):
+    """A watchdog whose thread stands still: the others' connections to it stay closing meanwhile."""
+    monkeypatch.setattr(sockets, "_LINGER", 4 * PATIENCE)
+    gate = threading.Event()
+    assert dog._post(lambda _: gate.wait(4 * PATIENCE))
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def test_who_leaves_does_not_wait_for_a_thread_that_is_needed_again(group, monkeypatch):
+    pack = group()
+    dog, waits = pack.dogs[0], threading.Event()
+    [attachment, _] = pack.join()
+    dog.release_endpoint(pack.endpoints[0])
+    join = dog._thread.join
+
+    def joined(timeout):
+        waits.set()
+        join(timeout)
+
+    monkeypatch.setattr(dog._thread, "join", joined)
+    with stopped(pack.dogs[1], monkeypatch):
+        leaving = threading.Thread(target=attachment.leave, daemon=True)
+        leaving.start()
+        assert waits.wait(PATIENCE)
+        dog.endpoint("127.0.0.1")
+        leaving.join(PATIENCE / 2)
+        assert not leaving.is_alive()
 
 
 def test_two_ranks_of_a_world_in_one_process(group):
