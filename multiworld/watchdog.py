@@ -93,6 +93,7 @@ class Watchdog:
         self._helper: Helper | None = None
         self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
+        self._kept: set[object] = set()  # holds of `keep` that are not released yet
         self._commands: deque[Callable[[float], None]] = deque()
         self._done: deque[threading.Event] = deque()  # set when the actions so far are carried out
         self._channel = itertools.count(1).__next__
@@ -130,6 +131,25 @@ class Watchdog:
                 self._sockets.listeners.unlisten(endpoint)
                 self._sockets.wake()
         self._join_if_idle()
+
+    def keep(self) -> Callable[[], None]:
+        """Keep the thread up while a world is joined again; return a function that ends that, idempotent.
+
+        A thread that ends waits for its closing connections, which a stopped process does not close, and the
+        release of the broken world waits for the thread.
+        """
+        hold = object()
+        with self._lock:
+            self._kept.add(hold)
+
+        def release() -> None:
+            with self._lock:
+                self._kept.discard(hold)  # none after `stop`, and in a forked child
+                if self._sockets is not None:
+                    self._sockets.wake()
+            self._join_if_idle()
+
+        return release
 
     def attach(
         self,
@@ -224,6 +244,8 @@ class Watchdog:
         def leave_all(now: float) -> None:
             for attachment in attachments:
                 self._remove(attachment, now)
+            with self._lock:
+                self._kept.clear()
             if sockets is not None:
                 sockets.listeners.unlisten_all()
 
@@ -339,9 +361,9 @@ class Watchdog:
             thread.join(min(left, _POLL))
 
     def _needed(self, sockets: Sockets | None) -> bool:
-        """Whether a world or a listener needs the thread. The caller holds the lock."""
+        """Whether a world, a join or a listener needs the thread. The caller holds the lock."""
         listens = sockets is not None and len(sockets.listeners) > 0
-        return bool(self._attachments) or listens
+        return bool(self._attachments or self._kept) or listens
 
     # -- the watchdog's thread
 

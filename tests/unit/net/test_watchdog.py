@@ -192,6 +192,36 @@ def test_who_leaves_does_not_wait_for_a_thread_that_is_needed_again(group, monke
         assert not leaving.is_alive()
 
 
+def test_a_thread_that_is_kept_outlives_its_last_world(group, monkeypatch):
+    pack = group()
+    monkeypatch.setattr(watchdog, "_LONGEST_WAIT", 4 * PATIENCE)
+    monkeypatch.setattr(watchdog, "_HELPER_AFTER", 4 * PATIENCE)  # else its start wakes the thread
+    dog, thread = pack.dogs[0], pack.dogs[0]._thread
+    [attachment, _] = pack.join()
+    dog.release_endpoint(pack.endpoints[0])
+    one, other = dog.keep(), dog.keep()
+    with stopped(pack.dogs[1], monkeypatch):
+        run([attachment.leave], timeout=PATIENCE / 2)  # it does not wait for the member that is stopped
+        one()
+        one()
+    until(lambda: dog.snapshot() == Snapshot(True, (), 0, 0))
+    thread.join(0.1)  # a shorter wait tests less, and fails nothing
+    assert thread.is_alive()
+    other()
+    assert dog.snapshot() == NOTHING
+
+
+def test_stop_ends_a_thread_that_is_kept(group):
+    pack = group(1)
+    [dog] = pack.dogs
+    release = dog.keep()
+    assert dog.stop(time.monotonic() + PATIENCE)
+    assert dog.snapshot() == NOTHING
+    dog.release_endpoint(dog.endpoint("127.0.0.1"))
+    assert dog.snapshot() == NOTHING, "kept no more"
+    release()
+
+
 def test_two_ranks_of_a_world_in_one_process(group):
     pack = group(2)
     attachments = pack.join(dogs=[0, 0, 1])
