@@ -52,7 +52,7 @@ _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
 _LONGEST_WAIT = 5.0  # seconds, while nothing is due
 _HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
-_POLL = 0.02  # seconds between two calls of `cancelled`
+_POLL = 0.02  # seconds between two calls of `cancelled`, and between two looks whether the thread is needed
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Watchdog:
         self._helper: Helper | None = None
         self._helper_at = math.inf
         self._attachments: dict[WorldId, Attachment] = {}
+        self._kept: set[object] = set()  # holds of `keep` that are not released yet
         self._commands: deque[Callable[[float], None]] = deque()
         self._done: deque[threading.Event] = deque()  # set when the actions so far are carried out
         self._channel = itertools.count(1).__next__
@@ -130,6 +131,25 @@ class Watchdog:
                 self._sockets.listeners.unlisten(endpoint)
                 self._sockets.wake()
         self._join_if_idle()
+
+    def keep(self) -> Callable[[], None]:
+        """Keep the thread up while a world is joined again; return a function that ends that, idempotent.
+
+        A thread that ends waits for its closing connections, which a stopped process does not close, and the
+        release of the broken world waits for the thread.
+        """
+        hold = object()
+        with self._lock:
+            self._kept.add(hold)
+
+        def release() -> None:
+            with self._lock:
+                self._kept.discard(hold)  # none after `stop`, and in a forked child
+                if self._sockets is not None:
+                    self._sockets.wake()
+            self._join_if_idle()
+
+        return release
 
     def attach(
         self,
@@ -224,6 +244,8 @@ class Watchdog:
         def leave_all(now: float) -> None:
             for attachment in attachments:
                 self._remove(attachment, now)
+            with self._lock:
+                self._kept.clear()
             if sockets is not None:
                 sockets.listeners.unlisten_all()
 
@@ -329,12 +351,19 @@ class Watchdog:
             done.wait(_LEAVE)
 
     def _join_if_idle(self) -> None:
-        """Wait for the end of the thread, which ends by itself once nothing is attached."""
-        with self._lock:
-            thread, sockets = self._thread, self._sockets
-            idle = not self._attachments and (sockets is None or not len(sockets.listeners))
-        if idle and thread is not None and not self._in_thread():
-            thread.join(_LEAVE)
+        """Wait until the thread, which ends by itself once nothing needs it, has ended or is needed again."""
+        deadline = self._clock() + _LEAVE
+        while not self._in_thread() and (left := deadline - self._clock()) > 0:
+            with self._lock:
+                thread = self._thread
+                if self._needed(self._sockets) or thread is None or not thread.is_alive():
+                    return
+            thread.join(min(left, _POLL))
+
+    def _needed(self, sockets: Sockets | None) -> bool:
+        """Whether a world, a join or a listener needs the thread. The caller holds the lock."""
+        listens = sockets is not None and len(sockets.listeners) > 0
+        return bool(self._attachments or self._kept) or listens
 
     # -- the watchdog's thread
 
@@ -383,7 +412,7 @@ class Watchdog:
     def _over(self, sockets: Sockets) -> bool:
         """Whether nothing is left to do; the watchdog gives the thread up then."""
         with self._lock:
-            if self._attachments or self._commands or len(sockets.listeners) or sockets.closing:
+            if self._needed(sockets) or self._commands or sockets.closing:
                 return False
             self._sockets = None
             return True

@@ -177,6 +177,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
             bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
+                kept.callback(registry.watchdog().keep())
             for ended in (old, world):
                 if ended is not None:
                     # Others may wait at the store that this process serves: it stays up until the new hold

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from worldkit import HANG, SOON, free_port, outcome
+from worldkit import HANG, PATIENCE, SOON, free_port, outcome
 
 import multiworld as mw
 
@@ -131,6 +131,50 @@ def test_a_stopped_member_breaks_its_worlds_and_learns_of_it_when_it_goes_on(cas
         assert not any(
             each.name == "broke" and each.world == "healthy" and each.cause != "left" for each in member.heard
         )
+
+
+def heals(me, size):
+    from multiworld._generation import generation
+
+    generation.RELEASE_DELAY = PATIENCE  # a slow machine may release the generation before the rejoin does
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60, hang_timeout=HANG)
+
+    def watchdogs():
+        return [thread for thread in threading.enumerate() if thread.name == "m8d-watchdog"]
+
+    first = watchdogs()
+    me.emit("ready")
+    me.emit("raised", **outcome(lambda: w.recv(torch.ones(1), size - 1)))
+    w.rejoin()
+    me.emit("back", generation=w.generation, same=watchdogs() == first)
+    me.hear()
+    w.close()
+
+
+def one_more(me, size):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60, hang_timeout=HANG)
+    me.emit("ready")
+    me.hear()
+    w.close()
+
+
+def test_a_rejoin_does_not_wait_until_a_stopped_member_closes_its_connections(cast):
+    """The watchdog's thread goes on; one that ends waits for the connections to close, and the rejoin for it."""
+    size = 3
+    others = [cast.start(heals, rank, size=size) for rank in range(size - 1)]
+    stopped = cast.start(one_more, size - 1, size=size)
+    for member in (*others, stopped):
+        member.expect("ready")
+    stopped.stop()
+    for member in others:
+        assert member.expect("raised").cause == "hung"
+    fresh = cast.start(one_more, size - 1, size=size)
+    for member in others:
+        back = member.expect("back")
+        assert (back.generation, back.same) == (2, True)
+    for member in (*others, fresh):
+        member.say("close")
+    assert [member.finish() for member in (*others, fresh)] == [0] * size
 
 
 # -- two at once ----------------------------------------------------------------------------------------------------

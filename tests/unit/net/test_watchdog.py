@@ -18,6 +18,7 @@ from multiworld import watchdog
 from multiworld._core.liveness import detector
 from multiworld._core.liveness.wire import Attach, Beat, Hello, encode
 from multiworld._core.membership.roster import Member, Roster
+from multiworld._net.liveness import sockets
 from multiworld._net.liveness.sockets import Sockets
 from multiworld.errors import (
     InvalidJoinError,
@@ -156,6 +157,69 @@ def test_a_watchdog_can_be_used_again_after_its_last_world(group):
         pack.endpoints = [dog.endpoint("127.0.0.1") for dog in pack.dogs]
         for attachment in pack.join(name):
             attachment.leave()
+
+
+@contextlib.contextmanager
+def stopped(dog, monkeypatch):
+    """A watchdog whose thread stands still: the others' connections to it stay closing meanwhile."""
+    monkeypatch.setattr(sockets, "_LINGER", 4 * PATIENCE)
+    gate = threading.Event()
+    assert dog._post(lambda _: gate.wait(4 * PATIENCE))
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def test_who_leaves_does_not_wait_for_a_thread_that_is_needed_again(group, monkeypatch):
+    pack = group()
+    dog, waits = pack.dogs[0], threading.Event()
+    [attachment, _] = pack.join()
+    dog.release_endpoint(pack.endpoints[0])
+    join = dog._thread.join
+
+    def joined(timeout):
+        waits.set()
+        join(timeout)
+
+    monkeypatch.setattr(dog._thread, "join", joined)
+    with stopped(pack.dogs[1], monkeypatch):
+        leaving = threading.Thread(target=attachment.leave, daemon=True)
+        leaving.start()
+        assert waits.wait(PATIENCE)
+        dog.endpoint("127.0.0.1")
+        leaving.join(PATIENCE / 2)
+        assert not leaving.is_alive()
+
+
+def test_a_thread_that_is_kept_outlives_its_last_world(group, monkeypatch):
+    pack = group()
+    monkeypatch.setattr(watchdog, "_LONGEST_WAIT", 4 * PATIENCE)
+    monkeypatch.setattr(watchdog, "_HELPER_AFTER", 4 * PATIENCE)  # else its start wakes the thread
+    dog, thread = pack.dogs[0], pack.dogs[0]._thread
+    [attachment, _] = pack.join()
+    dog.release_endpoint(pack.endpoints[0])
+    one, other = dog.keep(), dog.keep()
+    with stopped(pack.dogs[1], monkeypatch):
+        run([attachment.leave], timeout=PATIENCE / 2)  # it does not wait for the member that is stopped
+        one()
+        one()
+    until(lambda: dog.snapshot() == Snapshot(True, (), 0, 0))
+    thread.join(0.1)  # a shorter wait tests less, and fails nothing
+    assert thread.is_alive()
+    other()
+    assert dog.snapshot() == NOTHING
+
+
+def test_stop_ends_a_thread_that_is_kept(group):
+    pack = group(1)
+    [dog] = pack.dogs
+    release = dog.keep()
+    assert dog.stop(time.monotonic() + PATIENCE)
+    assert dog.snapshot() == NOTHING
+    dog.release_endpoint(dog.endpoint("127.0.0.1"))
+    assert dog.snapshot() == NOTHING, "kept no more"
+    release()
 
 
 def test_two_ranks_of_a_world_in_one_process(group):
