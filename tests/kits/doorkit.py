@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import secrets
 import select
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from kits.meetkit import PATIENCE, together
 from kits.memorykit import ROOT, start
 from multiworld._core.lane.greeting import NONCE_SIZE, Greeting
 from multiworld._core.membership.roster import Endpoint, LaneAddress, Member, Roster
+from multiworld._net import procfs
 from multiworld._net.lane.door import Door, unix_name
 from multiworld._net.lane.meeting import meet
 from multiworld._net.lane.memory import Proof
@@ -122,6 +126,17 @@ def met_all(met, rank):
     return sorted(met.connections)
 
 
+def everyone(size):
+    """Return whom each member has met if all have."""
+    return [[peer for peer in range(size) if peer != rank] for rank in range(size)]
+
+
+def exchanged(mets):
+    """Return whom each member has met, once all have heard from all."""
+    with ThreadPoolExecutor(len(mets)) as pool:
+        return list(pool.map(met_all, mets, range(len(mets))))
+
+
 def hang_up(*mets):
     """Close all connections, and let go of all readers."""
     for met in mets:
@@ -172,6 +187,17 @@ def ends(caller: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def all_closed():
+    """Check that the block leaves no descriptor open."""
+    gc.collect()
+    before = set(procfs.names("/proc/self/fd"))
+    yield
+    gc.collect()
+    left = set(procfs.names("/proc/self/fd")) - before
+    assert {each: Path(f"/proc/self/fd/{each}").readlink() for each in left} == {}
 
 
 class HalfMember:
