@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _CHECK_EVERY = 0.01  # seconds
 _STRANGERS = 16  # accepted connections beyond the world's size whose handshake goes on at a time
 _IDLE = 2.0  # seconds without a byte until an accepted connection is dropped
+_BACKLOG = 4096  # more than a flood brings at once: TCP repeats a dial that finds no room only after a second
 _ACCEPTS = 16  # per turn, so that a flood of connections does not delay the members
 _NO_ACCEPTS = 0.02  # seconds without accepting where the process has no descriptor left
 _ENDED = select.POLLRDHUP | select.POLLERR | select.POLLHUP | select.POLLNVAL
@@ -72,10 +73,11 @@ def meet(door: Door, roster: Roster, *, deadline: float, check: Callable[[], Non
     meeting = _Meeting(door, roster)
     try:
         meeting.run(deadline, check)
-        return meeting.result()
+        met = meeting.met()
     except BaseException:
         meeting.close()
         raise
+    return met
 
 
 class _Meeting:
@@ -89,10 +91,11 @@ class _Meeting:
         self._ranks: dict[int, int] = {}  # by descriptor: of those that are connected
         self._dials = dials(roster, time.monotonic())
         self._accept_from: float | None = None  # when accepting goes on; None if it does
+        self._known: set[int] = set()  # ranks that are or were connected
         self._trouble = ""  # why nothing can be accepted
 
     def run(self, deadline: float, check: Callable[[], None]) -> None:
-        self._door.listen(self._roster.size + _STRANGERS)
+        self._door.listen(_BACKLOG)
         self._listen()
         check_at = time.monotonic() + _CHECK_EVERY
         while len(self._connected) < self._roster.size - 1:
@@ -111,7 +114,11 @@ class _Meeting:
             self._keep_times(now)
             self._wait(min(deadline, check_at))
 
-    def result(self) -> Met:
+    def met(self) -> Met:
+        """Return those that are connected, and close what strangers have begun."""
+        while self._greeters:
+            _, greeter = self._greeters.popitem()
+            end(greeter.socket, self._door.pid)
         connected = sorted(self._connected.items())
         readers = {rank: each.reader for rank, each in connected}
         return Met(
@@ -221,6 +228,7 @@ class _Meeting:
         assert rank is not None  # noqa: S101  (its handshake is over)
         self._forget(fd)
         self._connected[rank], self._ranks[fd] = greeter, rank
+        self._known.add(rank)
         self._poll.modify(greeter.socket, _ENDED)
 
     def _drop(self, greeter: Greeter, why: str) -> None:
@@ -247,13 +255,13 @@ class _Meeting:
 
     def _late(self) -> JoinTimeoutError:
         told = []
-        for member in self._roster.members:
-            if member.rank in self._connected or member.rank == self._roster.rank:
-                continue
-            dial = self._dials.get(member.rank)
+        missing = set(range(self._roster.size)) - {self._roster.rank, *self._connected}
+        # Those that came, and have left at the deadline, miss the same ones.
+        for rank in sorted(missing - self._known or missing):
+            member, dial = self._roster.members[rank], self._dials.get(rank)
             note = self._trouble if dial is None else dial.trouble
             place = f"pid {member.pid} on {member.hostname}, {member.endpoint.host}"
-            told.append(f"{member.rank} ({place}{': ' + note if note else ''})")
+            told.append(f"{rank} ({place}{': ' + note if note else ''})")
         who = f"rank{'' if len(told) == 1 else 's'} {', '.join(told)} of {self._roster.key}"
         return JoinTimeoutError(
             self._roster.world,
