@@ -29,8 +29,14 @@ class Watch:
         self.loop = loop
         self._endpoint = endpoint
         self._thread = threading.get_ident()
+        self._operations = 0  # that are awaited
         self._waits: dict[int, int] = {}  # of each rank: those that need its connection
         self._descriptors: dict[int, int] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is awaited."""
+        return not self._operations
 
     async def until_over(self, operation: Operation, timeout: float | None = None) -> bool:
         """Wait until an operation is over; cancelled, it goes on.
@@ -54,6 +60,9 @@ class Watch:
         if not self._endpoint.when_over(operation, tell):
             return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
+        if not self._operations:
+            self._endpoint.watch(self, self._blocked)
+        self._operations += 1
         ranks = self._look(rank)
         timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
         try:
@@ -64,10 +73,11 @@ class Watch:
                 timer.cancel()
             self._endpoint.forget(operation, tell)
             self._look_away(ranks)
+            self._operations -= 1
+            if not self._operations:
+                self._endpoint.unwatch(self)
 
     def _look(self, rank: int | None) -> list[int]:
-        if not self._waits:
-            self._endpoint.watch(self, self._blocked)
         held = self._endpoint.hold(rank)
         for each, descriptor, awaits in held:
             self._waits[each] = self._waits.get(each, 0) + 1
@@ -85,8 +95,6 @@ class Watch:
                 del self._waits[each]
                 self._ignore(each)
             self._endpoint.let_go(each)
-        if not self._waits:
-            self._endpoint.unwatch(self)
 
     def _ignore(self, rank: int) -> None:
         descriptor = self._descriptors.pop(rank, None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
+import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from multiworld._net.lane.awaiting import Watch
@@ -26,15 +27,17 @@ _QUIET = 25  # looks without a new operation, after which the thread sleeps
 
 
 class Background:
-    """The thread; it starts with the first operation."""
+    """The thread; it starts with the first operation, in a forked process with the first there."""
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self._lock = threading.Lock()
         self._posted: collections.deque[tuple[Endpoint, Operation]] = collections.deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asleep = False
-        # Kept by their endpoints' keys: an endpoint that goes takes its watch along.
-        self._watches: weakref.WeakKeyDictionary[Endpoint, Watch] = weakref.WeakKeyDictionary()
+        self._watches: dict[Endpoint, Watch] = {}  # that are in use; each holds its endpoint
         self._tasks: set[asyncio.Task[bool]] = set()
 
     def take_on(self, endpoint: Endpoint, operation: Operation) -> None:
@@ -42,6 +45,7 @@ class Background:
         self._posted.append((endpoint, operation))
         with self._lock:
             if self._loop is None:
+                _know_forks()
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._run, args=(self._loop,), daemon=True, name="m8d-lane").start()
             elif self._asleep:
@@ -59,7 +63,7 @@ class Background:
         for _ in range(len(self._posted)):
             endpoint, operation = self._posted.popleft()
             if not operation.done:
-                task = loop.create_task(self._watch(endpoint).until_over(operation))
+                task = loop.create_task(self._until_over(endpoint, operation))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         with self._lock:
@@ -68,12 +72,27 @@ class Background:
                 return
         loop.call_later(LOOK_EVERY, self._look, quiet)
 
-    def _watch(self, endpoint: Endpoint) -> Watch:
+    async def _until_over(self, endpoint: Endpoint, operation: Operation) -> None:
         watch = self._watches.get(endpoint)
         if watch is None:
             watch = self._watches[endpoint] = Watch(endpoint, asyncio.get_running_loop())
-        return watch
+        try:
+            await watch.until_over(operation)
+        finally:
+            if watch.idle:
+                self._watches.pop(endpoint, None)
 
 
 background = Background()
 """Of this process."""
+
+
+def _forked() -> None:
+    # The thread is the parent's, and so is its loop, which is left as it is: to close it would change the
+    # parent's epoll, which is shared.
+    background._clear()  # noqa: SLF001  (of this module)
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)

@@ -166,6 +166,11 @@ class Connections:
         for rank in list(self.sockets):
             self._close(rank)
 
+    def abandon(self) -> None:
+        """Close the descriptors only: a forked process's, whose connections are its parent's."""
+        for each in (*self.sockets.values(), *self._ended.values()):
+            each.close()
+
     def _end(self, rank: int, error: Exception) -> None:
         self._close(rank)
         if self.lane.error is None and self._lost is not None:

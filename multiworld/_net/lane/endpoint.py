@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
+from multiworld._net.lane import wakes
 from multiworld._net.lane.connections import NOW, Connections, Next
 
 if TYPE_CHECKING:
@@ -37,24 +38,6 @@ _LONGEST = 3600.0  # seconds of one `poll`
 _SHORT = 4000  # bytes that come with their header in one read
 
 
-class _Wake:
-    """What ends a thread's `poll`: a descriptor for each thread that has led, none for a lane."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-class _Wakes(threading.local):
-    def __init__(self) -> None:
-        self.mine = _Wake()
-
-
-_wakes = _Wakes()
-
-
 class Endpoint:
     """See the module.
 
@@ -71,6 +54,7 @@ class Endpoint:
         readers: Mapping[int, Callable[[int, memoryview], bool]] | None = None,
         lost: Callable[[int, Exception], None] | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._net = Connections(connections, dict(readers or {}), lost)
         self._net.on_blocked[self] = self._was_blocked
@@ -214,7 +198,13 @@ class Endpoint:
                 raise
 
     def fail(self, error: Exception) -> None:
-        """End the lane: all that wait have `error`, at once, and the connections are closed."""
+        """End the lane: all that wait have `error`, at once, and the connections are closed.
+
+        In a process that was forked from the endpoint's, only its copies of the descriptors are closed.
+        """
+        if os.getpid() != self._pid:
+            self._net.abandon()  # without the lock, which a thread of the parent may have held
+            return
         with self._lock:
             self._core.fail(error)
             self._tell()
@@ -240,7 +230,7 @@ class Endpoint:
                     if operation.done:
                         return
                     if self._leader is None:
-                        self._leader, self._led, turn = _wakes.mine.fd, operation, None
+                        self._leader, self._led, turn = wakes.mine(), operation, None
                     elif turn is None:
                         turn = threading.Lock()
                         turn.acquire()
@@ -255,7 +245,7 @@ class Endpoint:
             with self._lock:
                 if turn is not None:
                     _remove(self._followers, operation, turn)
-                if self._leader is None or (self._led is operation and self._leader == _wakes.mine.fd):
+                if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
                     self._give_up_lead()
 
     def _lead(self, operation: Operation, deadline: float) -> None:
@@ -343,7 +333,7 @@ class Endpoint:
             peer = self._core.peers[source]
             if self._leader is not None or not self._core.quiet(peer) or source not in self._net.sockets:
                 return False
-            self._leader = _wakes.mine.fd
+            self._leader = wakes.mine()
         try:
             ready = self._look(deadline)
             with self._lock:
@@ -376,7 +366,8 @@ class Endpoint:
 
     def _look(self, deadline: float) -> list[tuple[int, int]]:
         """Wait until a connection is ready, this leader is woken, or the deadline."""
-        wake = _wakes.mine.fd
+        wake = self._leader
+        assert wake is not None  # noqa: S101  (this thread leads)
         if self._awake != wake:
             if self._awake is not None and self._awake not in self._net.ranks:
                 with contextlib.suppress(KeyError):
@@ -427,7 +418,7 @@ class Endpoint:
 
     def _wake_leader(self) -> None:
         leader = self._leader
-        if leader is not None and leader != _wakes.mine.fd:
+        if leader is not None and leader != wakes.mine():
             os.eventfd_write(leader, 1)
 
     def _was_blocked(self, _: int) -> None:

@@ -439,6 +439,89 @@ def test_ctrl_c(tmp_path):
         assert process.wait(PATIENCE) == 0
 
 
+FORKS = """
+import gc, os, socket, sys, threading, time
+registered, register = [], os.register_at_fork
+
+def noted(**hooks):
+    registered.extend(each for each in hooks.values() if each.__module__.startswith("multiworld"))
+    register(**hooks)
+
+os.register_at_fork = noted
+from multiworld._net.lane import wakes
+from multiworld._net.lane.background import background
+from multiworld._net.lane.endpoint import Endpoint
+assert not registered, "an import has no effect"
+
+def pair():
+    one, other = socket.socketpair()
+    return Endpoint({1: one}), Endpoint({0: other})
+
+def soon():
+    return time.monotonic() + 20
+
+def works(ends):
+    got = memoryview(bytearray(8))
+    receive = ends[1].post_receive(0, 0, 0, got)
+    background.take_on(ends[1], receive)
+    ends[0].send(1, 0, 0, memoryview(b"eight by"), soon())
+    deadline = soon()
+    while not receive.done:  # the thread of this process reads it
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert bytes(got) == b"eight by"
+
+ends = pair()
+works(ends)
+waits = ends[1].post_receive(0, 0, 7, memoryview(bytearray(8)))
+background.take_on(ends[1], waits)  # and is under way in the fork
+time.sleep(0.02)
+mine = wakes.mine()
+pid = os.fork()
+if not pid:
+    code = 1
+    try:
+        os.eventfd_write(wakes.mine(), 1)
+        ends[1]._lock.acquire(blocking=False)  # as another thread of the parent may have it
+        for each in ends:
+            each.fail(ConnectionError("over"))
+        works(fresh := pair())
+        for each in fresh:
+            each.fail(ConnectionError("over"))
+        del ends, each, waits, fresh
+        gc.collect()  # of the parent's loop and tasks nothing is closed, and nobody complains
+        code = 0
+    finally:
+        os._exit(code)
+assert os.waitpid(pid, 0)[1] == 0
+try:
+    os.eventfd_read(mine)
+except BlockingIOError:
+    print("its own descriptor")
+ends[0].send(1, 0, 7, memoryview(bytes(8)), soon())
+ends[1].wait(waits, soon())
+works(ends)
+print("works")
+assert len(registered) == 2
+for each in ends:
+    each.fail(ConnectionError("over"))
+"""
+
+
+def test_a_forked_process_has_a_thread_and_descriptors_of_its_own(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FORKS)
+    done = subprocess.run(
+        [sys.executable, "-W", "always", program],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout == "its own descriptor\nworks\n"
+
+
 # -- awaited ----------------------------------------------------------------------------------------------------------
 
 
@@ -657,6 +740,19 @@ def test_posted_operations_get_on_by_themselves(pair):
     background.take_on(pair[1], again)
     pair[0].send(1, 0, 0, memoryview(payload(8, 9)), soon())
     until(lambda: again.done)
+
+
+def test_an_endpoint_goes_when_its_operations_are_over(members):
+    """The background thread keeps nothing of it."""
+    background, ends = Background(), members(2)
+    for each in (ends[1].post_receive(0, 0, tag, buffer(8)) for tag in range(2)):
+        background.take_on(ends[1], each)
+    until(lambda: len(background._tasks) == 2)
+    assert len(background._watches) == 1
+    for tag in range(2):
+        ends[0].send(1, 0, tag, memoryview(bytes(8)), soon())
+    until(lambda: not background._tasks)
+    assert not background._watches
 
 
 def test_the_thread_stays_awake_while_operations_are_posted(pair):
