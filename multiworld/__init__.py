@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RankTakenError,
         RouterError,
         ShimError,
+        SizeMismatchError,
         StaleGenerationError,
         StoreBindError,
         StoreUnreachableError,
@@ -57,8 +58,8 @@ _LAZY = {
         (
             "BackendError", "BrokenWorldException", "InstallError", "InvalidJoinError", "JoinAbandonedError",
             "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
-            "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError",
-            "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "WorldClosedError", "WorldError",
+            "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
+            "StaleGenerationError", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "WorldClosedError", "WorldError",
             "WrongDeviceError",
         ),
         "multiworld.errors",
@@ -79,8 +80,8 @@ _LAZY = {
 __all__ = [
     "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError", "InvalidJoinError",
     "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
-    "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "StaleGenerationError", "State",
-    "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
+    "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
+    "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
     "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
     "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
 ]  # fmt: skip

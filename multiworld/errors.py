@@ -165,21 +165,27 @@ class SizeMismatchError(WorldError, ValueError):
 
     Args:
         world: its name.
+        value, rule, next_step: as for `MultiworldError`.
         sent: bytes of the message.
         expected: bytes of the tensor.
         sender: rank of the sender, in the world.
     """
 
-    def __init__(self, world: str, *, sent: int, expected: int, sender: int) -> None:
+    def __init__(
+        self,
+        world: str,
+        value: str,
+        *,
+        rule: str = "",
+        next_step: str = "",
+        sent: int = 0,
+        expected: int = 0,
+        sender: int = -1,
+    ) -> None:
         self.sent = sent
         self.expected = expected
         self.sender = sender
-        super().__init__(
-            world,
-            f"rank {sender} of world {world!r} sent {sent} bytes, and the tensor to receive into has {expected}",
-            rule="Both ends give tensors of the same number of bytes",
-            next_step="Compare shape and dtype on both; the message is gone, and the world goes on",
-        )
+        super().__init__(world, value, rule=rule, next_step=next_step)
 
 
 class JoinError(WorldError):

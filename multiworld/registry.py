@@ -26,6 +26,9 @@ EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
 exit)."""
 
+_THREADS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
+"""What has threads of its own that end with the last world, where it is loaded."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -177,9 +180,10 @@ class Registry:
             if self._worlds.get(name) is world:
                 del self._worlds[name]
             last = not self._worlds
-        completion = sys.modules.get("multiworld._c10d.waiter_pool")
-        if last and completion is not None:
-            completion.pool.dismiss()
+        if last:
+            for module, name in _THREADS:
+                if module in sys.modules:
+                    getattr(sys.modules[module], name).dismiss()
 
     def last(self, name: str) -> tuple[int, int]:
         """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""

@@ -142,6 +142,7 @@ def awaited(me, size):
         await w.aio.all_gather_object(objects, r)
         assert objects == list(range(size))
         await w.aio.barrier()
+        t = torch.zeros(5)
         work = await (w.aio.isend(t, 1) if r == 0 else w.aio.irecv(t, 0)) if r < 2 else None
         if work is not None:
             await work

@@ -88,12 +88,12 @@ def thrifty(me, size):
     assert first.close()
 
 
-def test_a_world_costs_a_thread_and_a_descriptor(cast):
+def test_a_world_costs_a_thread_and_two_descriptors(cast):
     members = cast.all(thrifty, 2)
     for member in members:
         held = member.expect("held")
         # Three more groups have two threads (`gloo.FEW`), and there may be as many devices as cores, three more, too,
         # with a thread and four descriptors each.
         assert held.tasks <= WORLDS + 3 + 3 + 2
-        assert held.fds <= WORLDS + 3 * 4 + 2
+        assert held.fds <= 2 * WORLDS + 3 * 4 + 2
     assert [member.finish() for member in members] == [0, 0]

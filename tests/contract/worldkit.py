@@ -190,6 +190,9 @@ def cast() -> Iterator[Cast]:
 
 def left_over() -> dict[str, Any]:
     """What a process holds: threads by name, sockets, open descriptors."""
+    from multiworld._net.lane import wakes
+
+    wakes.mine()  # the one descriptor that each thread keeps that has waited for a message
     sockets, descriptors = 0, list(Path("/proc/self/fd").iterdir())
     for each in descriptors:
         with contextlib.suppress(OSError):  # closed meanwhile

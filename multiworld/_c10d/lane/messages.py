@@ -180,9 +180,7 @@ class Messages:
     def told(self, error: Exception) -> Exception:
         """Return a lane's error as a new one, to be raised: the sizes' in the world's words."""
         if isinstance(error, SizesDifferError):
-            return SizeMismatchError(
-                self.world, sent=error.sent, expected=error.expected, sender=error.sender
-            )
+            return _mismatch(self.world, error)
         return type(error)(*error.args)
 
     def _late(self, operation: Operation, seconds: float) -> TimeoutError:
@@ -210,7 +208,7 @@ class Messages:
 
     def take_back(self, receive: Receive) -> None:
         """Take back a receive whose task was cancelled: its message goes to the next one."""
-        (getattr(self.endpoint, "take_back", None) or self.endpoint.cancel)(receive)
+        self.endpoint.take_back(receive)
 
     def _watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
         """Return the loop's one watch: two would take its descriptors from each other."""
@@ -235,6 +233,19 @@ class Messages:
 
         if not self.endpoint.when_over(work.operation, lambda: pool.run(complete)):
             complete()
+
+
+def _mismatch(world: str, error: SizesDifferError) -> SizeMismatchError:
+    return SizeMismatchError(
+        world,
+        f"rank {error.sender} of world {world!r} sent {error.sent} bytes, "
+        f"and the tensor to receive has {error.expected}",
+        rule="Both ends give tensors of the same number of bytes",
+        next_step="Compare shape and dtype on both; the message is gone, and the world goes on",
+        sent=error.sent,
+        expected=error.expected,
+        sender=error.sender,
+    )
 
 
 def _late_send(peer: int, seconds: float) -> TimeoutError:

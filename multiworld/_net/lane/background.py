@@ -24,6 +24,7 @@ LOOK_EVERY = 0.002
 """Seconds until an operation that was posted is taken on."""
 
 _QUIET = 25  # looks without a new operation, after which the thread sleeps
+_IDLE = 5.0  # seconds of sleep, after which it ends
 
 
 class Background:
@@ -38,7 +39,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asleep = False
         self._watches: dict[Endpoint, Watch] = {}  # that are in use; each holds its endpoint
-        self._tasks: set[asyncio.Task[bool]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def take_on(self, endpoint: Endpoint, operation: Operation) -> None:
         """See that an operation gets on, whether or not a caller waits for it."""
@@ -52,10 +53,25 @@ class Background:
                 self._asleep = False
                 self._loop.call_soon_threadsafe(self._look, 0)
 
+    def dismiss(self) -> None:
+        """End the thread if it has nothing to do; another one is started when there is."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._end)
+
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.call_soon(self._look, 0)
-        loop.run_forever()
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    def _end(self) -> None:
+        with self._lock:
+            if not (self._posted or self._tasks):
+                asyncio.get_running_loop().stop()
+                self._loop, self._asleep = None, False
 
     def _look(self, quiet: int) -> None:
         loop = asyncio.get_running_loop()
@@ -69,6 +85,7 @@ class Background:
         with self._lock:
             if quiet >= _QUIET and not self._posted:
                 self._asleep = True
+                loop.call_later(_IDLE, self._end)
                 return
         loop.call_later(LOOK_EVERY, self._look, quiet)
 

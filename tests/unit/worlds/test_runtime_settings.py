@@ -13,7 +13,7 @@ def test_nothing_set_gives_the_defaults_and_empty_means_not_set():
     empty = dict.fromkeys(
         [
             "M8D_HANG_TIMEOUT", "M8D_BUSY_TIMEOUT", "M8D_JOIN_TIMEOUT", "M8D_CLOSE_TIMEOUT", "M8D_SHIM", "M8D_REQUIRE_PATCH",
-            "M8D_GLOO_THREADS", "M8D_EARLY_CLOSE", "M8D_HOST", "M8D_IFNAME",
+            "M8D_GLOO_THREADS", "M8D_EARLY_CLOSE", "M8D_HOST", "M8D_IFNAME", "M8D_LANE",
         ],
         " ",
     )  # fmt: skip
@@ -24,9 +24,9 @@ def test_every_variable_is_read():
     env = {
         "M8D_HANG_TIMEOUT": "0.3", "M8D_BUSY_TIMEOUT": "9", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
         "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3", "M8D_EARLY_CLOSE": "0",
-        "M8D_HOST": "10.0.0.7", "M8D_IFNAME": "eth0,eth1",
+        "M8D_HOST": "10.0.0.7", "M8D_IFNAME": "eth0,eth1", "M8D_LANE": "0",
     }  # fmt: skip
-    host = {"host": "10.0.0.7", "ifname": "eth0,eth1"}
+    host = {"host": "10.0.0.7", "ifname": "eth0,eth1", "lane": False}
     assert load(env) == Settings(
         0.3, 9.0, 7.0, 1.5, "off", require_patch=True, gloo_threads=3, early_close=False, **host
     )
