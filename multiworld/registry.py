@@ -181,9 +181,9 @@ class Registry:
                 del self._worlds[name]
             last = not self._worlds
         if last:
-            for module, name in _THREADS:
+            for module, attribute in _THREADS:
                 if module in sys.modules:
-                    getattr(sys.modules[module], name).dismiss()
+                    getattr(sys.modules[module], attribute).dismiss()
 
     def last(self, name: str) -> tuple[int, int]:
         """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""

@@ -27,9 +27,10 @@ EARLY = 5
 """Generations, of some twenty, of which the most descriptors and threads are what is not to grow: the connections that
 detect crashes early, and the helper of each process, come a moment after the first ones are active."""
 
-# What each operation is called with: by a member that then waits for the victim, whatever the others do.
+# What each operation is called with: by a member that then waits for the victim, whatever the others do. (A small message
+# is sent whether or not the other end receives it.)
 POINT_TO_POINT = {
-    "send": lambda me, victim, size: (torch.ones(8), victim),
+    "send": lambda me, victim, size: (torch.ones(1 << 20), victim),
     "recv": lambda me, victim, size: (torch.ones(8), victim),
     "isend": lambda me, victim, size: (torch.ones(1 << 20), victim),
     "irecv": lambda me, victim, size: (torch.ones(8), victim),
@@ -55,7 +56,7 @@ COLLECTIVES = {
     "barrier": lambda me, victim, size: (),
 }
 OBJECTS = {
-    "send_object_list": lambda me, victim, size: (["x"], victim),
+    "send_object_list": lambda me, victim, size: (["x" * (1 << 20)], victim),
     "recv_object_list": lambda me, victim, size: ([None], victim),
     "broadcast_object_list": lambda me, victim, size: ([None], victim),
     "all_gather_object": lambda me, victim, size: ([None] * size, "x"),

@@ -7,6 +7,8 @@ A message's channel says which group it belongs to: messages of one group never 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +36,11 @@ __all__ = ["MAX_TAG", "Messages"]
 MAX_TAG = 0x7FFF_FFFF
 """torch's tags are C++ ints."""
 
-_refused, _view_of, _is_plain = tensors.refused, tensors.view_of, tensors.is_plain
+_READ_WRITE = 0x200  # PyBUF_WRITE
+_view = tensors.memory_view
+_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_record = torch.autograd.profiler.record_function  # under the names that torch's own operations have
+_NO_RECORD = contextlib.nullcontext()
 
 
 class Messages:
@@ -47,7 +53,7 @@ class Messages:
         explain: makes of an error what an operation raises; may wait for a verdict.
 
     Attributes:
-        takes: ``(tensor) -> bool``: whether messages of it go over the lane.
+        takes: ``(tensor) -> bool``: whether its messages go over the lane; others are torch's to decide.
     """
 
     def __init__(
@@ -63,12 +69,11 @@ class Messages:
         self._explain = explain
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
 
-    @staticmethod
-    def takes(tensor: object) -> bool:
-        """Whether messages of `tensor` go over the lane; the others are torch's to decide."""
-        return not _refused(tensor)
+    takes = staticmethod(tensors.carried)
 
     # -- blocking --------------------------------------------------------------------------------------------
+
+    # Every call costs: checks and views are written out here.
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send, in the world's own group, and wait until `tensor` may be reused.
@@ -76,11 +81,17 @@ class Messages:
         Raises:
             Exception: the lane's or this process's own, for `explain`.
         """
-        given = tensor if _is_plain(tensor) else tensors.sendable(tensor)
-        view = _view_of(given)
-        deadline = time.monotonic() + self.timeout
+        if _profiled():
+            self.post_send(tensor, dst, tag).wait()
+            return
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensors.sendable(tensor)
+        if not 0 <= index(tag) <= MAX_TAG:
+            raise _bad_tag(tag)
+        address = tensor.data_ptr()
+        view = _view(address or 1, tensor.nbytes, _READ_WRITE)
         try:
-            self.endpoint.send(dst, 0, checked(tag), view, deadline, given.data_ptr(), given)
+            self.endpoint.send(dst, 0, tag, view, time.monotonic() + self.timeout, address, tensor)
         except TimeoutError:
             raise _late_send(dst, self.timeout) from None
 
@@ -91,12 +102,20 @@ class Messages:
             SizeMismatchError: the message has another size.
             Exception: as `send`.
         """
-        given = tensor if _is_plain(tensor) else torch.empty_like(tensor).contiguous()
-        deadline = time.monotonic() + self.timeout
+        if _profiled():
+            work = self.post_receive(tensor, src, tag)
+            work.wait()
+            return work.source_rank()
+        given = tensor
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            given = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        if not 0 <= index(tag) <= MAX_TAG:
+            raise _bad_tag(tag)
+        view = _view(given.data_ptr() or 1, given.nbytes, _READ_WRITE)
         try:
-            sender = self.endpoint.receive(src, 0, checked(tag), _view_of(given), deadline, given)
+            sender = self.endpoint.receive(src, 0, tag, view, time.monotonic() + self.timeout, given)
         except SizesDifferError as error:
-            raise self.told(error) from None
+            raise _mismatch(self.world, error) from None
         except TimeoutError:
             raise _late_receive(src, self.timeout) from None
         if given is not tensor:
@@ -109,7 +128,8 @@ class Messages:
         self, tensor: Tensor, dst: int, tag: int = 0, channel: int = 0, rank_of: Callable[[int], int] = int
     ) -> LaneWork:
         """Begin to send."""
-        send = self.begin_send(tensor, dst, tag, channel)
+        with _record("c10d::send") if _profiled() else _NO_RECORD:
+            send = self.begin_send(tensor, dst, tag, channel)
         if not send.done:
             background.take_on(self.endpoint, send)
         return LaneWork(self, send, tensor, rank_of)
@@ -123,26 +143,35 @@ class Messages:
         rank_of: Callable[[int], int] = int,
     ) -> LaneWork:
         """Begin to receive."""
-        receive, landed = self.begin_receive(tensor, src, tag, channel)
+        name = "c10d::recv_" if src is not None else "c10d::recv_any_source_"
+        with _record(name) if _profiled() else _NO_RECORD:
+            receive, landed = self.begin_receive(tensor, src, tag, channel)
         if not receive.done:
             background.take_on(self.endpoint, receive)
         return LaneWork(self, receive, tensor, rank_of, landed)
 
     def begin_send(self, tensor: Tensor, dst: int, tag: int = 0, channel: int = 0) -> Send:
         """Begin to send; the caller waits for it."""
-        given = tensor if _is_plain(tensor) else tensors.sendable(tensor)
-        view = _view_of(given)
-        return self.endpoint.post_send(dst, channel, checked(tag), view, given.data_ptr(), given)
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensors.sendable(tensor)
+        if not 0 <= index(tag) <= MAX_TAG:
+            raise _bad_tag(tag)
+        address = tensor.data_ptr()
+        view = _view(address or 1, tensor.nbytes, _READ_WRITE)
+        return self.endpoint.post_send(dst, channel, tag, view, address, tensor)
 
     def begin_receive(
         self, tensor: Tensor, src: int | None, tag: int = 0, channel: int = 0
     ) -> tuple[Receive, Callable[[], None] | None]:
         """Begin to receive; the caller waits for it, and then calls the second value, if there is one."""
-        if _is_plain(tensor):
-            return self.endpoint.post_receive(src, channel, checked(tag), _view_of(tensor), tensor), None
-        given = torch.empty_like(tensor).contiguous()
-        receive = self.endpoint.post_receive(src, channel, checked(tag), _view_of(given), given)
-        return receive, lambda: tensors.copied_back(given, tensor)
+        given, landed = tensor, None
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            given = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            landed = functools.partial(tensors.copied_back, given, tensor)
+        if not 0 <= index(tag) <= MAX_TAG:
+            raise _bad_tag(tag)
+        view = _view(given.data_ptr() or 1, given.nbytes, _READ_WRITE)
+        return self.endpoint.post_receive(src, channel, tag, view, given), landed
 
     # -- the end of what was posted --------------------------------------------------------------------------
 
@@ -257,13 +286,5 @@ def _late_receive(source: int | None, seconds: float) -> TimeoutError:
     return TimeoutError(f"a receive from {sender} timed out: no message within {seconds:g} s")
 
 
-def checked(tag: int) -> int:
-    """Return `tag`.
-
-    Raises:
-        ValueError: it is no tag.
-        TypeError: it is no whole number.
-    """
-    if 0 <= index(tag) <= MAX_TAG:
-        return tag
-    raise ValueError(f"tag {tag}. Tags are 0 to {MAX_TAG}. Choose another, the same on both ends.")
+def _bad_tag(tag: int) -> ValueError:
+    return ValueError(f"tag {tag}. Tags are 0 to {MAX_TAG}. Choose another, the same on both ends.")

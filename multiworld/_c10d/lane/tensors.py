@@ -17,47 +17,34 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["copied_back", "is_plain", "refused", "sendable", "view_of"]
+__all__ = ["carried", "copied_back", "memory_view", "sendable"]
 
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
 _wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
 _plain_dispatch = _Tensor.__torch_dispatch__
 
-_READ_WRITE = 0x200  # PyBUF_WRITE
-_memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
 )(("PyMemoryView_FromMemory", ctypes.pythonapi))
+"""``(address, size, PyBUF_WRITE) -> view`` of that memory; the view keeps nothing."""
 
 
-def view_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a plain tensor (see `is_plain`). The view keeps nothing: keep the tensor."""
-    # A tensor without elements may have no address.
-    return _memory_view(tensor.data_ptr() or 1, tensor.nbytes, _READ_WRITE)
+def carried(tensor: object) -> bool:
+    """Whether messages of `tensor` go over the lane: it has memory of its own that the CPU can reach.
 
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether the bytes at the tensor's address are its elements, in order."""
-    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-
-
-def refused(tensor: Any) -> bool:
-    """Whether torch's own function is to decide: what is no tensor of the CPU, or one without memory.
-
-    A tensor of another kind (fake, sparse, of functorch's transforms, a subclass that sends itself) means
-    there what torch says that it means; most are refused.
+    All others (on a GPU, fake, sparse, of functorch's transforms, a subclass that sends itself) mean what
+    torch's own functions say that they mean; most are refused there.
     """
     if type(tensor) is not _Tensor and not (
         isinstance(tensor, _Tensor) and type(tensor).__torch_dispatch__ is _plain_dispatch
     ):
-        return True
-    return not tensor.is_cpu or tensor.layout is not _STRIDED or _wrapped(tensor)
+        return False
+    return tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor)
 
 
 def sendable(tensor: Tensor) -> Tensor:
-    """Return a plain tensor with the same elements: itself, or a copy."""
-    if is_plain(tensor):
-        return tensor
+    """Return a copy whose bytes are its elements, in order."""
     with torch.no_grad():
         return tensor.resolve_conj().resolve_neg().contiguous()
 

@@ -21,6 +21,7 @@ import struct
 __all__ = [
     "ANNOUNCE",
     "BUDGET",
+    "CHANNEL_BITS",
     "CHUNK",
     "CLEAR",
     "CREDIT",
@@ -40,8 +41,11 @@ __all__ = [
 
 EAGER, ANNOUNCE, CLEAR, DATA, DONE, CREDIT, HELD, WANT = range(1, 9)
 
-HEADER = struct.Struct("<BxxxIIIQQ")
-"""kind, channel, tag, id, size, address: 32 bytes, little-endian."""
+HEADER = struct.Struct("<QIIQQ")
+"""kind in the lowest byte and channel above it, tag, id, size, address: 32 bytes, little-endian."""
+
+CHANNEL_BITS = 56
+"""So many that channels can be made of digests of names."""
 
 EAGER_LIMIT = 256 << 10
 """Bytes of a message that is sent before a receive is known for it. Larger ones are announced: that costs a
@@ -67,7 +71,7 @@ class ProtocolError(ConnectionError):
 
 def pack(kind: int, *, channel: int = 0, tag: int = 0, id: int = 0, size: int = 0, address: int = 0) -> bytes:  # noqa: A002
     """Return a header."""
-    return HEADER.pack(kind, channel, tag, id, size, address)
+    return HEADER.pack(kind | channel << 8, tag, id, size, address)
 
 
 def cost(size: int) -> int:

@@ -75,8 +75,8 @@ class Incoming:
         """
         if count != frames.HEADER.size + size:
             return None
-        kind, of, under, _, length, _ = frames.HEADER.unpack_from(self._ahead)
-        if kind != frames.EAGER or of != channel or under != tag or length != size:
+        first, under, _, length, _ = frames.HEADER.unpack_from(self._ahead)
+        if first != frames.EAGER | channel << 8 or under != tag or length != size:
             return None
         return self._ahead[frames.HEADER.size : count]
 
@@ -92,9 +92,9 @@ class Incoming:
     def _parse(self) -> None:
         at, have, ahead = 0, self._have, self._ahead
         while have - at >= frames.HEADER.size:
-            header = frames.HEADER.unpack_from(ahead, at)
+            first, *others = frames.HEADER.unpack_from(ahead, at)
             at += frames.HEADER.size
-            self._frame(*header)
+            self._frame(first & 0xFF, first >> 8, *others)
             if self._arrival is not None:
                 here = min(self._left, have - at)
                 if here:

@@ -58,8 +58,8 @@ class Lane:
 
         Args:
             peer: its rank.
-            channel: 0 to 2^32 - 1, as `tag`.
-            tag: see `channel`.
+            channel: 0 to 2^56 - 1.
+            tag: 0 to 2^32 - 1.
             view: contiguous bytes.
             address: where they lie in memory; 0 if they cannot be read there.
             keep: what owns them; it is held until the send is over.

@@ -83,7 +83,7 @@ class Outgoing:
         ):
             return None
         self._credit -= price
-        return frames.HEADER.pack(frames.EAGER, channel, tag, 0, size, 0)
+        return frames.HEADER.pack(frames.EAGER | channel << 8, tag, 0, size, 0)
 
     def half_written(self, head: bytes, send: Send, count: int) -> None:
         """`count` bytes of a message, of which `at_once` gave the header, are written; the rest follows."""

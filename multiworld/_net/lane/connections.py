@@ -162,9 +162,10 @@ class Connections:
                 ended.close()
 
     def close_all(self) -> None:
-        """Close all connections."""
+        """Close all connections, and let go of the readers, which hold descriptors."""
         for rank in list(self.sockets):
             self._close(rank)
+        self._readers = {}
 
     def abandon(self) -> None:
         """Close the descriptors only: a forked process's, whose connections are its parent's."""

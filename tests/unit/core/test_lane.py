@@ -81,7 +81,7 @@ def test_a_size_that_differs_is_told_and_the_next_message_is_whole(size, first, 
 
 def test_channels_and_tags_keep_apart():
     net = Network(2)
-    keys = [(0, 0), (1, 0), (0, 1), (2**32 - 1, 2**32 - 1)]
+    keys = [(0, 0), (1, 0), (0, 1), (2**56 - 1, 2**32 - 1)]
     for number, (channel, tag) in enumerate(keys):
         net.send(0, 1, payload(8, number), channel, tag)
     got = [net.receive(1, 0, 8, channel, tag) for channel, tag in reversed(keys)]
