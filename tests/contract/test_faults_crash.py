@@ -142,7 +142,7 @@ def idle(w):
 
 def grown(before, after):
     """Whether a process holds clearly more threads or descriptors than before."""
-    return after["fds"] > before["fds"] + 4 or after["tasks"] > before["tasks"] + 6
+    return after["fds"] > before["fds"] + 4 or after["tasks"] > before["tasks"] + 8
 
 
 def survivor(me, size):

@@ -24,7 +24,7 @@ LOOK_EVERY = 0.002
 """Seconds until an operation that was posted is taken on."""
 
 _QUIET = 25  # looks without a new operation, after which the thread sleeps
-_IDLE = 5.0  # seconds of sleep, after which it ends
+_IDLE = 1.0  # seconds of sleep, after which it ends
 
 
 class Background:
