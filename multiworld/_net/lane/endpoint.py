@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
-from multiworld._net.lane import wakes
+from multiworld._net.lane import closing, wakes
 from multiworld._net.lane.connections import NOW, Connections, Next
 
 if TYPE_CHECKING:
@@ -198,18 +198,21 @@ class Endpoint:
                 raise
 
     def fail(self, error: Exception) -> None:
-        """End the lane: all that wait have `error`, at once, and the connections are closed.
+        """End the lane: all that wait have `error`, at once, and the connections are closed; never waits.
 
+        Messages whose sends were over arrive if their members read on, see `multiworld._net.lane.closing`.
         In a process that was forked from the endpoint's, only its copies of the descriptors are closed.
         """
         if os.getpid() != self._pid:
             self._net.abandon()  # without the lock, which a thread of the parent may have held
             return
         with self._lock:
+            # First: who reads a message from this process's memory learns so that it is not kept any more.
+            parted = self._net.say_goodbye()
             self._core.fail(error)
             self._tell()
             self._wake_leader()
-            self._net.close_all()
+        closing.close(parted)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -359,6 +362,7 @@ class Endpoint:
             peer.taken(len(view))
             if peer.outgoing.pending:
                 self._net.write(peer.rank)
+                self._tell()
         except BaseException as error:
             self._in_doubt(error)
             raise

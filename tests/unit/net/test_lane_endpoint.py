@@ -23,6 +23,7 @@ from kits.lanekit import payload
 from multiworld._core.lane import frames
 from multiworld._core.lane.frames import pack
 from multiworld._core.lane.operations import SizesDifferError
+from multiworld._net.lane import closing
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import LOOK_EVERY, Background
 from multiworld._net.lane.endpoint import Endpoint
@@ -410,6 +411,124 @@ def test_what_owns_a_buffer_is_kept_until_its_operation_is_over(pair, size):
         pair[1].send(0, 0, 9, memoryview(b"x"), soon())
         writes.result(PATIENCE)
     assert [each() for each in refs] == [None, None]
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname(), timeout=PATIENCE)
+        other, _ = server.accept()
+    one.settimeout(None)
+    return Endpoint({1: one}), Endpoint({0: other})
+
+
+def settled():
+    return not any(each.name == "m8d-lane-close" for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("other_sends", ["before", "all the time", "all the time, without looking"])
+@pytest.mark.parametrize("reads", ["at once", "late"])
+def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
+    """Over TCP, which drops what is on its way if an end is closed with unread bytes."""
+    monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)  # it does not take that long
+    ends = tcp_pair()
+    error, size = ConnectionError("over"), 20_000
+    for number in range(30):  # that stay unread, at the end that is closed
+        ends[1].post_send(0, 0, 0, memoryview(payload(size, number)))
+    sent = 0
+    while ends[0].post_send(1, 0, 0, memoryview(payload(size, sent))).done and sent < 150:
+        sent += 1
+    assert sent >= 10
+    stop = threading.Event()
+
+    def goes_on():
+        while not stop.is_set():
+            ends[1].post_send(0, 0, 0, memoryview(bytes(100)))
+
+    sender = threading.Thread(target=goes_on, daemon=True)
+    if other_sends != "before":
+        sender.start()
+    began = time.monotonic()
+    ends[0].fail(error)
+    assert time.monotonic() - began < 0.1
+    if reads == "late":
+        time.sleep(0.1)
+    if other_sends == "all the time":
+        stop.set()
+    got = buffer(size)
+    for number in range(sent):
+        ends[1].receive(0, 0, 0, got, soon())
+        assert bytes(got) == payload(size, number)
+    stop.set()
+    until(settled)
+    ends[1].fail(error)
+
+
+def test_the_end_of_one_that_is_not_read_from_waits_for_nothing(monkeypatch):
+    """Its connection is closed after a while."""
+    monkeypatch.setattr(closing, "LINGER", 0.2)
+    ends = tcp_pair()
+    while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
+        pass
+    connection = ends[0]._net.sockets[1]
+    began = time.monotonic()
+    ends[0].fail(ConnectionError("over"))
+    assert time.monotonic() - began < 0.1
+    assert connection.fileno() >= 0
+    until(settled)
+    assert time.monotonic() - began >= 0.2
+    assert connection.fileno() < 0
+    ends[1].fail(ConnectionError("over"))
+
+
+def test_a_connection_without_bytes_on_their_way_is_closed_at_once():
+    ends = tcp_pair()
+    ends[0].send(1, 0, 0, memoryview(bytes(8)), soon())
+    ends[1].receive(0, 0, 0, buffer(8), soon())
+    connections = [each._net.sockets[1 - rank] for rank, each in enumerate(ends)]
+    until(lambda: not closing._on_their_way(connections[0]))
+    for end, connection in zip(ends, connections, strict=True):
+        end.fail(ConnectionError("over"))
+        assert connection.fileno() == -1
+
+
+@pytest.mark.parametrize("other_writes", [False, True])
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_messages_are_there_after_the_connection_was_closed(over, other_writes):
+    """With unread bytes, and although writing to it fails before they are read."""
+    lost = []
+    ends = tcp_pair() if over == "tcp" else mesh(2)
+    ends[1]._net._lost = lambda rank, error: lost.append(rank)
+    ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
+    for number in range(2):
+        assert ends[0].post_send(1, 0, 0, memoryview(payload(1000, number))).done
+    until(lambda: not closing._on_their_way(ends[0]._net.sockets[1]))
+    ends[0].fail(ConnectionError("over"))
+    for _ in range(3 if other_writes else 0):
+        ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
+    assert lost == [0] * other_writes
+    for number in range(2):
+        ends[1].receive(0, 0, 0, got := buffer(1000), soon())
+        assert bytes(got) == payload(1000, number)
+    with pytest.raises(TimeoutError):
+        ends[1].receive(0, 0, 0, got, time.monotonic() + 0.05)
+    assert lost == [0]
+    ends[1].fail(ConnectionError("over"))
+
+
+def test_the_end_is_told_at_once_although_a_loop_holds_the_connection():
+    lost = []
+    ends = tcp_pair()
+    ends[1]._net._lost = lambda rank, error: lost.append(rank)
+    ends[0].hold(1)
+    connection = ends[0]._net.sockets[1]
+    ends[0].fail(ConnectionError("over"))
+    with pytest.raises(TimeoutError):
+        ends[1].receive(0, 0, 0, buffer(8), time.monotonic() + 0.05)
+    assert lost == [0]
+    assert connection.fileno() >= 0
+    ends[0].let_go(1)
+    assert connection.fileno() == -1
+    ends[1].fail(ConnectionError("over"))
 
 
 def test_ctrl_c(tmp_path):
