@@ -53,7 +53,7 @@ class Watch:
             return
         rank = operation.peer if isinstance(operation, Send) else operation.source
         if not self._operations:
-            self._endpoint.watch(self, self._blocked)
+            self._endpoint.watch(self, self._blocked, self._reads)
         self._operations += 1
         ranks = self._look(rank)
         try:
@@ -107,6 +107,14 @@ class Watch:
     def _blocked(self, rank: int) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
             self.loop.call_soon_threadsafe(self._adapt, rank, Next.WRITE)
+
+    def _reads(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            self.loop.call_soon_threadsafe(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._operations:
+            self._endpoint.read_on()
 
 
 def _settle(over: asyncio.Future[None]) -> None:

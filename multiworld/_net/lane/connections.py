@@ -17,7 +17,7 @@ from multiworld._core.lane.lane import Lane
 from multiworld._net.lane import closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["NOW", "Connections", "Next"]
 
@@ -43,7 +43,7 @@ class Connections:
 
     Args:
         sockets: connected stream sockets by rank; they belong to this from now on.
-        readers: of the members whose memory can be read: ``read(address, view)`` says whether it was.
+        readable: ranks of the members whose memory can be read.
         lost: told of a connection that ended, with its rank and why.
 
     Attributes:
@@ -57,16 +57,15 @@ class Connections:
     def __init__(
         self,
         sockets: Mapping[int, socket.socket],
-        readers: Mapping[int, Callable[[int, memoryview], bool]],
+        readable: Iterable[int],
         lost: Callable[[int, Exception], None] | None,
     ) -> None:
-        self.lane = Lane(sockets, readable=readers)
+        self.lane = Lane(sockets, readable=readable)
         self.poll = select.poll()
         self.sockets = dict(sockets)
         self.ranks = {each.fileno(): rank for rank, each in sockets.items()}
         self.blocked: set[int] = set()
         self.on_blocked: dict[object, Callable[[int], None]] = {}
-        self._readers = readers
         self._lost = lost
         self._mute: set[int] = set()  # ranks to which nothing can be written any more
         self._held: Counter[int] = Counter()
@@ -102,7 +101,6 @@ class Connections:
         except OSError as error:  # a ProtocolError is one
             self._end(rank, error)
             return
-        self.read_memory()
         if self.lane.peers[rank].outgoing.pending:
             self.write(rank)
 
@@ -138,12 +136,13 @@ class Connections:
             if peer.outgoing.pending:
                 self.write(rank)
 
-    def read_memory(self) -> None:
-        """Read the messages that are to be read from their senders' memory."""
-        for read in self.lane.take_reads():
-            rank = read.arrival.peer
-            self.lane.read(read.arrival, succeeded=self._readers[rank](read.address, read.view))
-            self.write(rank)
+    def lives(self, rank: int) -> bool:
+        """Whether the other end has not ended a connection, so far as it is known here, read or not."""
+        if rank not in self.sockets:
+            return False
+        poll = select.poll()
+        poll.register(self.sockets[rank], select.POLLRDHUP)
+        return not poll.poll(0)
 
     def next(self, rank: int) -> Next:
         """Return what a connection waits for."""

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, TypeVar
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane import closing, wakes
 from multiworld._net.lane.connections import NOW, Connections, Next
+from multiworld._net.lane.reading import Piece, Reading
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from multiworld._core.lane.peer import Peer
+    from multiworld._core.lane.peer import MemoryRead, Peer
+    from multiworld._net.lane.reading import Reader
 
 __all__ = ["Endpoint", "Operation"]
 
@@ -43,7 +45,8 @@ class Endpoint:
 
     Args:
         connections: connected stream sockets by rank; the endpoint owns them.
-        readers: of the members whose memory can be read: ``read(address, view)`` says whether it was.
+        readers: of the members whose memory can be read: ``read(address, view, stop)`` says whether it was;
+            it ends soon if ``stop()`` is true. See `MemoryReader.read`.
         lost: told of a connection that ended, once, with its rank and why, by the thread that finds it, which
             holds the lock. What waits for that member goes on waiting until `fail`.
     """
@@ -51,14 +54,16 @@ class Endpoint:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        readers: Mapping[int, Callable[[int, memoryview], bool]] | None = None,
+        readers: Mapping[int, Reader] | None = None,
         lost: Callable[[int, Exception], None] | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._net = Connections(connections, dict(readers or {}), lost)
+        self._net = Connections(connections, tuple(readers or ()), lost)
         self._net.on_blocked[self] = self._was_blocked
         self._core = self._net.lane
+        self._reading = Reading(self._core, dict(readers or {}))
+        self._on_reads: dict[object, Callable[[], None]] = {}  # see `watch`
         self._leader: int | None = None  # the descriptor that wakes it
         self._led: Operation | None = None  # which it waits for; None while it has the short way
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
@@ -126,8 +131,7 @@ class Endpoint:
             if not receive.done:
                 self.wait(receive, deadline)
         except BaseException:
-            if not self.cancel(receive):  # it is being read from memory, which ends by itself
-                self.wait(receive, time.monotonic() + _LONGEST)
+            self.take_back(receive)  # also if its message came just now
             raise
         if receive.error is not None:
             raise receive.error
@@ -153,6 +157,7 @@ class Endpoint:
                 send = self._core.send(peer, channel, tag, view, address, keep)
                 self._net.write(peer)
                 self._tell()
+                self._see_to_reads()
             except BaseException as error:
                 self._in_doubt(error)
                 raise
@@ -165,18 +170,20 @@ class Endpoint:
         with self._lock:
             try:
                 receive = self._core.receive(source, channel, tag, view, keep)
-                self._net.read_memory()
                 self._net.write_all()
                 self._tell()
             except BaseException as error:
                 self._in_doubt(error)
                 raise
+        if self._core.reads:
+            self.read_on()
         return receive
 
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back; see `Lane.cancel`."""
         with self._lock:
             try:
+                self._reading.settle(receive.arrival)
                 cancelled = self._core.cancel(receive)
                 self._matched_anew()
             except BaseException as error:
@@ -191,6 +198,7 @@ class Endpoint:
         """
         with self._lock:
             try:
+                self._reading.settle(receive.arrival)
                 self._core.take_back(receive)
                 self._matched_anew()
             except BaseException as error:
@@ -206,7 +214,8 @@ class Endpoint:
         if os.getpid() != self._pid:
             self._net.abandon()  # without the lock, which a thread of the parent may have held
             return
-        with self._lock:
+        with self._lock:  # which is free while a piece of a message is read
+            self._reading.stop()
             # First: who reads a message from this process's memory learns so that it is not kept any more.
             parted = self._net.say_goodbye()
             self._core.fail(error)
@@ -255,7 +264,11 @@ class Endpoint:
         while not operation.done:
             if time.monotonic() >= deadline:
                 raise TimeoutError
-            ready = self._look(deadline)
+            read = bool(self._core.reads) and self.read_on()
+            if operation.done:
+                return
+            # Where another thread reads, it tells when it has.
+            ready = self._look(0.0 if read and self._core.reads else deadline)
             with self._lock:
                 for fd, events in ready:
                     rank = self._net.ranks.get(fd)
@@ -280,15 +293,24 @@ class Endpoint:
         with self._lock:
             _remove(self._awaited, operation, call)
 
-    def watch(self, watcher: object, on_blocked: Callable[[int], None]) -> None:
-        """Have `on_blocked` called, by any thread, with a rank whose connection has to be written later."""
+    def watch(self, watcher: object, on_blocked: Callable[[int], None], on_reads: Callable[[], None]) -> None:
+        """Have calls made, by any thread, which may not use the endpoint: it is locked.
+
+        Args:
+            watcher: for `unwatch`.
+            on_blocked: called with a rank whose connection has to be written later.
+            on_reads: called when no thread that waits carries out `read_on`, which is to be done then.
+        """
         with self._lock:
             self._net.on_blocked[watcher] = on_blocked
+            self._on_reads[watcher] = on_reads
+            self._see_to_reads()
 
     def unwatch(self, watcher: object) -> None:
         """Take `watch` back."""
         with self._lock:
             self._net.on_blocked.pop(watcher, None)
+            self._on_reads.pop(watcher, None)
 
     def hold(self, rank: int | None) -> list[tuple[int, int, Next]]:
         """Keep descriptors, see `Connections.hold`; returns what each connection waits for as well."""
@@ -305,7 +327,43 @@ class Endpoint:
         with self._lock:
             if rank in self._net.sockets:
                 self._go_on(rank, select.POLLIN | select.POLLOUT)
+        if self._core.reads:
+            self.read_on()
+        with self._lock:
             return self._net.next(rank)
+
+    def read_on(self) -> bool:
+        """Read a part of a message from its sender's memory, if there is one to be read.
+
+        Returns:
+            False if there is none, or another thread reads, which calls `on_reads` afterwards.
+        """
+        piece = Piece()
+        try:
+            with self._lock:
+                begun = self._reading.begin(piece)
+            if begun:
+                self._reading.carry_out(piece)
+        finally:
+            piece.over()
+            if piece.read is not None:
+                self._end_piece(piece, piece.read)
+        return begun
+
+    def _end_piece(self, piece: Piece, read: MemoryRead) -> None:
+        with self._lock:
+            try:
+                self._reading.end(piece)
+                if piece.succeeded is not None:
+                    # A sender that ended its lane does not keep its messages as they were.
+                    succeeded = piece.succeeded and self._net.lives(read.arrival.peer)
+                    self._core.read(read, succeeded=succeeded)
+                    self._net.write(read.arrival.peer)
+                    self._tell()
+                self._see_to_reads()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
 
     # -- the short ways of small messages --------------------------------------------------------------------
 
@@ -334,7 +392,12 @@ class Endpoint:
         """Take the next message straight from the connection, if no other thread or message waits."""
         with self._lock:
             peer = self._core.peers[source]
-            if self._leader is not None or not self._core.quiet(peer) or source not in self._net.sockets:
+            if (
+                self._leader is not None
+                or not self._core.quiet(peer)
+                or source not in self._net.sockets
+                or self._core.reads
+            ):
                 return False
             self._leader = wakes.mine()
         try:
@@ -379,7 +442,7 @@ class Endpoint:
             self._net.poll.register(wake, select.POLLIN)
             self._awake = wake
         left = min(max(0.0, deadline - time.monotonic()), _LONGEST)
-        ready = self._net.poll.poll(left * 1000 + 1)
+        ready = self._net.poll.poll(left * 1000 + 1 if left else 0)
         if (wake, select.POLLIN) in ready:
             os.eventfd_read(wake)
         return ready
@@ -395,11 +458,13 @@ class Endpoint:
             raise
         if self._led is None:
             self._wake_leader()  # what it waits for may have come
+        elif self._core.reads:
+            self._wake_leader()
 
     def _matched_anew(self) -> None:
-        self._net.read_memory()
         self._net.write_all()
         self._tell()
+        self._see_to_reads()
         if self._led is None:
             self._wake_leader()  # the message that it waits for, the short way, may be here
 
@@ -419,6 +484,8 @@ class Endpoint:
             turn = turns[0]
             _remove(self._followers, operation, turn)
             turn.release()
+        else:
+            self._see_to_reads()
 
     def _wake_leader(self) -> None:
         leader = self._leader
@@ -428,7 +495,17 @@ class Endpoint:
     def _was_blocked(self, _: int) -> None:
         self._wake_leader()  # so that it looks whether the connection can be written
 
+    def _see_to_reads(self) -> None:
+        """Have somebody read what is to be read from memory: the leader, or else those that watch."""
+        if self._core.reads:
+            if self._leader is not None:
+                self._wake_leader()
+            else:
+                for call in self._on_reads.values():
+                    call()
+
     def _in_doubt(self, error: BaseException) -> None:
+        self._reading.stop()
         self._core.fail(ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}"))
         self._tell()
 
