@@ -12,7 +12,8 @@ from multiworld._net.lane.connections import Next
 if TYPE_CHECKING:
     import asyncio
 
-    from multiworld._net.lane.endpoint import Endpoint, Operation
+    from multiworld._net.lane.endpoint import Endpoint
+    from multiworld._net.lane.waiting import Operation
 
 __all__ = ["Watch"]
 
