@@ -33,14 +33,14 @@ class Network:
         self._pipes: dict[tuple[int, int], deque[bytes]] = {
             (a, b): deque() for a in ranks for b in ranks if a != b
         }
-        self._reads = []  # taken, and not carried out: whose, and what
+        self._reads = [None] * size  # what each is told to read, and has not
         self._random = random.Random(seed)  # noqa: S311  (not a secret)
         self._most = most
 
     def send(self, src: int, dst: int, data: bytes, channel: int = 0, tag: int = 0) -> Send:
         """Send, from memory that the others can read if they may."""
         view = memoryview(bytearray(data))
-        address = len(self.memory) + 1
+        address = (len(self.memory) + 1) << 32
         self.memory[address] = view
         return self.lanes[src].send(dst, channel, tag, view, address if self._readable else 0)
 
@@ -51,10 +51,11 @@ class Network:
     def step(self) -> bool:
         """Write, deliver or read something somewhere; False if there is nothing left to do."""
         for rank, lane in enumerate(self.lanes):
-            self._reads += [(rank, read) for read in lane.take_reads()]
+            self._reads[rank] = self._reads[rank] or lane.next_read()
         choices = [(src, dst) for src, dst in self._pipes if self._can(src, dst)]
-        if self._reads and (not choices or self._random.random() < 0.3):
-            self._read(*self._reads.pop(self._random.randrange(len(self._reads))))
+        reads = [rank for rank, read in enumerate(self._reads) if read]
+        if reads and (not choices or self._random.random() < 0.3):
+            self._read(self._random.choice(reads))
             return True
         if not choices:
             return False
@@ -87,12 +88,15 @@ class Network:
             self._pipes[src, dst].appendleft(data[count:])
         incoming.got(count)
 
-    def _read(self, rank: int, read) -> None:
+    def _read(self, rank: int) -> None:
+        read, self._reads[rank] = self._reads[rank], None
         succeeded = self._random.random() < 0.8
         if read.arrival.source is Source.VOID:
             pass  # the buffer is another's by now
         elif succeeded:
-            read.view[:] = self.memory[read.address]
+            at = read.arrival.received
+            assert read.address - at in self.memory
+            read.view[:] = self.memory[read.address - at][at : at + len(read.view)]
         else:
             read.view[: len(read.view) // 2] = bytes(len(read.view) // 2)  # it may have begun
-        self.lanes[rank].read(read.arrival, succeeded=succeeded)
+        self.lanes[rank].read(read, succeeded=succeeded)

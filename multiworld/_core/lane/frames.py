@@ -32,6 +32,7 @@ __all__ = [
     "HEADER",
     "HELD",
     "OVERHEAD",
+    "PIECE",
     "READ_FROM",
     "WANT",
     "ProtocolError",
@@ -63,6 +64,10 @@ OVERHEAD = 512
 
 CHUNK = 256 << 10
 """Bytes of an announced message that are sent in one go; other messages may pass between two chunks."""
+
+
+PIECE = 8 << 20
+"""Bytes of a message that are read from memory in one go, in about a millisecond."""
 
 
 class ProtocolError(ConnectionError):

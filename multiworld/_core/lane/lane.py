@@ -4,7 +4,7 @@ Who reads and writes the connections asks here what to do:
 
     lane.peers[1].outgoing.views()      write these, then `wrote(count)`
     lane.peers[1].incoming.want()       read into this, then `got(count)`
-    lane.take_reads()                   messages to read from their senders' memory, each then `read`
+    lane.next_read()                    a part of a message to read from its sender's memory, then `read`
     lane.take_finished()                what is over
 
 Not thread-safe: callers hold a lock of their own.
@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from multiworld._core.lane import frames
 from multiworld._core.lane.operations import Receive, Send, Source
 from multiworld._core.lane.peer import LaneState, MemoryRead, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from multiworld._core.lane.operations import Arrival
 
 __all__ = ["Lane"]
 
@@ -36,11 +35,13 @@ class Lane:
 
     Attributes:
         error: with which it ended; None while it lives.
+        reads: the messages that are to be read from memory; not to be changed.
     """
 
     def __init__(self, peers: Iterable[int], readable: Iterable[int] = ()) -> None:
         self.error: Exception | None = None
         self._state = LaneState()
+        self.reads = self._state.reads
         self._receives = 0
         may_read = frozenset(readable)
         self.peers = {rank: Peer(self._state, rank, readable=rank in may_read) for rank in peers}
@@ -102,8 +103,8 @@ class Lane:
     def cancel(self, receive: Receive) -> bool:
         """Take a receive back; its buffer is the caller's again. What had come goes to the next receive.
 
-        A message that was to be read from memory is then read anew: a `MemoryRead` of it that the caller has
-        taken is void. None may be under way.
+        A message that was to be read from memory is then read anew, and a part of it that the caller was told
+        to read is void; it may not be being read any more.
 
         Returns:
             False if it is over.
@@ -131,15 +132,22 @@ class Lane:
             sender, receive.sender = receive.sender, None
             self.peers[sender].restore(receive)
 
-    def read(self, arrival: Arrival, *, succeeded: bool) -> None:
-        """A `MemoryRead` is over. If it failed, the bytes travel, and that peer has no more of them."""
-        if self.error is None and arrival.source is Source.MEMORY:
-            self.peers[arrival.peer].read(arrival, succeeded=succeeded)
+    def next_read(self) -> MemoryRead | None:
+        """Return a part of a message to be read from its sender's memory; the messages have turns.
 
-    def take_reads(self) -> list[MemoryRead]:
-        """Return the messages to be read from their senders' memory since the last call."""
-        taken, self._state.reads = self._state.reads, []
-        return taken
+        `read` comes before the next call.
+        """
+        if not self._state.reads:
+            return None
+        arrival = self._state.reads[0]
+        view, at = arrival.view, arrival.received
+        assert view is not None  # noqa: S101  (it has a receive)
+        return MemoryRead(arrival.address + at, view[at : at + frames.PIECE], arrival)
+
+    def read(self, read: MemoryRead, *, succeeded: bool) -> None:
+        """A `MemoryRead` is over. If it failed, the bytes travel, and no more of that peer's are read."""
+        if self.error is None and read.arrival.source is Source.MEMORY:
+            self.peers[read.arrival.peer].read(read, succeeded=succeeded)
 
     def take_finished(self) -> list[Send | Receive]:
         """Return what is over since the last call; what was cancelled is not among it."""

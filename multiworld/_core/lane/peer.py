@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,12 @@ _CREDIT_FROM = (
 
 @dataclass(frozen=True)
 class MemoryRead:
-    """Read a message from its sender's memory: then call `Lane.read`.
+    """Read a part of a message from its sender's memory: then call `Lane.read`.
 
     Attributes:
         address: in the memory of the process of rank `arrival.peer`.
         view: gets the bytes; all of it.
-        arrival: for `Lane.read`.
+        arrival: the message.
     """
 
     address: int
@@ -45,13 +46,13 @@ class LaneState:
         matching: receives without a message, and messages without a receive.
         matched: receives whose messages are coming.
         finished: sends and receives that are over, for the caller to take.
-        reads: for the caller to carry out.
+        reads: messages to be read from memory; the first is next.
     """
 
     matching: Matching = field(default_factory=Matching)
     matched: set[Receive] = field(default_factory=set)
     finished: list[Send | Receive] = field(default_factory=list)
-    reads: list[MemoryRead] = field(default_factory=list)
+    reads: deque[Arrival] = field(default_factory=deque)
 
     def over(self, receive: Receive, error: Exception | None = None) -> None:
         """Note the end of a receive."""
@@ -171,7 +172,7 @@ class Peer:
             # A new one, so that a read of the old one is known to be void. The sender keeps the bytes until
             # DONE: they are asked for again.
             arrival.source, arrival.receive = Source.VOID, None
-            self._state.reads = [each for each in self._state.reads if each.arrival is not arrival]
+            self._state.reads.remove(arrival)
             again = Arrival(self.rank, arrival.channel, arrival.tag, arrival.size, arrival.order)
             again.id, again.address, again.source = arrival.id, arrival.address, Source.ANNOUNCED
             arrival = again
@@ -191,15 +192,21 @@ class Peer:
         self._owed -= _cost(arrival)  # it may have been credited; the next receive that takes it adds it
         self._offer(arrival)
 
-    def read(self, arrival: Arrival, *, succeeded: bool) -> None:
-        """The message was read from memory, or cannot be."""
-        if succeeded:
-            arrival.source, arrival.received = Source.WIRE, arrival.size
-            self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
-            self.arrived(arrival)
-        else:
-            self._readable = False
+    def read(self, read: MemoryRead, *, succeeded: bool) -> None:
+        """A part of a message was read from memory, or cannot be."""
+        arrival = read.arrival
+        self._state.reads.remove(arrival)
+        if not succeeded:
+            self._readable, arrival.received = False, 0
             self._fetch(arrival)
+            return
+        arrival.received += len(read.view)
+        if arrival.received < arrival.size:
+            self._state.reads.append(arrival)  # after the others
+            return
+        arrival.source = Source.WIRE
+        self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
+        self.arrived(arrival)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -215,7 +222,7 @@ class Peer:
     def _fetch(self, arrival: Arrival) -> None:
         if self._readable and arrival.address and arrival.view is not None:
             arrival.source = Source.MEMORY
-            self._state.reads.append(MemoryRead(arrival.address, arrival.view, arrival))
+            self._state.reads.append(arrival)
         else:
             arrival.source = Source.WIRE
             self._coming[arrival.id] = arrival

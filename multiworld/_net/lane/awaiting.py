@@ -12,7 +12,8 @@ from multiworld._net.lane.connections import Next
 if TYPE_CHECKING:
     import asyncio
 
-    from multiworld._net.lane.endpoint import Endpoint, Operation
+    from multiworld._net.lane.endpoint import Endpoint
+    from multiworld._net.lane.waiting import Operation
 
 __all__ = ["Watch"]
 
@@ -61,7 +62,7 @@ class Watch:
             return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
         if not self._operations:
-            self._endpoint.watch(self, self._blocked)
+            self._endpoint.watch(self, self._blocked, self._reads)
         self._operations += 1
         ranks = self._look(rank)
         timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
@@ -119,6 +120,14 @@ class Watch:
     def _blocked(self, rank: int) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
             self.loop.call_soon_threadsafe(self._adapt, rank, Next.WRITE)
+
+    def _reads(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            self.loop.call_soon_threadsafe(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._operations:
+            self._endpoint.read_on()
 
 
 def _settle(over: asyncio.Future[None]) -> None:

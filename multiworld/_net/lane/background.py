@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from multiworld._net.lane.awaiting import Watch
 
 if TYPE_CHECKING:
-    from multiworld._net.lane.endpoint import Endpoint, Operation
+    from multiworld._net.lane.endpoint import Endpoint
+    from multiworld._net.lane.waiting import Operation
 
 __all__ = ["LOOK_EVERY", "Background", "background"]
 

@@ -14,9 +14,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.lane import Lane
+from multiworld._net.lane import closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["NOW", "Connections", "Next"]
 
@@ -42,7 +43,7 @@ class Connections:
 
     Args:
         sockets: connected stream sockets by rank; they belong to this from now on.
-        readers: of the members whose memory can be read: ``read(address, view)`` says whether it was.
+        readable: ranks of the members whose memory can be read.
         lost: told of a connection that ended, with its rank and why.
 
     Attributes:
@@ -56,19 +57,19 @@ class Connections:
     def __init__(
         self,
         sockets: Mapping[int, socket.socket],
-        readers: Mapping[int, Callable[[int, memoryview], bool]],
+        readable: Iterable[int],
         lost: Callable[[int, Exception], None] | None,
     ) -> None:
-        self.lane = Lane(sockets, readable=readers)
+        self.lane = Lane(sockets, readable=readable)
         self.poll = select.poll()
         self.sockets = dict(sockets)
         self.ranks = {each.fileno(): rank for rank, each in sockets.items()}
         self.blocked: set[int] = set()
         self.on_blocked: dict[object, Callable[[int], None]] = {}
-        self._readers = readers
         self._lost = lost
+        self._mute: set[int] = set()  # ranks to which nothing can be written any more
         self._held: Counter[int] = Counter()
-        self._ended: dict[int, socket.socket] = {}  # of those that are held
+        self._ended: dict[int, tuple[socket.socket, bool]] = {}  # of those that are held; for `closing.close`
         for each in sockets.values():
             if each.family in (socket.AF_INET, socket.AF_INET6):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,20 +94,20 @@ class Connections:
                     self._end(rank, ConnectionResetError("the connection was closed by its other end"))
                     return
                 incoming.got(count)
-                left = left - count if count == len(want) else 0
+                # Fewer bytes than wanted were all, but for the end, if that is due.
+                left = left - count if count == len(want) or rank in self._mute else 0
         except BlockingIOError:
             left = 0  # that was all
         except OSError as error:  # a ProtocolError is one
             self._end(rank, error)
             return
-        self.read_memory()
         if self.lane.peers[rank].outgoing.pending:
             self.write(rank)
 
     def write(self, rank: int) -> None:
         """Write what is to be written, as far as it goes."""
         connection, outgoing = self.sockets.get(rank), self.lane.peers[rank].outgoing
-        if connection is None:
+        if connection is None or rank in self._mute:
             return
         try:
             while outgoing.pending:
@@ -117,8 +118,13 @@ class Connections:
                 self.poll.modify(connection, select.POLLIN | select.POLLOUT)
                 for call in self.on_blocked.values():
                     call(rank)
-        except OSError as error:
-            self._end(rank, error)
+        except OSError:
+            # The other end is gone. What it had written is still to be read; the end comes after that.
+            self._mute.add(rank)
+            if rank in self.blocked:
+                self.blocked.discard(rank)
+                self.poll.modify(connection, select.POLLIN)
+            self.read(rank)
         else:
             if rank in self.blocked:
                 self.blocked.discard(rank)
@@ -130,12 +136,13 @@ class Connections:
             if peer.outgoing.pending:
                 self.write(rank)
 
-    def read_memory(self) -> None:
-        """Read the messages that are to be read from their senders' memory."""
-        for read in self.lane.take_reads():
-            rank = read.arrival.peer
-            self.lane.read(read.arrival, succeeded=self._readers[rank](read.address, read.view))
-            self.write(rank)
+    def lives(self, rank: int) -> bool:
+        """Whether the other end has not ended a connection, so far as it is known here, read or not."""
+        if rank not in self.sockets:
+            return False
+        poll = select.poll()
+        poll.register(self.sockets[rank], select.POLLRDHUP)
+        return not poll.poll(0)
 
     def next(self, rank: int) -> Next:
         """Return what a connection waits for."""
@@ -159,17 +166,30 @@ class Connections:
         if not self._held[rank]:
             del self._held[rank]
             if (ended := self._ended.pop(rank, None)) is not None:
-                ended.close()
+                closing.close([ended])
 
-    def close_all(self) -> None:
-        """Close all connections, and let go of the readers, which hold descriptors."""
-        for rank in list(self.sockets):
-            self._close(rank)
-        self._readers = {}
+    def say_goodbye(self) -> list[tuple[socket.socket, bool]]:
+        """Tell all members that nothing more comes; there are no connections any more.
+
+        What waits to be written belongs to sends that are not over.
+
+        Returns:
+            For `closing.close`: the sockets that are not held.
+        """
+        parted = []
+        self._readers = {}  # they hold descriptors
+        for rank, connection in list(self.sockets.items()):
+            goodbye = connection, closing.say_goodbye(connection)
+            self._part(rank)
+            if self._held[rank]:
+                self._ended[rank] = goodbye
+            else:
+                parted.append(goodbye)
+        return parted
 
     def abandon(self) -> None:
         """Close the descriptors only: a forked process's, whose connections are its parent's."""
-        for each in (*self.sockets.values(), *self._ended.values()):
+        for each in (*self.sockets.values(), *(ended for ended, _ in self._ended.values())):
             each.close()
 
     def _end(self, rank: int, error: Exception) -> None:
@@ -177,14 +197,18 @@ class Connections:
         if self.lane.error is None and self._lost is not None:
             self._lost(rank, error)
 
-    def _close(self, rank: int) -> None:
+    def _part(self, rank: int) -> socket.socket:
         connection = self.sockets.pop(rank)
         del self.ranks[connection.fileno()]
         self.blocked.discard(rank)
         self.poll.unregister(connection)
+        return connection
+
+    def _close(self, rank: int) -> None:
+        connection = self._part(rank)
         if self._held[rank]:
             with contextlib.suppress(OSError):  # its other end was first
                 connection.shutdown(socket.SHUT_RDWR)  # which those that hold it see
-            self._ended[rank] = connection
+            self._ended[rank] = connection, False
         else:
             connection.close()

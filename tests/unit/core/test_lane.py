@@ -135,10 +135,10 @@ def test_a_cancelled_receive_loses_nothing(size, steps):
     assert bytes(first.view) == kept, "its buffer is the caller's again"
 
 
-def until_reads(net):
-    while not (reads := net.lanes[1].take_reads()):
+def until_read(net):
+    while not (read := net.lanes[1].next_read()):
         assert net.step()
-    return reads
+    return read
 
 
 @pytest.mark.parametrize("how", ["cancel", "take_back"])
@@ -152,18 +152,18 @@ def test_a_receive_is_cancelled_whose_message_is_being_read_from_memory(how, suc
     if next_one == "waits":
         following = net.receive(1, 0, size)
     sent = net.send(0, 1, payload(size, 1))
-    [void] = until_reads(net)
+    void = until_read(net)
     getattr(lane, how)(first)
     assert first.done
     if next_one == "comes later":
-        assert not lane.take_reads()
+        assert not lane.next_read()
         following = net.receive(1, 0, size)
-    [read] = lane.take_reads()
-    lane.read(void.arrival, succeeded=succeeded)
+    read = lane.next_read()
+    lane.read(void, succeeded=succeeded)
     assert not sent.done
     assert not following.done
     read.view[:] = payload(size, 1)
-    lane.read(read.arrival, succeeded=True)
+    lane.read(read, succeeded=True)
     net.settle()
     over(sent, following)
     assert bytes(following.view) == payload(size, 1)
@@ -171,12 +171,51 @@ def test_a_receive_is_cancelled_whose_message_is_being_read_from_memory(how, suc
     assert following not in lane._state.matched
 
 
+def test_messages_are_read_from_memory_in_turns_a_piece_at_a_time(monkeypatch):
+    monkeypatch.setattr(frames, "PIECE", 400_000)
+    net, size = Network(2, readable=True), 1_000_000
+    lane = net.lanes[1]
+    for number in range(2):
+        net.send(0, 1, payload(size, number), tag=number)
+    net.settle()
+    got = [net.receive(1, 0, size, tag=tag) for tag in range(2)]
+    pieces = []
+    while (read := lane.next_read()) is not None:
+        at = read.arrival.received
+        read.view[:] = net.memory[read.address - at][at : at + len(read.view)]
+        pieces.append((read.arrival.tag, len(read.view)))
+        lane.read(read, succeeded=True)
+    assert pieces == [(tag, count) for count in (400_000, 400_000, 200_000) for tag in (0, 1)]
+    net.settle()
+    over(*got)
+    assert [bytes(each.view) for each in got] == [payload(size, number) for number in range(2)]
+
+
+def test_memory_that_cannot_be_read_any_more(monkeypatch):
+    """After the first piece: the bytes travel, all of them."""
+    monkeypatch.setattr(frames, "PIECE", 400_000)
+    net, size = Network(2, readable=True), 1_000_000
+    sent, got = net.send(0, 1, payload(size, 1)), net.receive(1, 0, size)
+    read = until_read(net)
+    read.view[:] = payload(400_000, 1)
+    net.lanes[1].read(read, succeeded=True)
+    net.lanes[1].read(net.lanes[1].next_read(), succeeded=False)
+    assert net.lanes[1].next_read() is None
+    net.settle()
+    over(sent, got)
+    assert bytes(got.view) == payload(size, 1)
+    net.send(0, 1, payload(size, 2))
+    again = net.receive(1, 0, size)
+    net.settle()
+    assert bytes(again.view) == payload(size, 2)
+
+
 def test_a_read_that_was_not_taken_goes_with_its_receive():
     net = Network(2, readable=True)
     net.send(0, 1, payload(1 << 20, 1))
     net.settle()
     assert net.lanes[1].cancel(net.receive(1, 0, 1 << 20))
-    assert not net.lanes[1].take_reads()
+    assert not net.lanes[1].next_read()
 
 
 @pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
@@ -307,11 +346,11 @@ def owned(size):
 def test_owners_are_kept_until_the_end_of_their_operations(size, first, readable):
     net = Network(2, readable=readable)
     sends, owner, source = owned(size)
-    net.memory[1] = sends
+    net.memory[1 << 32] = sends
     posted = []
     for what in (first, "receive" if first == "send" else "send"):
         if what == "send":
-            posted.append(net.lanes[0].send(1, 0, 0, sends, int(readable), keep=owner))
+            posted.append(net.lanes[0].send(1, 0, 0, sends, int(readable) << 32, keep=owner))
             del owner
         else:
             receives, target, sink = owned(size)

@@ -21,8 +21,8 @@ class LaneMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16), readable=st.booleans(), budget=st.sampled_from([2048, 1 << 18]))
     def begin(self, seed, readable, budget):
-        self._budget = frames.BUDGET
-        frames.BUDGET = budget
+        self._constants = frames.BUDGET, frames.PIECE
+        frames.BUDGET, frames.PIECE = budget, 100_000
         self.net = Network(MEMBERS, seed=seed, readable=readable, most=100_000)
         self.sends = []  # (src, dst, tag, number, size, operation)
         self.receives = []  # (dst, src, tag, operation, cancelled)
@@ -30,7 +30,7 @@ class LaneMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "net"):
             self.rest()
-            frames.BUDGET = self._budget
+            frames.BUDGET, frames.PIECE = self._constants
 
     @rule(src=RANK, shift=st.integers(1, MEMBERS - 1), tag=TAG, size=SIZE)
     def send(self, src, shift, tag, size):

@@ -23,6 +23,7 @@ from kits.lanekit import payload
 from multiworld._core.lane import frames
 from multiworld._core.lane.frames import pack
 from multiworld._core.lane.operations import SizesDifferError
+from multiworld._net.lane import closing
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import LOOK_EVERY, Background
 from multiworld._net.lane.endpoint import Endpoint
@@ -410,6 +411,208 @@ def test_what_owns_a_buffer_is_kept_until_its_operation_is_over(pair, size):
         pair[1].send(0, 0, 9, memoryview(b"x"), soon())
         writes.result(PATIENCE)
     assert [each() for each in refs] == [None, None]
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname(), timeout=PATIENCE)
+        other, _ = server.accept()
+    one.settimeout(None)
+    return Endpoint({1: one}), Endpoint({0: other})
+
+
+def settled():
+    return not any(each.name == "m8d-lane-close" for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("other_sends", ["before", "all the time", "all the time, without looking"])
+@pytest.mark.parametrize("reads", ["at once", "late"])
+def test_what_was_sent_before_the_end_arrives(other_sends, reads, monkeypatch):
+    """Over TCP, which drops what is on its way if an end is closed with unread bytes."""
+    monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)  # it does not take that long
+    ends = tcp_pair()
+    error, size = ConnectionError("over"), 20_000
+    for number in range(30):  # that stay unread, at the end that is closed
+        ends[1].post_send(0, 0, 0, memoryview(payload(size, number)))
+    sent = 0
+    while ends[0].post_send(1, 0, 0, memoryview(payload(size, sent))).done and sent < 150:
+        sent += 1
+    assert sent >= 10
+    stop = threading.Event()
+
+    def goes_on():
+        while not stop.is_set():
+            ends[1].post_send(0, 0, 0, memoryview(bytes(100)))
+
+    sender = threading.Thread(target=goes_on, daemon=True)
+    if other_sends != "before":
+        sender.start()
+    began = time.monotonic()
+    ends[0].fail(error)
+    assert time.monotonic() - began < 1
+    if reads == "late":
+        time.sleep(0.1)
+    if other_sends == "all the time":
+        stop.set()
+    got = buffer(size)
+    for number in range(sent):
+        ends[1].receive(0, 0, 0, got, soon())
+        assert bytes(got) == payload(size, number)
+    stop.set()
+    until(settled)
+    ends[1].fail(error)
+
+
+def test_the_end_of_one_that_is_not_read_from_waits_for_nothing(monkeypatch):
+    """Its connection is closed after a while."""
+    monkeypatch.setattr(closing, "LINGER", 0.2)
+    ends = tcp_pair()
+    while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
+        pass
+    connection = ends[0]._net.sockets[1]
+    began = time.monotonic()
+    ends[0].fail(ConnectionError("over"))
+    assert time.monotonic() - began < 1
+    assert connection.fileno() >= 0
+    until(settled)
+    assert time.monotonic() - began >= 0.2
+    assert connection.fileno() < 0
+    ends[1].fail(ConnectionError("over"))
+
+
+def test_a_connection_whose_other_end_is_gone_is_closed_at_once(monkeypatch):
+    monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)
+    ends = tcp_pair()
+    while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
+        pass
+    ends[0].fail(ConnectionError("over"))
+    assert not settled()
+    ends[1].fail(ConnectionError("over"))
+    until(settled)
+
+
+def test_a_connection_without_bytes_on_their_way_is_closed_at_once():
+    ends = tcp_pair()
+    ends[0].send(1, 0, 0, memoryview(bytes(8)), soon())
+    ends[1].receive(0, 0, 0, buffer(8), soon())
+    connections = [each._net.sockets[1 - rank] for rank, each in enumerate(ends)]
+    until(lambda: not closing._on_their_way(connections[0]))
+    for end, connection in zip(ends, connections, strict=True):
+        end.fail(ConnectionError("over"))
+        assert connection.fileno() == -1
+
+
+@pytest.mark.parametrize("other_writes", [False, True])
+@pytest.mark.parametrize("over", ["tcp", "unix"])
+def test_messages_are_there_after_the_connection_was_closed(over, other_writes):
+    """With unread bytes, and although writing to it fails before they are read."""
+    lost = []
+    ends = tcp_pair() if over == "tcp" else mesh(2)
+    ends[1]._net._lost = lambda rank, error: lost.append(rank)
+    ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
+    for number in range(2):
+        assert ends[0].post_send(1, 0, 0, memoryview(payload(1000, number))).done
+    until(lambda: not closing._on_their_way(ends[0]._net.sockets[1]))
+    ends[0].fail(ConnectionError("over"))
+    for _ in range(3 if other_writes else 0):
+        ends[1].post_send(0, 0, 0, memoryview(bytes(1000)))
+    assert lost == [0] * other_writes
+    for number in range(2):
+        ends[1].receive(0, 0, 0, got := buffer(1000), soon())
+        assert bytes(got) == payload(1000, number)
+    with pytest.raises(TimeoutError):
+        ends[1].receive(0, 0, 0, got, time.monotonic() + 0.05)
+    assert lost == [0]
+    ends[1].fail(ConnectionError("over"))
+
+
+def test_the_end_is_told_at_once_although_a_loop_holds_the_connection():
+    lost = []
+    ends = tcp_pair()
+    ends[1]._net._lost = lambda rank, error: lost.append(rank)
+    ends[0].hold(1)
+    connection = ends[0]._net.sockets[1]
+    ends[0].fail(ConnectionError("over"))
+    with pytest.raises(TimeoutError):
+        ends[1].receive(0, 0, 0, buffer(8), time.monotonic() + 0.05)
+    assert lost == [0]
+    assert connection.fileno() >= 0
+    ends[0].let_go(1)
+    assert connection.fileno() == -1
+    ends[1].fail(ConnectionError("over"))
+
+
+@pytest.mark.parametrize("mesh_size", [2, 3])
+def test_a_member_that_is_lost_is_waited_for_until_the_end(members, mesh_size):
+    """Whatever is posted for it; the thread that leads sleeps."""
+    ends = members(mesh_size)
+    end, lost = ends[0], []
+    end._net._lost = lambda rank, error: lost.append(rank)
+    before = [end.post_receive(1, 0, 1, buffer(8))]
+    ends[1].fail(ConnectionError("gone"))
+    with pytest.raises(TimeoutError):
+        end.receive(1, 0, 0, buffer(8), time.monotonic() + 0.05)
+    assert lost == [1]
+    with pytest.raises(TimeoutError):
+        end.send(1, 0, 0, memoryview(b"x"), time.monotonic() + 0.01)
+    operations = [
+        *before,
+        *(end.post_send(1, 0, 0, memoryview(bytes(size))) for size in (0, 8, 70_000, 1 << 20)),
+        *(end.post_receive(source, 0, 0, buffer(8)) for source in (1, None)),
+    ]
+    for _ in range(10_000):  # more than the budget: they are held
+        end.post_send(1, 0, 0, memoryview(b"x"))
+    with pytest.raises(TimeoutError):
+        end.send(1, 0, 0, memoryview(b"x"), time.monotonic() + 0.05)
+    assert end.cancel(again := end.post_receive(1, 0, 0, buffer(8)))
+    assert again.error is None
+
+    def waits(operation):
+        with contextlib.suppress(ConnectionError):
+            end.wait(operation, soon())
+
+    thread, looks = led(end, lambda: waits(operations[0]))
+    time.sleep(0.1)
+    assert len(looks) == 1
+    end.post_send(1, 0, 0, memoryview(b"x"))
+    time.sleep(0.05)
+    assert len(looks) <= 2
+    if mesh_size == 3:
+        ends[2].send(0, 0, 5, memoryview(payload(8, 1)), soon())
+        end.receive(2, 0, 5, got := buffer(8), soon())
+        assert bytes(got) == payload(8, 1)
+    error = ConnectionError("the world broke")
+    assert not any(each.done for each in operations)
+    end.fail(error)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert all(each.error is error for each in operations)
+
+
+def test_a_member_that_is_lost_is_awaited_until_the_end(pair, run):
+    async def talk():
+        watch = Watch(pair[0], asyncio.get_running_loop())
+        looks, ready = [], watch._ready
+        watch._ready = lambda rank: (looks.append(None), ready(rank))
+        first = asyncio.ensure_future(receive(watch, pair[0], 1, 8))
+        await asyncio.sleep(0.02)
+        pair[1].fail(ConnectionError("gone"))
+        await asyncio.sleep(0.02)
+        looks.clear()
+        second = asyncio.ensure_future(send(watch, pair[0], 1, bytes(1 << 20)))
+        await asyncio.sleep(0.05)
+        assert not pair[0]._net.sockets
+        assert not looks
+        assert not first.done()
+        assert not second.done()
+        pair[0].fail(ConnectionError("the world broke"))
+        with pytest.raises(ConnectionError, match="the world broke"):
+            await first
+        with pytest.raises(AssertionError):  # `send` checks that there is no error
+            await second
+        assert watch.idle
+
+    run(talk())
 
 
 def test_ctrl_c(tmp_path):

@@ -1,0 +1,100 @@
+"""Reading messages from the memory of their senders, a piece at a time.
+
+A piece is read without the endpoint's lock, so that it holds nobody up; no other begins meanwhile. Who is to
+end or cancel a receive waits, with the lock, until a piece that is being read into its buffer is there: about
+a millisecond.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from multiworld._core.lane.lane import Lane
+    from multiworld._core.lane.operations import Arrival
+    from multiworld._core.lane.peer import MemoryRead
+
+__all__ = ["Piece", "Reader", "Reading"]
+
+if TYPE_CHECKING:
+    Reader = Callable[[int, memoryview, Callable[[], bool]], bool]
+
+_LONGEST = 60.0  # seconds that a system call for one piece may take, on a machine that swaps
+
+
+class Piece:
+    """A part of a message, and the thread that reads it.
+
+    Attributes:
+        read: what is read; None before `Reading.begin`.
+        succeeded: None while it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.read: MemoryRead | None = None
+        self.succeeded: bool | None = None
+        self.thread = threading.get_ident()
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def over(self) -> None:
+        """Say that no byte is written any more."""
+        self._over.release()
+
+    def wait(self) -> None:
+        """Wait until that was said; a signal handler of the reading thread does not wait for itself."""
+        if self.thread != threading.get_ident() and self._over.acquire(timeout=_LONGEST):
+            self._over.release()
+
+
+class Reading:
+    """The piece of an endpoint that is being read; all calls but `carry_out` are made under its lock.
+
+    Args:
+        lane: says what is to be read.
+        readers: ``read(address, view, stop)`` by rank.
+
+    Attributes:
+        stopped: whether nothing is to be read any more.
+    """
+
+    def __init__(self, lane: Lane, readers: Mapping[int, Reader]) -> None:
+        self.stopped = False
+        self._lane = lane
+        self._readers = readers
+        self._piece: Piece | None = None
+
+    def begin(self, piece: Piece) -> bool:
+        """Choose what is to be read as `piece`; False if nothing is, or another thread reads."""
+        if self._piece is not None or self.stopped:
+            return False
+        piece.read = self._lane.next_read()
+        if piece.read is not None:
+            self._piece = piece
+        return piece.read is not None
+
+    def carry_out(self, piece: Piece) -> None:
+        """Read it."""
+        assert piece.read is not None  # noqa: S101  (`begin` returned True)
+        read = self._readers[piece.read.arrival.peer]
+        piece.succeeded = read(piece.read.address, piece.read.view, lambda: self.stopped)
+
+    def end(self, piece: Piece) -> None:
+        """Let others begin."""
+        if self._piece is piece:
+            self._piece = None
+
+    def settle(self, arrival: Arrival | None) -> None:
+        """Wait until no byte of a message is being read; for a receive without one there is nothing to do."""
+        piece = self._piece
+        if piece is not None and piece.read is not None and piece.read.arrival is arrival:
+            piece.wait()
+
+    def stop(self) -> None:
+        """Wait until no byte is being read; none will be."""
+        self.stopped = True
+        if self._piece is not None:
+            self._piece.wait()

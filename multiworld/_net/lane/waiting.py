@@ -1,0 +1,278 @@
+"""Who reads and writes the connections of an endpoint while operations are waited for.
+
+One thread at a time leads: it polls, reads and writes; others that wait follow, and one of them leads after
+it. Event loops look at connections themselves, and are told here what they cannot see there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from multiworld._core.lane.operations import Receive, Send
+from multiworld._net.lane import wakes
+from multiworld._net.lane.connections import Connections, Next
+from multiworld._net.lane.reading import Piece, Reading
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from multiworld._core.lane.peer import MemoryRead
+    from multiworld._net.lane.reading import Reader
+
+__all__ = ["Operation", "Waiting"]
+
+Operation = Send | Receive
+
+_Each = TypeVar("_Each")
+
+_LONGEST = 3600.0  # seconds of one `poll`
+
+
+class Waiting:
+    """Waiting for the operations of an endpoint; see `Endpoint`, which makes them."""
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        readers: Mapping[int, Reader] | None = None,
+        lost: Callable[[int, Exception], None] | None = None,
+    ) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._net = Connections(connections, tuple(readers or ()), lost)
+        self._net.on_blocked[self] = self._was_blocked
+        self._core = self._net.lane
+        self._reading = Reading(self._core, dict(readers or {}))
+        self._on_reads: dict[object, Callable[[], None]] = {}  # see `watch`
+        self._leader: int | None = None  # the descriptor that wakes it
+        self._led: Operation | None = None  # which it waits for; None while it has the short way
+        self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
+        # Released when it is over, or when its thread is to lead.
+        self._followers: dict[Operation, list[threading.Lock]] = {}
+        self._awaited: dict[Operation, list[Callable[[], None]]] = {}  # called when it is over
+
+    def wait(self, operation: Operation, deadline: float) -> None:
+        """Wait until an operation is over, and lead meanwhile if no other thread does.
+
+        Args:
+            operation: of this endpoint; several threads may wait for it.
+            deadline: ``time.monotonic()`` seconds.
+
+        Raises:
+            TimeoutError: it is not over at the deadline; it goes on.
+        """
+        turn: threading.Lock | None = None
+        try:
+            while True:
+                with self._lock:
+                    if operation.done:
+                        return
+                    if self._leader is None:
+                        self._leader, self._led, turn = wakes.mine(), operation, None
+                    elif turn is None:
+                        turn = threading.Lock()
+                        turn.acquire()
+                        self._followers.setdefault(operation, []).append(turn)
+                if turn is None:
+                    self._lead(operation, deadline)
+                elif turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    turn = None
+                else:
+                    raise TimeoutError
+        finally:
+            with self._lock:
+                if turn is not None:
+                    _remove(self._followers, operation, turn)
+                if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
+                    self._give_up_lead()
+
+    def _lead(self, operation: Operation, deadline: float) -> None:
+        while not operation.done:
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            read = bool(self._core.reads) and self.read_on()
+            if operation.done:
+                return
+            # Where another thread reads, it tells when it has.
+            ready = self._look(0.0 if read and self._core.reads else deadline)
+            with self._lock:
+                for fd, events in ready:
+                    rank = self._net.ranks.get(fd)
+                    if rank is not None:
+                        self._go_on(rank, events)
+
+    def _look(self, deadline: float) -> list[tuple[int, int]]:
+        """Wait until a connection is ready, this leader is woken, or the deadline."""
+        wake = self._leader
+        assert wake is not None  # noqa: S101  (this thread leads)
+        if self._awake != wake:
+            if self._awake is not None and self._awake not in self._net.ranks:
+                with contextlib.suppress(KeyError):
+                    self._net.poll.unregister(self._awake)
+            self._net.poll.register(wake, select.POLLIN)
+            self._awake = wake
+        left = min(max(0.0, deadline - time.monotonic()), _LONGEST)
+        ready = self._net.poll.poll(left * 1000 + 1 if left else 0)
+        if (wake, select.POLLIN) in ready:
+            os.eventfd_read(wake)
+        return ready
+
+    # -- for loops and the background thread, which look at connections themselves ---------------------------
+
+    def when_over(self, operation: Operation, call: Callable[[], None]) -> bool:
+        """Have `call` called once, by any thread, when an operation is over; False if it is over already.
+
+        `call` may not use the endpoint, which is locked, and may not raise. Several calls may be kept for one
+        operation.
+        """
+        with self._lock:
+            if not operation.done:
+                self._awaited.setdefault(operation, []).append(call)
+            return not operation.done
+
+    def forget(self, operation: Operation, call: Callable[[], None]) -> None:
+        """Take `when_over` back, if `call` is still to come."""
+        with self._lock:
+            _remove(self._awaited, operation, call)
+
+    def watch(self, watcher: object, on_blocked: Callable[[int], None], on_reads: Callable[[], None]) -> None:
+        """Have calls made, by any thread, which may not use the endpoint: it is locked.
+
+        Args:
+            watcher: for `unwatch`.
+            on_blocked: called with a rank whose connection has to be written later.
+            on_reads: called when no thread that waits carries out `read_on`, which is to be done then.
+        """
+        with self._lock:
+            self._net.on_blocked[watcher] = on_blocked
+            self._on_reads[watcher] = on_reads
+            self._see_to_reads()
+
+    def unwatch(self, watcher: object) -> None:
+        """Take `watch` back."""
+        with self._lock:
+            self._net.on_blocked.pop(watcher, None)
+            self._on_reads.pop(watcher, None)
+
+    def hold(self, rank: int | None) -> list[tuple[int, int, Next]]:
+        """Keep descriptors, see `Connections.hold`; returns what each connection waits for as well."""
+        with self._lock:
+            return [(each, fd, self._net.next(each)) for each, fd in self._net.hold(rank)]
+
+    def let_go(self, rank: int) -> None:
+        """Take one `hold` of a rank back."""
+        with self._lock:
+            self._net.let_go(rank)
+
+    def ready(self, rank: int) -> Next:
+        """Read and write the connection to `rank` as far as it goes; returns what it waits for then."""
+        with self._lock:
+            if rank in self._net.sockets:
+                self._go_on(rank, select.POLLIN | select.POLLOUT)
+        if self._core.reads:
+            self.read_on()
+        with self._lock:
+            return self._net.next(rank)
+
+    def read_on(self) -> bool:
+        """Read a part of a message from its sender's memory, if there is one to be read.
+
+        Returns:
+            False if there is none, or another thread reads, which calls `on_reads` afterwards.
+        """
+        piece = Piece()
+        try:
+            with self._lock:
+                begun = self._reading.begin(piece)
+            if begun:
+                self._reading.carry_out(piece)
+        finally:
+            piece.over()
+            if piece.read is not None:
+                self._end_piece(piece, piece.read)
+        return begun
+
+    def _end_piece(self, piece: Piece, read: MemoryRead) -> None:
+        with self._lock:
+            try:
+                self._reading.end(piece)
+                if piece.succeeded is not None:
+                    # A sender that ended its lane does not keep its messages as they were.
+                    succeeded = piece.succeeded and self._net.lives(read.arrival.peer)
+                    self._core.read(read, succeeded=succeeded)
+                    self._net.write(read.arrival.peer)
+                    self._tell()
+                self._see_to_reads()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
+
+    # -- under the lock --------------------------------------------------------------------------------------
+
+    def _go_on(self, rank: int, events: int) -> None:
+        try:
+            self._net.go_on(rank, events)
+            self._tell()
+        except BaseException as error:
+            self._in_doubt(error)
+            raise
+        if self._led is None:
+            self._wake_leader()  # what it waits for may have come
+        elif self._core.reads:
+            self._wake_leader()
+
+    def _tell(self) -> None:
+        for operation in self._core.take_finished():
+            for turn in self._followers.pop(operation, ()):
+                turn.release()
+            for call in self._awaited.pop(operation, ()):
+                call()
+            if operation is self._led:
+                self._wake_leader()
+
+    def _give_up_lead(self) -> None:
+        self._leader = self._led = None
+        if self._followers:
+            operation, turns = next(iter(self._followers.items()))
+            turn = turns[0]
+            _remove(self._followers, operation, turn)
+            turn.release()
+        else:
+            self._see_to_reads()
+
+    def _wake_leader(self) -> None:
+        leader = self._leader
+        if leader is not None and leader != wakes.mine():
+            os.eventfd_write(leader, 1)
+
+    def _was_blocked(self, _: int) -> None:
+        self._wake_leader()  # so that it looks whether the connection can be written
+
+    def _see_to_reads(self) -> None:
+        """Have somebody read what is to be read from memory: the leader, or else those that watch."""
+        if self._core.reads:
+            if self._leader is not None:
+                self._wake_leader()
+            else:
+                for call in self._on_reads.values():
+                    call()
+
+    def _in_doubt(self, error: BaseException) -> None:
+        self._reading.stop()
+        self._core.fail(ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}"))
+        self._tell()
+
+
+def _remove(lists: dict[Operation, list[_Each]], operation: Operation, each: _Each) -> None:
+    """Take one out of the list of an operation, if it is there."""
+    of = lists.get(operation, [])
+    if each in of:
+        of.remove(each)
+        if not of:
+            del lists[operation]
