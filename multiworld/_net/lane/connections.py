@@ -177,7 +177,6 @@ class Connections:
             For `closing.close`: the sockets that are not held.
         """
         parted = []
-        self._readers = {}  # they hold descriptors
         for rank, connection in list(self.sockets.items()):
             goodbye = connection, closing.say_goodbye(connection)
             self._part(rank)

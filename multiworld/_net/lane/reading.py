@@ -98,3 +98,4 @@ class Reading:
         self.stopped = True
         if self._piece is not None:
             self._piece.wait()
+        self._readers = {}  # they hold descriptors

@@ -177,7 +177,7 @@ def test_sizes_that_differ(pair, sizes):
     with ThreadPoolExecutor(1) as other:
         done = other.submit(pair[0].send, 1, 0, 0, memoryview(payload(sent, 1)), soon())
         got = buffer(expected)
-        with pytest.raises(SizesDifferError, match=f"{sent} bytes was sent, and {expected} are"):
+        with pytest.raises(SizesDifferError, match=f"{sent} bytes was sent by rank ., and {expected} are"):
             pair[1].receive(0, 0, 0, got, soon())
         assert not any(got)
         done.result(PATIENCE)
