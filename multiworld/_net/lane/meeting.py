@@ -173,6 +173,8 @@ class _Meeting:
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         for _ in range(_ACCEPTS):
+            if self._accept_from is not None:  # since an event before this one
+                return
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -185,6 +187,7 @@ class _Meeting:
                 self._accept_from = now + _NO_ACCEPTS
                 self._trouble = error.strerror or str(error)
                 return
+            self._trouble = ""
             connection.setblocking(False)
             if len(self._accepted) >= self._roster.size + _STRANGERS:
                 self._drop(next(iter(self._accepted.values())), "too many others came after it")

@@ -242,6 +242,11 @@ def test_another_generation_is_refused(changes, said):
     assert not other.over
 
 
+def test_another_protocol_is_refused():
+    one, other = dialer(), acceptor()
+    assert "no lane" in outcome(one, other, change=lambda turn, said: b"m8" + bytes(6) + said[8:])
+
+
 @pytest.mark.parametrize(
     ("rank", "peer", "at", "size"),
     [(2, 0, 1, 4), (1, 0, 1, 4), (2, 2, 2, 4), (0, 2, 2, 4), (4, 1, 1, 5), (1, 1, 1, 4)],

@@ -20,6 +20,7 @@ from kits.doorkit import (
     HalfMember,
     address_of,
     all_closed,
+    answer,
     call,
     doors,
     ends,
@@ -35,7 +36,7 @@ from kits.doorkit import (
     started,
     tell,
 )
-from kits.meetkit import PATIENCE
+from kits.meetkit import PATIENCE, until
 from kits.memorykit import refusal
 
 from multiworld._net.lane import dialing, meeting, memory
@@ -136,6 +137,14 @@ class TestAll:
         assert exchanged(mets) == everyone(3)
         hang_up(*mets)
 
+    def test_members_that_read_something_else(self, monkeypatch):
+        """What lies there is not the secret: another process has that pid."""
+        monkeypatch.setattr(memory.Proof, "accepts", lambda *_: False)
+        with doors(2) as opened:
+            mets = join_all(opened)
+        assert [met.readers for met in mets] == [{}, {}]
+        hang_up(*mets)
+
     def test_one_end_alone_may_read(self, monkeypatch):
         """As under Yama, where a parent may read its child and not the other way."""
         if reason := refusal():
@@ -195,6 +204,32 @@ class TestLate:
             early = threads.submit(join, opened, 0, check=after(5, ready.set))
             assert ready.wait(PATIENCE)
             mets = [early.result(PATIENCE) if rank == 0 else join(opened, 1) for rank in (1, 0)]
+        hang_up(*mets)
+
+    def test_a_connection_that_is_being_made_is_not_made_again(self, threads):
+        with doors(2) as opened:
+            checked = threading.Event()
+            waits = threads.submit(join, opened, 1, check=after(10, checked.set))
+            with contextlib.closing(answer(opened[0])):
+                assert checked.wait(PATIENCE)
+                for each in opened[0].sockets:
+                    with pytest.raises(BlockingIOError):
+                        each.accept()
+            mets = [join(opened, 0), waits.result(PATIENCE)]
+        hang_up(*mets)
+
+    def test_a_connection_that_takes_long_to_be_made(self, threads):
+        """Over TCP to a member whose queue is full: it is written to when it is there."""
+        with doors(2, places=["", ""]) as opened:
+            opened[0].sockets[-1].listen(0)
+            fillers = [call(opened[0].address, 0)]
+            checked = threading.Event()
+            waits = threads.submit(join, opened, 1, check=after(2, checked.set))
+            assert checked.wait(PATIENCE)
+            for each in fillers:
+                each.close()
+            mets = [join(opened, 0), waits.result(PATIENCE)]
+        assert exchanged(mets) == everyone(2)
         hang_up(*mets)
 
     def test_another_host_that_calls_itself_the_same(self, threads, monkeypatch):
@@ -289,18 +324,18 @@ class TestEnds:
 
 
 class TestDescriptors:
-    def test_none_is_free_for_a_while(self, threads, monkeypatch):
-        """Accepting pauses then: the listeners stay readable, and are not asked again and again."""
+    def test_none_is_free_for_a_while(self, threads):
+        """Accepting pauses then: both listeners stay readable, and are not asked again and again."""
         with doors(2) as opened:
             full, asked = threading.Event(), []
             full.set()
             opened[0].sockets = tuple(Full(each, full, asked) for each in opened[0].sockets)
-            waits = [
-                threads.submit(join, opened, 0, check=after(20, full.clear)),
-                threads.submit(join, opened, 1),
-            ]
-            mets = [each.result(PATIENCE) for each in waits]
-        assert 2 <= len(asked) <= 20
+            waits = [threads.submit(join, opened, rank) for rank in (0, 1)]
+            with contextlib.closing(call(opened[0].address, 0)):  # rank 1 is at the other one
+                until(lambda: len(asked) > 5)
+                full.clear()
+                mets = [each.result(PATIENCE) for each in waits]
+        assert min(b - a for a, b in itertools.pairwise(asked)) > 0.019
         assert exchanged(mets) == everyone(2)
         hang_up(*mets)
 

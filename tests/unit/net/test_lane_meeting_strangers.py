@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -118,6 +119,20 @@ class TestStrangers:
         assert ends(caller)
         assert time.monotonic() - began < PATIENCE / 2
         self.met(*waiting)
+
+    def test_whoever_says_something_is_not_silent(self, stranger, waiting, monkeypatch):
+        """A member on a busy machine, byte by byte."""
+        monkeypatch.setattr(meeting, "_IDLE", 1.0)
+        opened, waits = waiting
+        caller = stranger(opened)
+        half = HalfMember(caller, roster_of([each.address for each in opened], 1), 0)
+        for _ in range(15):
+            assert not select.select([caller], [], [], 0.1)[0]
+            caller.sendall(half.greeting.unsent[:1])
+            half.greeting.wrote(1)
+        half.go_on(3)
+        assert half.greeting.over
+        hang_up(waits.result(PATIENCE))
 
     def test_silence_is_borne_for_2_seconds(self, stranger, waiting):
         caller = stranger(waiting[0])
