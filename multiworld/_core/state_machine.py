@@ -69,6 +69,8 @@ class Action(enum.Enum):
 
     REFUSE_OPERATIONS = "refuse-operations"
     """The world's methods, and bare calls of torch.distributed in it, raise from now on."""
+    DRAIN = "drain"
+    """What was sent to the other members is received there; until shortly before the deadline."""
     ABORT_GROUP = "abort-group"
     """Pending operations of the process group raise; where a member left in good order, a moment later."""
     SAY_GOODBYE = "say-goodbye"
@@ -170,7 +172,7 @@ _LEAVE = (
     Action.RELEASE_STORE,
     Action.FAIL_AWAITED,
 )
-_CLOSE = (*_LEAVE, Action.TELL_CLOSED)
+_CLOSE = (Action.REFUSE_OPERATIONS, Action.DRAIN, *_LEAVE[1:], Action.TELL_CLOSED)
 _BREAK = (
     Action.REFUSE_OPERATIONS,
     Action.ABORT_GROUP,
@@ -193,7 +195,7 @@ TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     (Stage.OPENING, CloseAsked): Row(Stage.CLOSED, _CLOSE),
     (Stage.DOOMED, Announced): Row(Stage.BROKEN, _BREAK),
     (Stage.DOOMED, JoinFailed): Row(Stage.CLOSED, _LEAVE),
-    (Stage.DOOMED, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    (Stage.DOOMED, CloseAsked): Row(Stage.CLOSED, (*_LEAVE, Action.TELL_CLOSED)),
     (Stage.ACTIVE, Broke): Row(Stage.BROKEN, _BREAK),
     (Stage.ACTIVE, CloseAsked): Row(Stage.CLOSED, _CLOSE),
     (Stage.BROKEN, RetireAsked): Row(Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),

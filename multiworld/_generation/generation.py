@@ -43,6 +43,9 @@ What the leaver sent before it left is in the kernel's buffers by then; cutting 
 lose it.
 """
 
+DRAIN_SHARE = 0.8
+"""Of the time that a close may take: how long it waits for others to receive what was sent to them."""
+
 RELEASE_DELAY = 1.0
 """Seconds after a breakage until its resources are released: its pending operations have raised by then.
 
@@ -187,6 +190,11 @@ class Generation:
         left = self.breakage is not None and self.breakage.cause is Cause.LEFT
         self._holdings.abort(LEFT_GRACE if left else 0.0)
 
+    def _drain(self, event: StageEvent) -> None:
+        if isinstance(event, CloseAsked) and not event.failure:
+            now = time.monotonic()
+            self._holdings.drain(now + DRAIN_SHARE * (event.deadline - now))
+
     def _say_goodbye(self, event: StageEvent) -> None:
         self._attachment.leave(event.failure if isinstance(event, CloseAsked) else "")
 
@@ -226,6 +234,7 @@ class Generation:
 
     _DO: ClassVar[dict[Action, Callable[[Generation, StageEvent], None]]] = {
         Action.REFUSE_OPERATIONS: _refuse_operations,
+        Action.DRAIN: _drain,
         Action.ABORT_GROUP: _abort_group,
         Action.SAY_GOODBYE: _say_goodbye,
         Action.DETACH: _detach,

@@ -95,6 +95,12 @@ class Holdings:
         timer.name = f"m8d-abort-{resources.roster.world}"
         timer.start()
 
+    def drain(self, deadline: float) -> None:
+        """Wait until the other members have received what was sent to them, at most until `deadline`."""
+        resources = self._resources
+        if resources is not None and resources.lane is not None:
+            resources.lane.drain(deadline)
+
     def release(self, deadline: float) -> None:
         """Release all but a store that this process serves. `deadline`: ``time.monotonic()`` seconds."""
         with self._lock:

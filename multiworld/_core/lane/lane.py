@@ -91,6 +91,21 @@ class Lane:
                 peer.want(receive)
         return receive
 
+    def drain(self, peer: int) -> Send:
+        """Return a send without bytes that is over when receives there have taken all that was sent before.
+
+        It is over, too, once `lost` says that none will.
+        """
+        send = Send(peer, 0, 0, memoryview(b""))
+        if self.error is not None:
+            return self._refused(send)
+        self.peers[peer].outgoing.drain(send)
+        return send
+
+    def lost(self, peer: int) -> None:
+        """The connection to a peer has ended."""
+        self.peers[peer].outgoing.give_up_drains()
+
     def quiet(self, peer: Peer) -> bool:
         """Whether the next message of a peer goes to the receive that is posted next for it, if they fit."""
         return (

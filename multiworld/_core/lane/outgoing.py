@@ -42,6 +42,7 @@ class Outgoing:
         self._held: deque[Send] = deque()
         self._wanted: Counter[tuple[int, int]] = Counter()  # by receives whose message was not held yet
         self._told_held = False
+        self._drains: list[Send] = []  # over when the other end has taken all
 
     @property
     def pending(self) -> bool:
@@ -92,6 +93,18 @@ class Outgoing:
         self.views()
         self.wrote(count)
 
+    def drain(self, send: Send) -> None:
+        """Finish `send`, which has no bytes, when receives have taken all that was sent before."""
+        self._drains.append(send)
+        self._tell_held()  # so that credit comes for each message, not for many together
+        self._settle_drains()
+
+    def give_up_drains(self) -> None:
+        """Finish what `drain` was given: nothing will be taken any more."""
+        drains, self._drains = self._drains, []
+        for each in drains:
+            self._finish(each)
+
     def tell(self, frame: bytes) -> None:
         """Write a control frame before what is not begun yet."""
         self._urgent.append(memoryview(frame))
@@ -106,6 +119,7 @@ class Outgoing:
         while self._held and self._send_now(self._held[0]):
             self._held.popleft()
         self._tell_held()
+        self._settle_drains()
 
     def wanted(self, channel: int, tag: int) -> None:
         """WANT came: a receive waits there for a message that may be held here."""
@@ -126,6 +140,7 @@ class Outgoing:
     def given_back(self, id: int) -> None:  # noqa: A002
         """DONE came: the announced message is not needed any more."""
         self._finish(self._forget(id))
+        self._settle_drains()
 
     # -- to the connection -----------------------------------------------------------------------------------
 
@@ -157,16 +172,18 @@ class Outgoing:
             writing.popleft()
             if send is not None:
                 self._written(send)
+        self._settle_drains()
 
     def fail(self, error: Exception) -> None:
         """Let all sends fail."""
         written = [*(send for _, send in self._writing), *(send for _, _, send in self._queue)]
         begun = [send for send in written if send is not None]
-        for each in (*begun, *self._announced.values(), *self._held):
+        for each in (*begun, *self._announced.values(), *self._held, *self._drains):
             each.error = error
             self._finish(each)
         for part in (self._urgent, self._queue, self._writing, self._announced, self._held, self._wanted):
             part.clear()
+        self._drains.clear()
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -227,8 +244,13 @@ class Outgoing:
         if not self._wanted[key]:
             del self._wanted[key]
 
+    def _settle_drains(self) -> None:
+        taken = self._credit == frames.BUDGET and not (self._announced or self._held)
+        if self._drains and taken and not (self._queue or self._writing):
+            self.give_up_drains()
+
     def _tell_held(self) -> None:
-        held = bool(self._held)
+        held = bool(self._held or self._drains)
         if held is not self._told_held:
             self._told_held = held
             self._wanted.clear()

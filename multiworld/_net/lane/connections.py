@@ -193,6 +193,7 @@ class Connections:
 
     def _end(self, rank: int, error: Exception) -> None:
         self._close(rank)
+        self.lane.lost(rank)
         if self.lane.error is None and self._lost is not None:
             self._lost(rank, error)
 

@@ -175,6 +175,29 @@ class Endpoint(Waiting):
                 self._in_doubt(error)
                 raise
 
+    def drain(self, deadline: float) -> bool:
+        """Wait until the others' receives have taken all that was sent; False if they had not at `deadline`.
+
+        What is sent here returns before it is received there: who leaves, and takes its world with it, first
+        waits for that. Members that are lost are not waited for.
+        """
+        drains = []
+        with self._lock:
+            try:
+                for rank in tuple(self._net.sockets):
+                    drains.append(self._core.drain(rank))
+                    self._net.write(rank)
+                self._tell()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
+        try:
+            for each in drains:
+                self.wait(each, deadline)
+        except TimeoutError:
+            return False
+        return all(each.error is None for each in drains)
+
     def fail(self, error: Exception) -> None:
         """End the lane: all that wait have `error`, at once, and the connections are closed; never waits.
 

@@ -563,3 +563,49 @@ def test_cuts_at_every_byte():
             got = lane.receive(1, 0, 0, memoryview(bytearray(size)))
             assert got.done, cut
             assert bytes(got.view) == payload(size, number)
+
+
+@pytest.mark.parametrize("size", [4, frames.EAGER_LIMIT + 1])
+def test_a_drain_is_over_when_receives_have_taken_all(size):
+    net = Network(3)
+    for number in range(3):
+        net.send(0, 1, payload(size, number))
+    drains = [net.lanes[0].drain(peer) for peer in (1, 2)]
+    net.settle()
+    assert [each.done for each in drains] == [False, True]
+    for left in (2, 1, 0):
+        net.receive(1, 0, size)
+        net.settle()
+        assert drains[0].done is (left == 0)
+    again = net.lanes[0].drain(1)
+    assert again.done
+
+
+def test_a_drain_waits_for_what_is_taken_back():
+    net = Network(2)
+    net.send(0, 1, payload(4, 1))
+    got = net.receive(1, 0, 4)
+    net.settle()
+    net.lanes[1].take_back(got)
+    net.send(0, 1, payload(4, 2))
+    drain = net.lanes[0].drain(1)
+    net.settle()
+    assert not drain.done
+    for _ in range(2):
+        net.receive(1, 0, 4)
+    net.settle()
+    assert drain.done
+
+
+@pytest.mark.parametrize("ends", ["lost", "fail"])
+def test_a_drain_ends_with_the_connection_or_the_lane(ends):
+    net = Network(2)
+    net.send(0, 1, payload(4, 1))
+    drain = net.lanes[0].drain(1)
+    net.settle()
+    if ends == "lost":
+        net.lanes[0].lost(1)
+    else:
+        net.lanes[0].fail(OSError("over"))
+    assert drain.done
+    assert (drain.error is None) is (ends == "lost")

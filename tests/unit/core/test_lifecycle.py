@@ -37,6 +37,7 @@ LEAVE = (
     Action.RELEASE_STORE,
     Action.FAIL_AWAITED,
 )
+CLOSED = (Action.REFUSE_OPERATIONS, Action.DRAIN, *LEAVE[1:], Action.TELL_CLOSED)
 BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER, Action.TELL_BROKEN, Action.RELEASE_LATER)  # fmt: skip
 
 
@@ -53,12 +54,12 @@ BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER
         (Stage.OPENING, ANNOUNCED, Stage.ACTIVE, ()),
         (Stage.OPENING, BROKE, Stage.DOOMED, ()),
         (Stage.OPENING, FAILED, Stage.CLOSED, LEAVE),
-        (Stage.OPENING, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
+        (Stage.OPENING, CLOSE, Stage.CLOSED, CLOSED),
         (Stage.DOOMED, ANNOUNCED, Stage.BROKEN, BREAK),
         (Stage.DOOMED, FAILED, Stage.CLOSED, LEAVE),
         (Stage.DOOMED, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
         (Stage.ACTIVE, BROKE, Stage.BROKEN, BREAK),
-        (Stage.ACTIVE, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
+        (Stage.ACTIVE, CLOSE, Stage.CLOSED, CLOSED),
         (Stage.BROKEN, RETIRE, Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
         (Stage.BROKEN, CLOSE, Stage.CLOSED, (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED)),
         (Stage.RETIRED, RETIRE, Stage.RETIRED, (Action.AWAIT_RELEASE,)),
