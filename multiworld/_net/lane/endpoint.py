@@ -15,6 +15,7 @@ import os
 import select
 from typing import TYPE_CHECKING
 
+from multiworld._core.lane.frames import READ_FROM
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane import closing, wakes
 from multiworld._net.lane.connections import NOW
@@ -59,9 +60,11 @@ class Endpoint(Waiting):
             TimeoutError: at the deadline; `view` must stay as it is, and `keep` is held, until the lane ends.
             Exception: that the lane ended with.
         """
+        if peer not in self._same_memory:
+            address = 0
         with self._lock:
             try:
-                send = self._sent_at_once(peer, channel, tag, view, keep)
+                send = self._sent_at_once(peer, channel, tag, view, address, keep)
             except BaseException as error:
                 self._in_doubt(error)
                 raise
@@ -120,10 +123,20 @@ class Endpoint(Waiting):
         keep: object | None = None,
     ) -> Send:
         """Begin to send; see `Lane.send`. A small message is over when this returns, if the peer reads."""
+        if peer not in self._same_memory:
+            address = 0
         with self._lock:
             try:
                 if self._core.peers[peer].outgoing.low and peer in self._net.sockets:
                     self._net.read(peer)  # a thread that only sends learns of credit here
+                    self._tell()
+                sent = self._sent_at_once(peer, channel, tag, view, address, keep)
+                if sent is True:
+                    send = Send(peer, channel, tag, view)
+                    send.done = True
+                    return send
+                if sent:
+                    return sent
                 send = self._core.send(peer, channel, tag, view, address, keep)
                 self._net.write(peer)
                 self._tell()
@@ -226,9 +239,11 @@ class Endpoint(Waiting):
     # -- the short ways of small messages --------------------------------------------------------------------
 
     def _sent_at_once(
-        self, peer: int, channel: int, tag: int, view: memoryview, keep: object | None
+        self, peer: int, channel: int, tag: int, view: memoryview, address: int, keep: object | None
     ) -> bool | Send:
         """Send with one call, if nothing waits to be written; returns the send if that was not all of it."""
+        if address and len(view) > READ_FROM:
+            return False
         connection, outgoing = self._net.sockets.get(peer), self._core.peers[peer].outgoing
         if connection is None or (head := outgoing.at_once(channel, tag, len(view))) is None:
             return False

@@ -49,6 +49,8 @@ class Waiting:
         self._net.on_blocked[self] = self._was_blocked
         self._core = self._net.lane
         self._reading = Reading(self._core, dict(readers or {}))
+        # Who can be read from here can read here, as a rule; where not, messages travel all the same.
+        self._same_memory = frozenset(readers or ())
         self._on_reads: dict[object, Callable[[], None]] = {}  # see `watch`
         self._leader: int | None = None  # the descriptor that wakes it
         self._led: Operation | None = None  # which it waits for; None while it has the short way
