@@ -1,22 +1,21 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
-An operation is posted at once, in the caller's order; only waiting for it is left to a kept thread, or to the
-future of the work where torch has one. Those of plain gloo go the short way (`multiworld._c10d.gloo.fast_path`,
-`await_work`). Cancelling ends the waiting, not the operation: torch cannot take back what was posted. A
-cancelled receive is kept, and the next receive of the same source and tag gets its message; until then its
-tensor belongs to it.
+An operation is posted at once, in the caller's order. Messages of the lane are awaited in the loop itself
+(`multiworld._net.lane.awaiting`), gloo's collectives the short way (`multiworld._c10d.gloo.await_work`), all
+else by a kept thread, or the future of the work where torch has one. Cancelling ends the waiting: a receive
+of the lane is taken back, and the next one gets its message; what torch carries goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._core.reraise import raise_instead
 from multiworld._generation.error_translation import posting
-from multiworld._generation.parked_receives import Parked, TakenOver
 from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.operation_table import TABLE, better, call, peer
@@ -48,8 +47,7 @@ class AioWork:
         self._gen = gen
         # It lets go of torch's work when the world breaks; who keeps this one need not keep gloo's device.
         self.work = work
-        self._once = Parked(None, self.work.wait, gen.timeout + 5.0)
-        self._begun = False
+        self._waited: concurrent.futures.Future[bool] | None = None
 
     async def wait(self) -> None:
         """Wait until the operation is done. A cancellation ends the waiting only; it may be awaited again."""
@@ -58,9 +56,10 @@ class AioWork:
             await self._aio._over(self._gen, message.messages, message.operation)  # noqa: SLF001  (its own)
             message.land()
             return
-        # Two threads that wait for one receive of gloo's would take two messages.
-        wait, self._begun = self._once.join if self._begun else self._once.run, True
-        await self._aio._until(self._gen, self._aio._on_waiter(wait))  # noqa: SLF001  (its own)
+        if self._waited is None:
+            # One thread: two that wait for one receive of gloo's would take two messages.
+            self._waited = _once(self.work.wait)
+        await self._aio._until(self._gen, asyncio.wrap_future(self._waited))  # noqa: SLF001  (its own)
 
     def __await__(self) -> Any:
         return self.wait().__await__()
@@ -76,9 +75,7 @@ class Aio:
         self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
         self._make: Any = None
-        self._sends: Habit | Any = None
-        self._receives: Habit | Any = None
-        self._others: Habit | Any = None
+        self._habit: Habit | Any = None
 
     # -- point to point --------------------------------------------------------------------------------------
 
@@ -124,28 +121,17 @@ class Aio:
         return receive.sender
 
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
-        work = await self._post(gen, lambda: self._world.irecv(tensor, src, tag))
-        inner = work._work  # noqa: SLF001  (its own)
-        parked = Parked(
-            tensor,
-            _receiving(work, src),
-            gen.timeout + 5.0,
-            taking=inner if isinstance(inner, TakenOver) else None,
+        """Receive what torch carries. It cannot take back what was posted: cancelled, it stays so."""
+        waiting = self._on_waiter(
+            _receiving(await self._post(gen, lambda: self._world.irecv(tensor, src, tag)), src)
         )
-        del inner
-        del work
-        waiting = self._on_waiter(parked.run)
         gen.watch(waiting)
         try:
-            await asyncio.shield(waiting)
-            source: int = parked.source
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            gen.parked.park(src, tag, parked)
-            raise
+            source: int = await asyncio.shield(waiting)
         finally:
             # The future holds an error, its traceback this frame: without this the frame would hold the
             # future.
-            del waiting, parked
+            del waiting
         return source
 
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
@@ -301,7 +287,7 @@ class Aio:
         if operation.error is not None:
             await self._raise(gen, lane.told(operation.error))
 
-    def _ending(self, work: Any, order: int = 0) -> AwaitedWork:
+    def _ending(self, work: Any) -> AwaitedWork:
         """The end of a work of gloo's, for the running loop."""
         loop = asyncio.get_running_loop()
         queue = self._queue
@@ -310,12 +296,8 @@ class Aio:
 
             queue = self._queue = await_work.queue_of(loop)
             self._make = await_work.AwaitedWork
-            self._sends, self._receives, self._others = (
-                await_work.Habit(),
-                await_work.Habit(),
-                await_work.Habit(),
-            )
-        ending: AwaitedWork = self._make(work, queue, loop, order)
+            self._habit = await_work.Habit()
+        ending: AwaitedWork = self._make(work, queue, loop)
         return ending
 
     async def _do(self, name: str, *args: Any) -> None:
@@ -335,15 +317,15 @@ class Aio:
             await self._finish(gen, await self._post(gen, lambda: call(gen, row, args, async_op=True)))
             return
         try:
-            await self._ended(gen, ending, self._others)
+            await self._ended(gen, ending)
         finally:
             del ending
 
-    async def _ended(self, gen: Generation, ending: AwaitedWork, habit: Habit, nbytes: int = 0) -> None:
+    async def _ended(self, gen: Generation, ending: AwaitedWork) -> None:
         """Wait for an operation that need not be kept once its task has stopped waiting."""
         gen.expect(ending)
         try:
-            await ending.until_over(habit, nbytes)
+            await ending.until_over(self._habit)
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
         finally:
@@ -425,6 +407,25 @@ class Aio:
         # A future whose awaiter was cancelled may still fail: that is not an unhandled error.
         future.add_done_callback(seen)
         return future
+
+
+def _once(wait: Callable[[], bool]) -> concurrent.futures.Future[bool]:
+    """Wait on a thread, for all that ask."""
+    from multiworld._c10d.waiter_pool import pool  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+    future: concurrent.futures.Future[bool] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # else a task that is cancelled would cancel it
+
+    def run() -> None:
+        try:
+            done = wait()
+        except BaseException as error:  # noqa: BLE001  (it is raised where the work is awaited)
+            future.set_exception(error.with_traceback(None))  # whose frames would hold what holds the error
+        else:
+            future.set_result(done)
+
+    pool.run(run)
+    return future
 
 
 def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:

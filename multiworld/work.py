@@ -18,7 +18,7 @@ __all__ = ["Waitable", "WorldWork", "seen"]
 
 
 class Waitable(Protocol):
-    """A ``torch.distributed.Work``, or a receive that takes over another (`receives.TakenOver`)."""
+    """A ``torch.distributed.Work``."""
 
     def wait(self, timeout: timedelta = ..., /) -> bool:
         """Block until it is done."""

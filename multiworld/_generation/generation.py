@@ -14,12 +14,10 @@ from multiworld._c10d import fault_classification
 from multiworld._c10d.gloo import fast_path
 from multiworld._c10d.lane.channels import Channels
 from multiworld._c10d.lane.messages import Messages
-from multiworld._c10d.waiter_pool import pool
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.fail_awaited import AwaitedOperations
-from multiworld._generation.parked_receives import ParkedReceives
 from multiworld._generation.resources import Holdings
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
@@ -90,7 +88,6 @@ class Generation:
         lane: messages of CPU tensors; None where they go through the process group. From the end on as `pg`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
-        parked: receives whose callers stopped waiting.
         watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for each message needs them.
     """
 
@@ -112,7 +109,6 @@ class Generation:
         if resources.lane is not None:
             self.lane = Messages(resources.lane, self.world, timeout, self.explain)
             c10d.lane = Channels(self.lane, c10d)
-        self.parked = ParkedReceives(pool.run)
         self._owner = owner
         self._busy = resources.busy
         self._attachment = resources.attachment
@@ -121,7 +117,7 @@ class Generation:
         self.watch = self._awaited.watch
         self.expect = self._awaited.expect
         self.expect_no_more = self._awaited.expect_no_more
-        c10d.translate, c10d.parked = self.translate, self.parked
+        c10d.translate = self.translate
         machine.bind(self._carry_out)
 
     @property
@@ -202,7 +198,6 @@ class Generation:
         self._attachment.detach()
 
     def _release(self, event: StageEvent) -> None:
-        self.parked.clear()
         self._holdings.release(_deadline_of(event))
 
     def _release_later(self, _: StageEvent) -> None:

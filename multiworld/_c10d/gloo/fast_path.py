@@ -9,13 +9,11 @@ that it means what it means there.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d.gloo import write_accounting
 from multiworld._c10d.nccl import inflight
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from multiworld._c10d.routing.state import WorldState
 
     Tensors = list[Tensor]
-    Message = Callable[[Tensors, int, int], Work]
 
 __all__ = ["Direct", "of"]
 
@@ -72,12 +69,9 @@ class Direct:
     traceback would keep the backend, and its sockets, for as long as the error exists.
 
     Attributes:
-        sends: ``(tensor) -> bool``: whether a message of it goes this way.
         takes: ``(*tensors) -> bool``: whether a collective on them goes this way.
         calm: ``() -> bool``: whether a barrier does.
         wait: ``(work) -> bool``: torch's own ``Work.wait``.
-        send, recv: the backend's; ``([tensor], rank, tag) -> work``. Each work is handed to `posted` at once.
-        posted: ``(work) -> work``: lets the end of the world end it.
         allreduce, broadcast, reduce, allgather: the backend's; lists of tensors, then options.
         gather_into, scatter_from: its all_gather_into_tensor and reduce_scatter_tensor; output, input,
             options.
@@ -89,9 +83,8 @@ class Direct:
     """
 
     __slots__ = (
-        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "posted",
-        "recv", "reduce", "scatter_from", "send", "sends", "summing", "summing_parts", "takes", "wait",
-        "waiting",
+        "allgather", "allreduce", "barrier", "broadcast", "calm", "gather_into", "gathering", "reduce",
+        "scatter_from", "summing", "summing_parts", "takes", "wait", "waiting",
     )  # fmt: skip
 
     broadcast_options, reduce_options = c10d.BroadcastOptions, c10d.ReduceOptions
@@ -102,12 +95,7 @@ class Direct:
             _calm(state.pg_coalesce_state) if alone else _never
         )  # else another backend might run it
         self.takes: Callable[..., bool] = _takes(state.pg_coalesce_state)
-        self.sends: Callable[[object], bool] = _sends
         self.wait: Callable[[Work], bool] = inflight.plain_wait
-        self.send: Message = _plain(backend, "send")
-        self.recv: Message = _plain(backend, "recv")
-        assert state.gloo is not None  # noqa: S101  (its groups are built)
-        self.posted: Callable[[Work], Work] = state.gloo.posted
         self.allreduce, self.broadcast, self.reduce = backend.allreduce, backend.broadcast, backend.reduce
         self.allgather = backend.allgather
         # Renamed in torch 2.13.
@@ -139,38 +127,6 @@ class Direct:
         options.reduceOp = op
         return options
 
-    def post_send(self, tensor: Tensor, dst: int, tag: int) -> tuple[Work, bool]:
-        """Post a send.
-
-        Returns:
-            The work, and whether waiting for it will surely not block.
-        """
-        mine = write_accounting.here()
-        since = mine.count()
-        try:
-            work = self.posted(self.send([tensor], dst, tag))
-        finally:
-            del self  # an error's traceback has this frame, and must not keep the backend
-        return work, mine.message(tensor.nbytes, since)
-
-
-_messages: dict[str, Any] = {
-    name: getattr(found, "__func__", found)
-    for name in ("send", "recv")
-    if (found := vars(c10d.ProcessGroup).get(name)) is not None
-}
-"""The process group's, as torch has them: the router's wait for a verdict, which an event loop's thread must
-not."""
-
-
-def _plain(backend: Backend, name: str) -> Message:
-    found: Message = (
-        functools.partial(_messages[name], backend)
-        if isinstance(backend, c10d.ProcessGroup)
-        else getattr(backend, name)
-    )
-    return found
-
 
 def _named(backend: Backend, name: str, before: str) -> Any:
     return getattr(backend, name, None) or getattr(backend, before)
@@ -180,7 +136,7 @@ class _NotDirect(Direct):
     """Of a world whose operations all go torch's way."""
 
     def __init__(self) -> None:
-        self.sends = self.takes = self.calm = _never
+        self.takes = self.calm = _never
         self.wait = inflight.plain_wait  # read before a row says that there is no direct way
 
 
@@ -209,18 +165,6 @@ _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type:
 _function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled  # type: ignore[attr-defined, unused-ignore]
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined, unused-ignore]
-
-
-def _sends(tensor: object) -> bool:
-    # Bytes are bytes: complex numbers travel as they lie there, and a gradient is of no interest. But a view
-    # that only says that it is conjugated or negated has another number's bytes, and one of functorch's has
-    # none.
-    return (
-        type(tensor) is _Tensor
-        and tensor.is_cpu
-        and not (tensor.is_conj() or tensor.is_neg() or _wrapped(tensor))
-        and not (_dispatch_modes() or _profiled())
-    )
 
 
 def _calm(coalescing: dict[Any, Any]) -> Callable[[], bool]:

@@ -145,23 +145,16 @@ def _guarded(original: Any) -> Any:
 
 
 def _posting(original: Any) -> Any:
-    """Wrap `original`, a ProcessGroup's send or receive: guarded, and known to its world."""
-    function = getattr(original, "__func__", original)
-    source_at = {"recv": 1, "recv_anysource": None}.get(original.__name__, -1)
-
-    name = original.__name__
+    """Wrap `original`, a ProcessGroup's send or receive: over its world's lane, or guarded."""
+    function, name = getattr(original, "__func__", original), original.__name__
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         try:
             if owner is not None and owner.lane is not None:
-                work = owner.lane.posted(name, group, args, kwargs)
-                if work is not None:
-                    return work
-            if source_at != -1 and owner is not None and _claims(owner, group) and not kwargs:
-                work = _after_parked(owner, function, group, args, source_at)
-                if work is not None:
-                    return work
+                message = owner.lane.posted(name, group, args, kwargs)
+                if message is not None:
+                    return message
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except Exception as error:
             try:
@@ -172,25 +165,6 @@ def _posting(original: Any) -> Any:
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)
-
-
-def _claims(owner: WorldState, group: Any) -> object:
-    return owner.parked is not None and owner.parked.waiting and group is owner.group
-
-
-def _after_parked(
-    owner: WorldState, function: Any, group: Any, args: tuple[Any, ...], source_at: int | None
-) -> Any:
-    """Post a receive that comes after parked ones; None where none of them concerns it."""
-    ((tensor,), *_, tag) = args
-
-    def post(own: Any) -> Any:
-        work = function(group, [own], *args[1:])
-        return work if owner.gloo is None else owner.gloo.posted(work)
-
-    if owner.parked is None:
-        return None
-    return owner.parked.claim(None if source_at is None else args[source_at], tag, tensor, post)
 
 
 def _dressed(wrapper: Any, original: Any) -> Any:

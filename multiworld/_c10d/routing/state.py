@@ -29,7 +29,7 @@ from multiworld.errors import RouterError, WorldClosedError
 if TYPE_CHECKING:
     from multiworld._c10d.lane.channels import Channels
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.routing.state_types import GlooGroups, ParkedReceives
+    from multiworld._c10d.routing.state_types import GlooGroups
 
 __all__ = [
     "GROUP_MAPS",
@@ -199,8 +199,6 @@ class WorldState(c10d._World):
         translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
-        parked: the receives of its default group that nothing waits for any more, a
-            `multiworld._generation.parked_receives.ParkedReceives`.
         lane: what sends messages of its groups over the lane; None where they go through gloo.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
@@ -219,7 +217,6 @@ class WorldState(c10d._World):
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: GlooGroups | None = None
-        self.parked: ParkedReceives | None = None
         self.lane: Channels | None = None
         self.traffic: Traffic | None = None
         self.enter = entering(self)
