@@ -81,6 +81,17 @@ def nothing() -> None:
     """What a member checks that goes on."""
 
 
+def after(calls, do):
+    """Return a check that does something at that call, counted from 1."""
+    counted = iter(range(1, 1 << 30))
+
+    def check():
+        if next(counted) == calls:
+            do()
+
+    return check
+
+
 def roster_of(addresses, rank, *, host=HOST, token=TOKEN, generation=1, endpoint=None):
     """Return the roster of members at these addresses; member `n` is of process `n`."""
     members = tuple(

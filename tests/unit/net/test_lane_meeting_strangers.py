@@ -102,8 +102,9 @@ class TestStrangers:
             HalfMember(stranger(opened), roster, 0).go_on(1)
         self.met(*waiting)
 
-    def test_200_that_say_nothing(self, stranger, waiting):
+    def test_200_that_say_nothing(self, stranger, waiting, monkeypatch):
         """The oldest are dropped; size + 16 are kept."""
+        monkeypatch.setattr(meeting, "_IDLE", 1000.0)
         callers = [stranger(waiting[0]) for _ in range(200)]
         assert all(ends(each) for each in callers[:182])
         for each in callers[182:]:
