@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 import time
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -67,7 +68,8 @@ class Messages:
         self.world = world
         self.timeout = timeout
         self._explain = explain
-        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+        self._lock = threading.Lock()
+        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}  # replaced as a whole
 
     takes = staticmethod(tensors.carried)
 
@@ -243,9 +245,10 @@ class Messages:
         """Return the loop's one watch: two would take its descriptors from each other."""
         watch = self._watches.get(loop)
         if watch is None:
-            living = {each: kept for each, kept in self._watches.items() if not each.is_closed()}
-            watch = living[loop] = Watch(self.endpoint, loop)
-            self._watches = living
+            with self._lock:  # other loops run in other threads
+                living = {each: kept for each, kept in self._watches.items() if not each.is_closed()}
+                watch = living[loop] = Watch(self.endpoint, loop)
+                self._watches = living
         return watch
 
     def when_over(self, work: LaneWork, future: torch.futures.Future[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from multiworld._net.lane.endpoint import Operation
 
 __all__ = ["LaneWork"]
+
+_landing = threading.Lock()
 
 
 class LaneWork(Work):  # type: ignore[misc, unused-ignore]
@@ -65,9 +68,11 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
 
     def land(self) -> None:
         """It is over, and went well: put the bytes where they are to be."""
-        landed, self._landed = self._landed, None
-        if landed is not None:
-            landed()
+        if self._landed is not None:
+            with _landing:  # another thread that waits may be about it
+                landed, self._landed = self._landed, None
+                if landed is not None:
+                    landed()
 
     def synchronize(self) -> None:
         """As `wait`."""
