@@ -7,7 +7,6 @@ A message's channel says which group it belongs to: messages of one group never 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from multiworld._c10d.lane import tensors
+from multiworld._c10d.lane import records, tensors
 from multiworld._c10d.lane.work import LaneWork
 from multiworld._core.lane.operations import Send, SizesDifferError
 from multiworld._core.reraise import raise_instead
@@ -39,9 +38,7 @@ MAX_TAG = 0x7FFF_FFFF
 
 _READ_WRITE = 0x200  # PyBUF_WRITE
 _view = tensors.memory_view
-_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-_record = torch.autograd.profiler.record_function  # under the names that torch's own operations have
-_NO_RECORD = contextlib.nullcontext()
+_profiled = records.profiled
 
 
 class Messages:
@@ -130,11 +127,15 @@ class Messages:
         self, tensor: Tensor, dst: int, tag: int = 0, channel: int = 0, rank_of: Callable[[int], int] = int
     ) -> LaneWork:
         """Begin to send."""
-        with _record("c10d::send") if _profiled() else _NO_RECORD:
-            send = self.begin_send(tensor, dst, tag, channel)
+        if _profiled():
+            ended = records.begin("send", tensor, None)
+            with records.posting("send"):
+                send = self.begin_send(tensor, dst, tag, channel)
+        else:
+            send, ended = self.begin_send(tensor, dst, tag, channel), None
         if not send.done:
             background.take_on(self.endpoint, send)
-        return LaneWork(self, send, tensor, rank_of)
+        return LaneWork(self, send, tensor, rank_of, ended)
 
     def post_receive(
         self,
@@ -145,8 +146,12 @@ class Messages:
         rank_of: Callable[[int], int] = int,
     ) -> LaneWork:
         """Begin to receive."""
-        name = "c10d::recv_" if src is not None else "c10d::recv_any_source_"
-        with _record(name) if _profiled() else _NO_RECORD:
+        if _profiled():
+            name = "recvAnySource" if src is None else "recv"
+            with records.posting(name):
+                receive, landed = self.begin_receive(tensor, src, tag, channel)
+            landed = records.begin(name, tensor, landed)
+        else:
             receive, landed = self.begin_receive(tensor, src, tag, channel)
         if not receive.done:
             background.take_on(self.endpoint, receive)

@@ -30,8 +30,8 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
         operation: of the lane.
         tensor: as given to torch.
         rank_of: makes a world's rank one of the process group that it was posted in.
-        landed: called once, in the first thread that waits, when a receive's bytes are there: puts them into
-            `tensor`, where they had to go elsewhere first.
+        landed: called once, in the first thread that waits, when it went well: puts a receive's bytes into
+            `tensor`, where they had to go elsewhere first, and ends the profiler's record.
 
     Attributes:
         messages, operation: as given.
