@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._c10d.gloo.await_work import AwaitedWork, Habit
-    from multiworld._c10d.lane.messages import Messages
+    from multiworld._c10d.lane.work import MessagesOfWork
     from multiworld._generation.generation import Generation
     from multiworld._net.lane.endpoint import Operation
     from multiworld.collectives import Collectives
@@ -266,7 +266,7 @@ class Aio:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    async def _over(self, gen: Generation, lane: Messages, operation: Operation) -> None:
+    async def _over(self, gen: Generation, lane: MessagesOfWork, operation: Operation) -> None:
         """Wait until a message of the lane has come, or gone.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]
@@ -14,12 +14,30 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from multiworld._c10d.lane.messages import Messages
     from multiworld._net.lane.endpoint import Operation
 
-__all__ = ["LaneWork"]
+__all__ = ["LaneWork", "MessagesOfWork"]
 
 _landing = threading.Lock()
+
+
+class MessagesOfWork(Protocol):
+    """A `multiworld._c10d.lane.messages.Messages`."""
+
+    def finish(self, operation: Operation, timeout: float = ..., /) -> None:
+        """Wait until an operation is over; seconds, 0: the world's. Raises what it ended with."""
+
+    async def until_over(self, operation: Operation, /) -> None:
+        """The same in the running loop; does not raise what it ended with."""
+
+    def explained(self, error: Exception, /) -> Exception:
+        """Return what `finish` raises for a lane's error."""
+
+    def told(self, error: Exception, /) -> Exception:
+        """Return a lane's error as a new one."""
+
+    def when_over(self, work: LaneWork, future: torch.futures.Future[Any], /) -> None:
+        """Complete torch's future when a work is over."""
 
 
 class LaneWork(Work):  # type: ignore[misc, unused-ignore]
@@ -39,7 +57,7 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        messages: Messages,
+        messages: MessagesOfWork,
         operation: Operation,
         tensor: Tensor,
         rank_of: Callable[[int], int] = int,

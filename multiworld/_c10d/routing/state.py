@@ -27,9 +27,8 @@ from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
 
 if TYPE_CHECKING:
-    from multiworld._c10d.lane.channels import Channels
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.routing.state_types import GlooGroups
+    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels
 
 __all__ = [
     "GROUP_MAPS",
@@ -217,7 +216,7 @@ class WorldState(c10d._World):
         self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: GlooGroups | None = None
-        self.lane: Channels | None = None
+        self.lane: LaneChannels | None = None
         self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-__all__ = ["GlooGroups"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["GlooGroups", "LaneChannels"]
 
 W = TypeVar("W")
 
@@ -14,3 +17,10 @@ class GlooGroups(Protocol):
 
     def posted(self, work: W) -> W:
         """Note that a send or a receive was posted in this thread; returns it."""
+
+
+class LaneChannels(Protocol):
+    """A `multiworld._c10d.lane.channels.Channels`."""
+
+    def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Post a send or a receive over the lane, and return its work; None where it is torch's to post."""
