@@ -21,6 +21,7 @@ def has(name: str) -> bool:
 
     owners: dict[str, Any] = {
         "ProcessGroup": c10d.ProcessGroup,
+        "Work": c10d.Work,
         "ProcessGroupGloo": getattr(c10d, "ProcessGroupGloo", None),
         "ProcessGroupNCCL": getattr(c10d, "ProcessGroupNCCL", None),
         "DeviceMesh": device_mesh.DeviceMesh,
