@@ -114,7 +114,9 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
         sender = getattr(self.operation, "sender", None)
         return -1 if sender is None or not self.operation.done else self._rank_of(sender)
 
-    _source_rank = source_rank
+    def _source_rank(self) -> int:
+        """The same, for torch."""
+        return self.source_rank()
 
     def result(self) -> list[Tensor]:
         """The tensor."""
