@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -83,8 +84,8 @@ class Channels:
         channel = self._known.get(group) or self._of(group)
         if channel is None or len(args) != len(_NAMES[name]):
             return None
-        given, tag = args[0], args[-1]
-        if type(given) is not list or len(given) != 1 or type(tag) is not int or not 0 <= tag <= MAX_TAG:
+        given, tag = args[0], _whole(args[-1])
+        if not isinstance(given, list | tuple) or len(given) != 1 or not 0 <= tag <= MAX_TAG:
             return None
         (tensor,) = given
         if not self._messages.takes(tensor):
@@ -92,8 +93,8 @@ class Channels:
         if name == "recv_anysource":
             work = self._messages.post_receive(tensor, None, tag, channel.number, channel.rank_of.__getitem__)
         else:
-            peer = args[1]
-            if type(peer) is not int or not 0 <= peer < len(channel.ranks) or peer == channel.own:
+            peer = _whole(args[1])
+            if not 0 <= peer < len(channel.ranks) or peer == channel.own:
                 return None
             post = self._messages.post_send if name == "send" else self._messages.post_receive
             work = post(tensor, channel.ranks[peer], tag, channel.number, channel.rank_of.__getitem__)
@@ -103,10 +104,11 @@ class Channels:
 
     def _of(self, group: Any) -> Channel | None:
         state = self._state()
-        if state is None or group in self._known:
+        if state is None:
             return None
-        found = self._known[group] = _channel(group, state)
-        return found
+        if group not in self._known:  # another thread may have been first
+            self._known[group] = _channel(group, state)
+        return self._known[group]
 
 
 def _channel(group: Any, state: WorldState) -> Channel | None:
@@ -121,6 +123,16 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
     default = group is state.group
     number = 0 if default else number_of(str(dict.get(state.pg_names, group, "")))
     return Channel(number, ranks, int(group.rank()), rank_of)
+
+
+def _whole(number: Any) -> int:
+    """Return what torch takes `number` for: numpy's integers are some, too; -1 for what is none."""
+    if type(number) is int:
+        return number
+    try:
+        return index(number)
+    except TypeError:
+        return -1
 
 
 def _is_gloo(config: str) -> bool:
