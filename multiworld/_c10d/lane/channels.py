@@ -17,7 +17,9 @@ import torch
 from multiworld._c10d.lane.messages import MAX_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
     from multiworld._c10d.lane.messages import Messages
     from multiworld._c10d.lane.work import LaneWork
@@ -65,7 +67,12 @@ class Channels:
         self._known: weakref.WeakKeyDictionary[Any, Channel | None] = weakref.WeakKeyDictionary()
 
     def posted(
-        self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
     ) -> LaneWork | None:
         """Post a send or a receive over the lane; None where it is torch's to post, or to refuse.
 
@@ -74,6 +81,7 @@ class Channels:
             group: the ProcessGroup.
             args: of the method.
             kwargs: of the method.
+            function: the method itself, torch's own.
 
         Raises:
             BrokenWorldException, WorldClosedError: the world is over.
@@ -89,7 +97,7 @@ class Channels:
             return None
         (tensor,) = given
         if not self._messages.takes(tensor):
-            return None
+            return self._unwrapped(name, group, args, function)
         if name == "recv_anysource":
             work = self._messages.post_receive(tensor, None, tag, channel.number, channel.rank_of.__getitem__)
         else:
@@ -101,6 +109,20 @@ class Channels:
         if work.operation.error is not None:
             work.wait()  # raises
         return work
+
+    def _unwrapped(
+        self, name: str, group: Any, args: tuple[Any, ...], function: Callable[..., Any]
+    ) -> LaneWork | None:
+        from multiworld._c10d.lane import wrapped  # noqa: PLC0415  (hardly a program sends such tensors)
+
+        (tensor,) = args[0]
+        if not wrapped.is_wrapper(tensor):
+            return None
+
+        def post(inside: Tensor) -> LaneWork | None:
+            return self.posted(name, group, ([inside], *args[1:]), {}, function)
+
+        return wrapped.posted(lambda: function(group, *args), self._messages.takes, post)
 
     def _of(self, group: Any) -> Channel | None:
         state = self._state()
