@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ import torch
 from multiworld._c10d.lane.messages import MAX_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
     from multiworld._c10d.lane.messages import Messages
     from multiworld._c10d.lane.work import LaneWork
@@ -64,7 +67,12 @@ class Channels:
         self._known: weakref.WeakKeyDictionary[Any, Channel | None] = weakref.WeakKeyDictionary()
 
     def posted(
-        self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
     ) -> LaneWork | None:
         """Post a send or a receive over the lane; None where it is torch's to post, or to refuse.
 
@@ -73,6 +81,7 @@ class Channels:
             group: the ProcessGroup.
             args: of the method.
             kwargs: of the method.
+            function: the method itself, torch's own.
 
         Raises:
             BrokenWorldException, WorldClosedError: the world is over.
@@ -83,17 +92,17 @@ class Channels:
         channel = self._known.get(group) or self._of(group)
         if channel is None or len(args) != len(_NAMES[name]):
             return None
-        given, tag = args[0], args[-1]
-        if type(given) is not list or len(given) != 1 or type(tag) is not int or not 0 <= tag <= MAX_TAG:
+        given, tag = args[0], _whole(args[-1])
+        if not isinstance(given, list | tuple) or len(given) != 1 or not 0 <= tag <= MAX_TAG:
             return None
         (tensor,) = given
         if not self._messages.takes(tensor):
-            return None
+            return self._unwrapped(name, group, args, function)
         if name == "recv_anysource":
             work = self._messages.post_receive(tensor, None, tag, channel.number, channel.rank_of.__getitem__)
         else:
-            peer = args[1]
-            if type(peer) is not int or not 0 <= peer < len(channel.ranks) or peer == channel.own:
+            peer = _whole(args[1])
+            if not 0 <= peer < len(channel.ranks) or peer == channel.own:
                 return None
             post = self._messages.post_send if name == "send" else self._messages.post_receive
             work = post(tensor, channel.ranks[peer], tag, channel.number, channel.rank_of.__getitem__)
@@ -101,12 +110,27 @@ class Channels:
             work.wait()  # raises
         return work
 
+    def _unwrapped(
+        self, name: str, group: Any, args: tuple[Any, ...], function: Callable[..., Any]
+    ) -> LaneWork | None:
+        from multiworld._c10d.lane import wrapped  # noqa: PLC0415  (hardly a program sends such tensors)
+
+        (tensor,) = args[0]
+        if not wrapped.is_wrapper(tensor):
+            return None
+
+        def post(inside: Tensor) -> LaneWork | None:
+            return self.posted(name, group, ([inside], *args[1:]), {}, function)
+
+        return wrapped.posted(lambda: function(group, *args), self._messages.takes, post)
+
     def _of(self, group: Any) -> Channel | None:
         state = self._state()
-        if state is None or group in self._known:
+        if state is None:
             return None
-        found = self._known[group] = _channel(group, state)
-        return found
+        if group not in self._known:  # another thread may have been first
+            self._known[group] = _channel(group, state)
+        return self._known[group]
 
 
 def _channel(group: Any, state: WorldState) -> Channel | None:
@@ -121,6 +145,16 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
     default = group is state.group
     number = 0 if default else number_of(str(dict.get(state.pg_names, group, "")))
     return Channel(number, ranks, int(group.rank()), rank_of)
+
+
+def _whole(number: Any) -> int:
+    """Return what torch takes `number` for: numpy's integers are some, too; -1 for what is none."""
+    if type(number) is int:
+        return number
+    try:
+        return index(number)
+    except TypeError:
+        return -1
 
 
 def _is_gloo(config: str) -> bool:

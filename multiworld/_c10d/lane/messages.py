@@ -88,7 +88,7 @@ class Messages:
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
-        view = _view(address or 1, tensor.nbytes, _READ_WRITE)
+        view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
         try:
             self.endpoint.send(dst, 0, tag, view, time.monotonic() + self.timeout, address, tensor)
         except TimeoutError:
@@ -107,10 +107,10 @@ class Messages:
             return work.source_rank()
         given = tensor
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            given = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            given = tensors.landing(tensor)
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
-        view = _view(given.data_ptr() or 1, given.nbytes, _READ_WRITE)
+        view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
         try:
             sender = self.endpoint.receive(src, 0, tag, view, time.monotonic() + self.timeout, given)
         except SizesDifferError as error:
@@ -164,7 +164,7 @@ class Messages:
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
-        view = _view(address or 1, tensor.nbytes, _READ_WRITE)
+        view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
         return self.endpoint.post_send(dst, channel, tag, view, address, tensor)
 
     def begin_receive(
@@ -173,11 +173,11 @@ class Messages:
         """Begin to receive; the caller waits for it, and then calls the second value, if there is one."""
         given, landed = tensor, None
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            given = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            given = tensors.landing(tensor)
             landed = functools.partial(tensors.copied_back, given, tensor)
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
-        view = _view(given.data_ptr() or 1, given.nbytes, _READ_WRITE)
+        view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
         return self.endpoint.post_receive(src, channel, tag, view, given), landed
 
     # -- the end of what was posted --------------------------------------------------------------------------

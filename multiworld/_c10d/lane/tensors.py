@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["carried", "copied_back", "memory_view", "sendable"]
+__all__ = ["carried", "copied_back", "landing", "memory_view", "nowhere", "sendable"]
 
 _Tensor = torch.Tensor
 _STRIDED = torch.strided
@@ -33,14 +33,16 @@ memory_view: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 def carried(tensor: object) -> bool:
     """Whether messages of `tensor` go over the lane: it has memory of its own that the CPU can reach.
 
-    All others (on a GPU, fake, sparse, of functorch's transforms, a subclass that sends itself) mean what
-    torch's own functions say that they mean; most are refused there.
+    All others (on a GPU, fake, sparse, nested, of functorch's transforms, a subclass that sends itself) mean
+    what torch's own functions say that they mean; most are refused there.
     """
     if type(tensor) is not _Tensor and not (
         isinstance(tensor, _Tensor) and type(tensor).__torch_dispatch__ is _plain_dispatch
     ):
         return False
-    return tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor)
+    return (
+        tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor) and not tensor.is_nested
+    )
 
 
 def sendable(tensor: Tensor) -> Tensor:
@@ -49,7 +51,35 @@ def sendable(tensor: Tensor) -> Tensor:
         return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def landing(tensor: Tensor) -> Tensor:
+    """Return what receives a message in the place of `tensor`, which gets it with `copied_back`.
+
+    Raises:
+        RuntimeError: elements of `tensor` share memory: it cannot have the values of a message.
+    """
+    if any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} to receive into. "
+            "Its elements have to lie apart in memory. Receive into a clone of it."
+        )
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def copied_back(received: Tensor, tensor: Tensor) -> None:
     """Put what came in a copy, of the same shape and dtype, into the tensor that was given."""
-    with torch.no_grad():
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.copy_(received)
+
+
+def nowhere(tensor: Tensor) -> int:
+    """Return an address for a tensor that has none, because it has no bytes.
+
+    Raises:
+        RuntimeError: it has, but its memory was released (as FSDP does).
+    """
+    if tensor.nbytes:
+        raise RuntimeError(
+            f"a tensor of {tensor.nbytes} bytes without memory: its storage was resized to "
+            f"{tensor.untyped_storage().nbytes()}. Messages need the memory. Resize it back before."
+        )
+    return 1

@@ -152,7 +152,7 @@ def _posting(original: Any) -> Any:
         owner = owner_of(group)
         try:
             if owner is not None and owner.lane is not None:
-                message = owner.lane.posted(name, group, args, kwargs)
+                message = owner.lane.posted(name, group, args, kwargs, function)
                 if message is not None:
                     return message
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
