@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["GlooGroups", "LaneChannels"]
 
@@ -22,5 +22,12 @@ class GlooGroups(Protocol):
 class LaneChannels(Protocol):
     """A `multiworld._c10d.lane.channels.Channels`."""
 
-    def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    def posted(
+        self,
+        name: str,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
+    ) -> object:
         """Post a send or a receive over the lane, and return its work; None where it is torch's to post."""
