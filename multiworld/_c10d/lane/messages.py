@@ -13,8 +13,6 @@ import time
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
 from multiworld._c10d.lane import records, tensors
 from multiworld._c10d.lane.work import LaneWork
 from multiworld._core.lane.operations import Send, SizesDifferError
@@ -26,6 +24,7 @@ from multiworld.errors import SizeMismatchError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
     from multiworld._core.lane.operations import Receive
