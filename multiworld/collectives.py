@@ -35,7 +35,10 @@ class Collectives:
     # -- point to point --------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Send `tensor` to rank `dst` (any shape and dtype of the backend); returns when it may be reused."""
+        """Send `tensor` to rank `dst` (any shape and dtype of the backend); returns when it may be reused.
+
+        A small message may not have been received by then; `World.close` waits for that.
+        """
         gen = self._gen
         try:
             if gen.lane is not None and gen.lane.takes(tensor):

@@ -235,6 +235,9 @@ class World(Selecting, ObjectCollectives):
     def close(self, timeout: float | dt.timedelta | None = None) -> bool:
         """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
 
+        First it waits until the other members have received what was sent to them, for at most 0.8 of
+        `timeout`; what they have not received by then is lost.
+
         The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`,
         and a rejoin that is under way in another thread ends with `JoinAbandonedError`.
 
