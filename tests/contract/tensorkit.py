@@ -74,7 +74,9 @@ KINDS = {
     "sent imaginary part": Kind(lambda: imaginary(given, 4).conj().imag, lambda: empty(4)),
     "received imaginary part": Kind(lambda: given(4), lambda: imaginary(empty, 4).conj().imag),
     "leaf": Kind(lambda: given(4).requires_grad_(), lambda: empty(4).requires_grad_()),
-    "view of a leaf": Kind(lambda: given(3, 2).requires_grad_().t(), lambda: empty(3, 2).requires_grad_().t()),
+    "view of a leaf": Kind(
+        lambda: given(3, 2).requires_grad_().t(), lambda: empty(3, 2).requires_grad_().t()
+    ),
     "computed": Kind(lambda: given(4).requires_grad_() * 2, lambda: empty(4).requires_grad_() * 2),
     "parameter": Kind(lambda: torch.nn.Parameter(given(4)), lambda: torch.nn.Parameter(empty(4))),
     "parameter, transposed": Kind(

@@ -108,7 +108,7 @@ def alone(me, size):
     with world(me, size) as w:
         me.emit("lane", lane=w._gen.lane is not None)
         w.barrier()
-        with pytest.raises(ValueError, match="alone|not a peer"):
+        with pytest.raises(ValueError, match="is alone in"):
             w.recv(torch.zeros(1))
         with pytest.raises(ValueError, match="not a peer"):
             w.send(torch.zeros(1), 0)

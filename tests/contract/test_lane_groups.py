@@ -101,9 +101,9 @@ def grouped(me, size):
                 room = torch.zeros(1)
                 assert dist.recv(room, group=group) == 3
                 assert room.item() == value
-            work = dist.irecv(room, group=twins[1])
+            work = dist.irecv(room, group=twins[1], tag=9)
         if me.rank == 2:
-            dist.send(one(5), 1, group=twins[1])
+            dist.send(one(5), 1, group=twins[1], tag=9)
         elif me.rank == 1:
             work.wait()
             # torch's own meaning: of a Work of a group it is the rank in that group

@@ -71,7 +71,9 @@ def test_every_dtype_arrives(cast):
     members = cast.all(all_dtypes, 2)
     seen = members[1].expect("wrong")
     assert seen.wrong == []
-    assert {"complex128", "bool", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int64"} <= {*seen.dtypes}
+    assert {"complex128", "bool", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int64"} <= {
+        *seen.dtypes
+    }
     assert {"qint8", "quint8", "qint32"} <= {*seen.dtypes}
     assert [each.finish() for each in members] == [0, 0]
 
@@ -167,7 +169,9 @@ def conjugated():
 def refusing(me, size):
     with world(me, size) as w:
         if me.rank == 0:
-            for (make, text), way in itertools.product(REFUSED.values(), [*SENDS.values(), *RECEIVES.values()]):
+            for (make, text), way in itertools.product(
+                REFUSED.values(), [*SENDS.values(), *RECEIVES.values()]
+            ):
                 with pytest.raises(RuntimeError, match=text):
                     way(w, make(), 1)
             for way in RECEIVES.values():

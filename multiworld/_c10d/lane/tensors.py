@@ -40,9 +40,7 @@ def carried(tensor: object) -> bool:
         isinstance(tensor, _Tensor) and type(tensor).__torch_dispatch__ is _plain_dispatch
     ):
         return False
-    return (
-        tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor) and not tensor.is_nested
-    )
+    return tensor.is_cpu and tensor.layout is _STRIDED and not _wrapped(tensor) and not tensor.is_nested
 
 
 def sendable(tensor: Tensor) -> Tensor:

@@ -53,14 +53,14 @@ def posted(
     return mode.works[-1] if mode.works else work
 
 
-class _Unwrapping(TorchDispatchMode):
+class _Unwrapping(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self, takes: Callable[[object], bool], post: Callable[[Tensor], LaneWork | None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.works: list[LaneWork] = []  # torch keeps no more of them than C++ sees
         self._takes = takes
         self._post = post
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d" and func.overloadpacket.__name__ in _OPERATORS:
             ((tensor, *_), *_) = args
             if self._takes(tensor):
