@@ -53,7 +53,7 @@ def posted(
     return mode.works[-1] if mode.works else work
 
 
-class _Unwrapping(TorchDispatchMode):
+class _Unwrapping(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self, takes: Callable[[object], bool], post: Callable[[Tensor], LaneWork | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.works: list[LaneWork] = []  # torch keeps no more of them than C++ sees
