@@ -77,4 +77,5 @@ def test_devices(launch, backend):
             assert set(wrong) <= {"bare cpu"}
             assert wrong.get("bare cpu") in {None, "RuntimeError"}
             assert found["value"] == [1.0] * 6
+            assert found["message"] == [2.0 - told.rank] * 6
             assert found["state"] == "active"

@@ -25,6 +25,7 @@ from multiworld._core.reraise import raise_instead
 from multiworld.errors import MultiworldError, RouterError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from multiworld._c10d.monkeypatch import Patches
@@ -35,6 +36,7 @@ _c = torch._C._distributed_c10d
 # Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and
 # batches).
 _METHODS = ("send", "recv", "recv_anysource")
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def translated(error: BaseException, group: Any = None) -> BaseException | None:
@@ -151,7 +153,8 @@ def _posting(original: Any) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
         try:
-            if owner is not None and owner.lane is not None:
+            # A compiler that traces this breaks its graph at torch's method, and then calls this without.
+            if owner is not None and owner.lane is not None and not _compiling():
                 message = owner.lane.posted(name, group, args, kwargs, function)
                 if message is not None:
                     return message
