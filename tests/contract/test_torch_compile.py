@@ -121,6 +121,32 @@ def test_compiled_once_and_right_in_every_world(cast, backend):
         member.expect("end", LONG)
 
 
+def sends(me, size):
+    """A function with messages in it: the compiler breaks its graph there, as in stock torch."""
+    warnings.simplefilter("ignore")  # torch's, that it does not trace its own method
+    world = mw.join("w", me.rank, size, store=me.store, timeout=LONG)
+    peer = 1 - me.rank
+
+    @torch.compile(backend="eager")
+    def exchanged(x):
+        sent, got = x + 1, torch.zeros_like(x)
+        for work in (dist.isend(sent, peer), dist.irecv(got, peer)):
+            work.wait()
+        return got * 2
+
+    with world:
+        assert exchanged(torch.full((3,), float(me.rank))).tolist() == [2.0 * (peer + 1)] * 3
+        assert exchanged(torch.full((3,), 5.0)).tolist() == [12.0] * 3
+    world.barrier()
+    world.close()
+    me.emit("end")
+
+
+def test_messages_in_a_compiled_function(cast):
+    for member in cast.all(sends, 2):
+        member.expect("end", LONG)
+
+
 # -- without ----------------------------------------------------------------------------------------------------
 
 

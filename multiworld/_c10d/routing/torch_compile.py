@@ -29,6 +29,8 @@ __all__ = ["MODULES", "carry", "install"]
 
 _MARK = "_m8d_serial"
 
+_NOT_TRACED = ("multiworld._c10d.lane", "multiworld._core.lane", "multiworld._net.lane")
+
 
 def install(patches: Patches) -> None:
     """Guard what is compiled from now on, and drop what was compiled before.
@@ -65,6 +67,15 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
             next_step="Use a torch of multiworld's compatibility table, or a newer multiworld",
         )
     patches.set(place, name, make(vars(place)[name]))
+    if module.__name__ == "torch._dynamo.convert_frame":
+        _leave_lanes_alone()
+
+
+def _leave_lanes_alone() -> None:
+    """Let the compiler trace no function of the lane: it could not, and sends are no part of a graph."""
+    add = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
+    for package in _NOT_TRACED if add is not None else ():
+        add(package)
 
 
 def _serial() -> int:
