@@ -73,9 +73,10 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
 
 def _leave_lanes_alone() -> None:
     """Let the compiler trace no function of the lane: it could not, and sends are no part of a graph."""
-    add = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
-    for package in _NOT_TRACED if add is not None else ():
-        add(package)
+    add: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "add", None)
+    if add is not None:
+        for package in _NOT_TRACED:
+            add(package)
 
 
 def _serial() -> int:
