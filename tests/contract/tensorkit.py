@@ -82,7 +82,11 @@ KINDS = {
     "parameter, transposed": Kind(
         lambda: torch.nn.Parameter(given(3, 2).t()), lambda: torch.nn.Parameter(empty(3, 2).t())
     ),
-    "buffer": Kind(lambda: torch.nn.Buffer(given(4)), lambda: torch.nn.Buffer(empty(4))),
+    **(
+        {"buffer": Kind(lambda: torch.nn.Buffer(given(4)), lambda: torch.nn.Buffer(empty(4)))}
+        if hasattr(torch.nn, "Buffer")  # from torch 2.5 on
+        else {}
+    ),
     "subclass": Kind(lambda: given(4).as_subclass(Subclass), lambda: empty(4).as_subclass(Subclass)),
     "inference": Kind(lambda: inference(lambda: given(4)), lambda: inference(lambda: empty(4))),
     "inference, transposed": Kind(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import itertools
 import threading
 import weakref
@@ -61,6 +62,13 @@ def test_what_any_way_sends_any_way_receives(cast):
     assert [each.finish() for each in members] == [0, 0]
 
 
+def other_end(name, in_group, in_world):
+    """The argument that names the other end: by its rank in the group, which torch takes from 2.6 on."""
+    if f"group_{name}" in inspect.signature(dist.send if name == "dst" else dist.recv).parameters:
+        return {f"group_{name}": in_group}
+    return {name: in_world}
+
+
 def grouped(me, size):
     """Four members; groups of the odd ones, of all backwards, twice of the same ranks."""
     with world(me, size) as w, w:
@@ -85,11 +93,11 @@ def grouped(me, size):
                 dist.send(groups[group], 1, group=group)
         # Ranks of the group: 2 of the world is 1 of a twin.
         if me.rank == 2:
-            dist.send(one(7), group=twins[0], group_dst=0)
-            dist.send(one(8), group=twins[0], group_dst=2)
+            dist.send(one(7), group=twins[0], **other_end("dst", 0, 1))
+            dist.send(one(8), group=twins[0], **other_end("dst", 2, 3))
         else:
             room = torch.zeros(1)
-            assert dist.recv(room, group=twins[0], group_src=1) == 2
+            assert dist.recv(room, group=twins[0], **other_end("src", 1, 2)) == 2
             assert room.item() == (7 if me.rank == 1 else 8)
         # Any source: a message of another group, or of none, is never taken; the rank is the world's.
         if me.rank == 3:
@@ -223,6 +231,11 @@ def test_threads_that_are_first_in_a_group(cast):
     assert [each.finish(2 * PATIENCE) for each in cast.all(first_messages, 2)] == [0, 0]
 
 
+def _optional(kind, name):
+    found = inspect.signature(kind).parameters.get(name)
+    return found is not None and found.default is not inspect.Parameter.empty
+
+
 def pipelined(me, size):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -234,8 +247,11 @@ def pipelined(me, size):
         return ((output - target) ** 2).sum()
 
     with world(me, size) as w, w:
-        stage = PipelineStage(layers[me.rank], me.rank, 2, torch.device("cpu"))
-        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss, scale_grads=False)
+        # Older torch is told what comes, and does not scale.
+        told = {} if _optional(PipelineStage, "input_args") else {"input_args": (torch.zeros(2, 8),)}
+        stage = PipelineStage(layers[me.rank], me.rank, 2, torch.device("cpu"), **told)
+        plain = {"scale_grads": False} if _optional(Schedule1F1B, "scale_grads") else {}
+        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss, **plain)
         if me.rank == 0:
             schedule.step(given)
         else:

@@ -46,8 +46,8 @@ def mismatched(me, size, memory):
                 way(w, then, 0)
                 if then.item() != number:
                     wrong.append((receive, sent, expected, then.item()))
-        w.barrier()
         assert w.state.name == "ACTIVE"
+        w.barrier()  # else the first to close would break the other's
         me.emit("wrong", wrong=wrong)
 
 
@@ -79,8 +79,8 @@ def senders(me, size):
                     work.wait()
             assert work.is_completed()
             assert isinstance(work.exception(), mw.SizeMismatchError)
-        w.barrier()
         assert w.state.name == "ACTIVE"
+        w.barrier()  # else the first to close would break the other's
 
 
 def test_the_sender_goes_on(cast):

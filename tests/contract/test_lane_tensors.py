@@ -149,6 +149,9 @@ def no_memory():
     return made
 
 
+LOGS_TENSORS = not hasattr(torch.nn, "Buffer")
+"""torch 2.4 formats the arguments of a call that failed, and ends with SIGSEGV for a tensor without memory."""
+
 REFUSED = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "SparseCPU"),
     "csr": (lambda: torch.eye(3).to_sparse_csr(), "SparseCsrCPU"),
@@ -172,6 +175,8 @@ def refusing(me, size):
             for (make, text), way in itertools.product(
                 REFUSED.values(), [*SENDS.values(), *RECEIVES.values()]
             ):
+                if make is no_memory and LOGS_TENSORS:
+                    continue
                 with pytest.raises(RuntimeError, match=text):
                     way(w, make(), 1)
             for way in RECEIVES.values():
@@ -191,6 +196,7 @@ def refusing(me, size):
             w.send(torch.arange(3.0), 0)
         assert torch.equal(room, torch.arange(3.0))
         assert w.state.name == "ACTIVE"
+        w.barrier()
 
 
 def test_what_has_no_bytes_is_refused_and_the_world_goes_on(cast):

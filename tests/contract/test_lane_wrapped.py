@@ -6,6 +6,7 @@ other member, whose tensor is plain, would wait for it at the lane until the tim
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -139,9 +140,9 @@ def unsent(me, size):
             with w:
                 with pytest.raises(RuntimeError, match="Batching rule not implemented"):
                     torch.func.vmap(lambda x: (dist.send(x, 1), x)[1])(SENT)
-                with FakeTensorMode():  # sends nothing, as with gloo
-                    dist.send(torch.ones(3), 1)
-                    dist.recv(torch.ones(3), 1)
+                for call in (dist.send, dist.recv):  # sends nothing, as with gloo; older torch refuses
+                    with FakeTensorMode(), contextlib.suppress(NotImplementedError, RuntimeError):
+                        call(torch.ones(3), 1)
         w.barrier()
         if me.rank == 0:
             w.send(SENT, 1)
