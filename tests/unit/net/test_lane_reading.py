@@ -66,7 +66,7 @@ def memory(monkeypatch):
 @pytest.fixture
 def ends(memory):
     one, other = socket.socketpair()
-    made = Endpoint({1: one}), Endpoint({0: other}, {0: memory})
+    made = Endpoint({1: one}, {1: Memory()}), Endpoint({0: other}, {0: memory})
     yield made
     for each in made:
         each.fail(ConnectionError("the test is over"))
