@@ -66,9 +66,9 @@ def unit(session: nox.Session) -> None:
 CORE_TESTS = [
     f"tests/unit/core/test_{name}.py"
     for name in (
-        "busy", "detector", "durations", "early_close", "lane", "lane_greeting", "lane_model", "lifecycle",
-        "membership", "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
-        "reachability", "store_clients", "watchdog_peers", "wire",
+        "busy", "detector", "durations", "early_close", "lane", "lane_greeting", "lane_model",
+        "lane_short_ways", "lifecycle", "membership", "membership_rendezvous", "membership_simulated",
+        "nccl_policy", "packet_filter", "raising", "reachability", "store_clients", "watchdog_peers", "wire",
     )
 ]  # fmt: skip
 
