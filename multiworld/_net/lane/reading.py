@@ -8,10 +8,11 @@ a millisecond.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from multiworld._core.lane.lane import Lane
     from multiworld._core.lane.operations import Arrival
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Piece", "Reader", "Reading"]
 
-if TYPE_CHECKING:
-    Reader = Callable[[int, memoryview, Callable[[], bool]], bool]
+Reader = Callable[[int, memoryview, Callable[[], bool]], bool]
+"""``(address, view, stop) -> whether it was read``; it ends soon if ``stop()`` is true."""
 
 _LONGEST = 60.0  # seconds that a system call for one piece may take, on a machine that swaps
 
