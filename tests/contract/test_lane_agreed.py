@@ -126,12 +126,18 @@ def fake(me, size):
     w = mw.join("w", me.rank, size, store=me.store, backend="fake", timeout=60)
     me.emit("lane", lane=w._gen.lane is not None)
     w.send(torch.ones(2), 1 - me.rank)  # which sends nothing
+    me.emit("sent")
+    me.hear()  # this backend has no barrier that waits
     w.close()
 
 
 def test_a_backend_that_sends_nothing_has_none(cast):
     members = cast.all(fake, 2)
     assert [each.expect("lane").lane for each in members] == [False, False]
+    for each in members:
+        each.expect("sent")
+    for each in members:
+        each.say("close")
     assert [each.finish() for each in members] == [0, 0]
 
 
