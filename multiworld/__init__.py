@@ -59,8 +59,8 @@ _LAZY = {
             "BackendError", "BrokenWorldException", "InstallError", "InvalidJoinError", "JoinAbandonedError",
             "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
             "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
-            "StaleGenerationError", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "WorldClosedError", "WorldError",
-            "WrongDeviceError",
+            "StaleGenerationError", "StoreBindError", "StoreUnreachableError", "UnknownWorldError",
+            "WorldClosedError", "WorldError", "WrongDeviceError",
         ),
         "multiworld.errors",
     ),
@@ -81,9 +81,9 @@ __all__ = [
     "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError", "InvalidJoinError",
     "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
     "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
-    "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World", "WorldActive", "WorldBroken",
-    "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError",
-    "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
+    "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World",
+    "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
+    "WorldJoining", "WrongDeviceError", "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A member dies, hangs, leaves or is interrupted in the middle of messages: whoever waits hears of it, at once."""
+"""A member dies, hangs, leaves or is interrupted in the middle of messages: every call that waits for it raises at once."""
 
 from __future__ import annotations
 

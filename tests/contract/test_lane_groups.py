@@ -201,7 +201,7 @@ def first_messages(me, size):
     with world(me, size) as w:
         with w:
             group = dist.new_group([0, 1])
-        if me.rank == 0:  # if one of them took another way there, nobody would be on it here
+        if me.rank == 0:  # a message that went another way would not arrive here
             w._gen.c10d.lane._known = Meeting()
         errors = []
 

@@ -201,10 +201,11 @@ class Messages:
             self._raise(error)
 
     def _raise(self, error: Exception) -> NoReturn:
+        told = self.told(error)
         try:
-            raise_instead(self.told(error), self.explained(error))
+            raise_instead(told, self._explain(told))
         finally:
-            del error  # else this frame and the exception hold each other
+            del error, told  # else this frame and the exception hold each other
 
     def explained(self, error: Exception) -> Exception:
         """Return what waiting for an operation raises that ended with `error`; may wait for a verdict."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ipaddress
 import logging
 import os
 import socket
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.lane.greeting import VERSION
 from multiworld._core.membership.roster import LaneAddress
-from multiworld._net.liveness.listeners import resolve
+from multiworld._net.liveness.listeners import bound, is_numeric
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Door:
         tcp = _bind(host)
         port = tcp.getsockname()[1]
         unix = _bind_unix(unix_name(process, port)) if (place := _place()) else None
-        # Unix first: whoever can dial TCP could have dialed it before.
+        # They begin to listen in this order: where TCP can be dialed, so can the Unix socket.
         self.sockets = (tcp,) if unix is None else (unix, tcp)
         self.address = LaneAddress(VERSION, place if unix is not None else "", port)
 
@@ -95,31 +94,20 @@ def unix_name(process: str, port: int) -> str:
 
 
 def _bind(host: str) -> socket.socket:
-    try:
-        numeric = not ipaddress.ip_address(host.partition("%")[0]).is_unspecified
-    except ValueError:
-        numeric = False
-    if not numeric:
+    if not is_numeric(host):
         raise MultiworldError(
             f"the lane's address {host!r}",
             rule="It is the numeric address of one interface of this host",
             next_step="Give the address of the interface that leads to the other members",
         )
-    sock: socket.socket | None = None
     try:
-        family, address = resolve(host, 0)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        sock.bind(address)
+        return bound(host)
     except OSError as error:
-        if sock is not None:
-            sock.close()
         raise MultiworldError(
             f"the lane cannot be connected at {host}: {error.strerror or error}",
             rule="It is connected at an address of this host, at a port that the kernel chooses",
             next_step="Give an address that `ip address` lists here",
         ) from error
-    return sock
 
 
 def _bind_unix(name: str) -> socket.socket | None:

@@ -1,8 +1,8 @@
 """Reading messages from the memory of their senders, a piece at a time.
 
-A piece is read without the endpoint's lock, so that it holds nobody up; no other begins meanwhile. Who is to
-end or cancel a receive waits, with the lock, until a piece that is being read into its buffer is there: about
-a millisecond.
+A piece is read without the endpoint's lock, so that other operations go on; no second piece begins meanwhile.
+A thread that ends or cancels a receive waits, with the lock, until the piece that is being read into its
+buffer is there: about a millisecond.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class Waiting:
         self._wake_leader()  # so that it looks whether the connection can be written
 
     def _see_to_reads(self) -> None:
-        """Have somebody read what is to be read from memory: the leader, or else those that watch."""
+        """Have the leader, or else the watchers, read what is to be read from memory."""
         if self._core.reads:
             if self._leader is not None:
                 self._wake_leader()

@@ -15,7 +15,7 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from multiworld._net.liveness.evidence import Helper
 
-__all__ = ["Listener", "Listeners", "resolve"]
+__all__ = ["Listener", "Listeners", "bound", "is_numeric", "resolve"]
 
 _BACKLOG = 256
 
@@ -139,8 +139,25 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]
     return family, address  # type: ignore[return-value]
 
 
+def bound(host: str) -> socket.socket:
+    """Return a non-blocking TCP socket at a numeric address, at a port that the kernel chooses.
+
+    Raises:
+        OSError: it cannot be bound there.
+    """
+    family, address = resolve(host, 0)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def _bind(host: str) -> socket.socket:
-    if not _is_numeric(host):
+    if not is_numeric(host):
         raise MultiworldError(
             f"the watchdog's address {host!r}",
             rule="It is the numeric address of one interface of this host",
@@ -148,10 +165,7 @@ def _bind(host: str) -> socket.socket:
         )
     sock: socket.socket | None = None
     try:
-        family, address = resolve(host, 0)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        sock.bind(address)
+        sock = bound(host)
         sock.listen(_BACKLOG)
     except OSError as error:
         if sock is not None:
@@ -164,7 +178,8 @@ def _bind(host: str) -> socket.socket:
     return sock
 
 
-def _is_numeric(host: str) -> bool:
+def is_numeric(host: str) -> bool:
+    """Whether `host` is the numeric address of one interface, not a name and not a wildcard."""
     try:
         return not ipaddress.ip_address(host.partition("%")[0]).is_unspecified
     except ValueError:
