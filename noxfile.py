@@ -67,8 +67,10 @@ CORE_TESTS = [
     f"tests/unit/core/test_{name}.py"
     for name in (
         "busy", "detector", "durations", "early_close", "lane", "lane_greeting", "lane_model",
+        "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_rendezvous", "membership_simulated",
-        "nccl_policy", "packet_filter", "raising", "reachability", "store_clients", "watchdog_peers", "wire",
+        "nccl_policy", "packet_filter", "raising", "reachability", "store_clients", "unread_messages",
+        "watchdog_peers", "wire",
     )
 ]  # fmt: skip
 
@@ -229,7 +231,7 @@ def testbed(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Costs beside stock torch.distributed: three minutes, JSON in out/ (`-- --full`, `-- --help`)."""
+    """Costs beside stock torch.distributed: five minutes, JSON in out/ (`-- --full`, `-- --help`)."""
     session.install(*TOOLCHAIN, *BENCH, *TORCH)
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENV)
 

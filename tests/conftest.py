@@ -40,6 +40,9 @@ def pytest_addoption(parser):
     parser.addoption(
         "--record-seconds", metavar="FILE", help="write what tests take to FILE (tests/seconds.json)"
     )
+    parser.addoption(
+        "--share", metavar="NUMBER/OF", help="run the files of one of so many shares that take about as long"
+    )
     add_options(parser)
 
 

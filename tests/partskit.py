@@ -39,8 +39,37 @@ def function_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
 def is_long(nodeid: str, long: set[str]) -> bool:
-    return nodeid.partition("::")[0] in long or function_of(nodeid) in long
+    return _file(nodeid) in long or function_of(nodeid) in long
+
+
+def share_of(seconds: dict[str, float], number: int, of: int) -> set[str]:
+    """Which files belong to one of `of` shares that take about as long: the longest first, each to the shortest share.
+
+    Args:
+        seconds: what each file takes.
+        number: of the share, from 1 on.
+        of: how many there are.
+    """
+    shares: list[set[str]] = [set() for _ in range(of)]
+    sums = [0.0] * of
+    for file in sorted(seconds, key=lambda each: (-seconds[each], each)):
+        least = sums.index(min(sums))
+        shares[least].add(file)
+        sums[least] += seconds[file]
+    return shares[number - 1]
+
+
+def read_share(text: str) -> tuple[int, int]:
+    """Read a share: 1/2 is the first of two."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise pytest.UsageError(f"--share {text}: NUMBER/OF is wanted, as in 1/2")
+    return int(number), int(of)
 
 
 class Progress:
@@ -104,6 +133,8 @@ class Parts:
     def __init__(self, config: pytest.Config) -> None:
         self._shows = config.getoption("--parts")
         self._records = config.getoption("--record-seconds")
+        share = config.getoption("--share")
+        self._share = None if share is None else read_share(share)
         self._long = read_long(LONG.read_text(encoding="utf-8"))
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
         self._progress: Progress | None = None
@@ -111,10 +142,19 @@ class Parts:
         self._took: dict[str, float] = {}
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
             if is_long(item.nodeid, self._long):
                 item.add_marker(pytest.mark.long)
+        if self._share is not None:
+            seconds: dict[str, float] = {}
+            for item in items:
+                file = _file(item.nodeid)
+                seconds[file] = seconds.get(file, 0.0) + self._expected(item.nodeid)
+            mine = share_of(seconds, *self._share)
+            others = [item for item in items if _file(item.nodeid) not in mine]
+            items[:] = [item for item in items if _file(item.nodeid) in mine]
+            config.hook.pytest_deselected(items=others)
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         tests = [(_part(item.path), self._expected(item.nodeid)) for item in session.items]

@@ -54,7 +54,8 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert said.pop("M8D_SHIM") == defaults.shim
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
     assert bool(int(said.pop("M8D_EARLY_CLOSE"))) == defaults.early_close
-    assert bool(int(said.pop("M8D_LANE"))) == defaults.lane
+    assert bool(int(said.pop("M8D_LANE"))) == defaults.lane == defaults.lane_collectives
+    assert bool(int(said.pop("M8D_CHECK"))) == defaults.check
     assert int(said.pop("M8D_GLOO_THREADS")) == defaults.gloo_threads
     # What is not set leaves it to the next one.
     assert said.pop("M8D_HOST") == "by `M8D_IFNAME`"

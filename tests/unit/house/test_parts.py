@@ -80,13 +80,40 @@ def test_the_everyday_form_ends_in_time():
 
 
 def test_ci_runs_every_test_once():
-    calls = re.findall(
-        r"^ *run tests-all (.*?)(?: \|\| .*)?$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE
-    )
-    assert sorted(calls) == ['"-- tests --ignore=tests/contract"', '"-- tests/contract"']
+    text = (ROOT / ".ci" / "run").read_text()
+    calls = re.findall(r"^ *run tests-all (.*?)(?: \|\| .*)?$", text, re.MULTILINE)
+    assert sorted(calls) == ['"-- tests --ignore=tests/contract"', '"-- tests/contract --share $1/2"']
+    assert sorted(re.findall(r"^ *contract (\d)", text, re.MULTILINE)) == ["1", "2"]
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
     assert "not long" not in body[0]
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=20), st.integers(1, 4))
+def test_each_file_is_in_one_share_and_none_is_much_longer(seconds, of):
+    shares = [partskit.share_of(seconds, number, of) for number in range(1, of + 1)]
+    assert sorted(file for share in shares for file in share) == sorted(seconds)
+    sums = [sum(seconds[file] for file in share) for share in shares]
+    assert max(sums) - min(sums) <= max(seconds.values(), default=0) + 1e-6
+
+
+def test_a_share_is_a_number_of_how_many():
+    assert partskit.read_share("2/3") == (2, 3)
+    for wrong in ("", "1", "0/2", "3/2", "1/0", "-1/2", "a/b"):
+        with pytest.raises(pytest.UsageError, match="as in 1/2"):
+            partskit.read_share(wrong)
+
+
+def test_the_shares_of_the_contract_tests_are_about_as_long():
+    """As recorded: the longest file decides how equal they can be."""
+    recorded = json.loads(partskit.SECONDS.read_text())
+    seconds: dict[str, float] = {}
+    for name, each in recorded.items():
+        if name.startswith("tests/contract/"):
+            file = name.partition("::")[0]
+            seconds[file] = seconds.get(file, 0.0) + each
+    first, second = (sum(seconds[each] for each in partskit.share_of(seconds, n, 2)) for n in (1, 2))
+    assert abs(first - second) < 0.1 * (first + second)
 
 
 def test_the_list_is_read_with_its_reasons():
