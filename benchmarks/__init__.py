@@ -1,4 +1,4 @@
-"""Costs of multiworld, measured: `python -m benchmarks --help`; one part: `python -m benchmarks.latency`."""
+"""Costs of multiworld, measured: `python -m benchmarks --help`; one part: `python -m benchmarks.messages`."""
 
 from __future__ import annotations
 

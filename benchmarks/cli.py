@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.figures import records
 from benchmarks.figures.compare import compare
 from benchmarks.figures.table import show_comparison, show_goals
-from benchmarks.parts import NOT_QUICK, PARTS, load
+from benchmarks.parts import BY_NAME, NOT_QUICK, PARTS, load
 from benchmarks.runner import Runner
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure what multiworld costs beside stock torch.distributed.",
-        epilog="Each part also runs alone, with options of its own: python -m benchmarks.latency --help",
+        epilog="Each part also runs alone, with options of its own: python -m benchmarks.messages --help",
     )
     _common(parser)
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}; "
-        f"default: all, without --full not {', '.join(sorted(NOT_QUICK))}"
+        f"default: all but {', '.join(sorted(BY_NAME))}, without --full not {', '.join(sorted(NOT_QUICK))}"
     )  # fmt: skip
     parser.add_argument(
         "--compare", nargs=2, type=Path, metavar=("OLDER", "NEWER"), help="of two records; nothing is run"
@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = _console()
     if args.compare:
         return _compare_files(console, *args.compare)
-    names = args.only or [name for name in PARTS if args.full or name not in NOT_QUICK]
+    names = args.only or [
+        name for name in PARTS if name not in BY_NAME and (args.full or name not in NOT_QUICK)
+    ]
     loaders: dict[str, Callable[[], Part]] = {name: partial(load, name) for name in PARTS if name in names}
     return _run(console, args, argv, loaders, alone=False)
 

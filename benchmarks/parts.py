@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from benchmarks.measuring.part import Part
 
-PARTS = ("overheads", "latency", "fanin", "worlds", "detection", "rebuild", "toolchain", "peers")
+PARTS = (
+    "overheads", "messages", "collectives", "limits", "fanin", "worlds", "detection", "rebuild", "toolchain",
+    "peers", "thresholds",
+)  # fmt: skip
 NOT_QUICK = frozenset({"peers"})
 """Parts that download gigabytes: run with --full, by name, or alone."""
+BY_NAME = frozenset({"thresholds"})
+"""Parts that say what to set, not what something costs: run by name, or alone."""
 
 
 def load(name: str) -> Part:

@@ -36,6 +36,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/ended": ("watchdog_peers",),
         "liveness/peers": ("watchdog_peers",),
         "liveness/proofs": ("watchdog_peers", "early_close"),
+        "liveness/unread_messages": ("unread_messages",),
         "liveness/wire": ("wire",),
         "state_machine": ("lifecycle",),
         "membership/ledger": ("membership", "membership_rendezvous"),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 120.0
 """Seconds for a join: the leader makes its worlds in turn, and the last worker waits for all of them."""
+_LOOK = 0.0005
+"""Seconds between two looks at the flag."""
 LAST = -1.0
 """What a worker's last message holds."""
 
@@ -47,7 +49,7 @@ class Member(Stock):
         self._loop = asyncio.new_event_loop()
         self._threads = ThreadPoolExecutor(count)
         descriptor = os.open(Path(flag), os.O_RDWR)
-        self._stop = mmap.mmap(descriptor, 1)
+        self._flag = mmap.mmap(descriptor, 1)
         os.close(descriptor)
 
     def meet(self, port: int) -> None:
@@ -68,24 +70,34 @@ class Member(Stock):
         dist.destroy_process_group()
         self._threads.shutdown()
         self._loop.close()
-        self._stop.close()
+        self._flag.close()
 
     # -- workers ---------------------------------------------------------------------------------------------
 
     def feed(self, form: str, size: int, messages: int) -> None:
-        """Send one message, and as many as that, to the leader."""
+        """Send one message to the leader, and when it has raised the flag as many as that."""
         send, tensor = self._sender(form, size)
         with undisturbed():
-            for _ in range(1 + messages):
+            send(tensor, 0)
+            self._wait_for_flag()
+            for _ in range(messages):
                 send(tensor, 0)
 
     def feed_on(self, form: str, size: int) -> None:
         """Send to the leader until it has raised the flag, and a last message that says so."""
         send, tensor = self._sender(form, size)
-        while not self._stop[0]:
+        while not self._flag[0]:
             send(tensor, 0)
         tensor.fill_(LAST)
         send(tensor, 0)
+
+    def _wait_for_flag(self) -> None:
+        """Sends that return before they are received would run ahead of the leader's clock otherwise."""
+        deadline = _clock() + PATIENCE
+        while not self._flag[0]:
+            if _clock() > deadline:
+                raise TimeoutError(f"the leader has not begun within {PATIENCE:g} s")
+            time.sleep(_LOOK)
 
     def _sender(self, form: str, size: int) -> tuple[Callable[..., Any], torch.Tensor]:
         _route(form)
@@ -95,7 +107,7 @@ class Member(Stock):
     # -- the leader ------------------------------------------------------------------------------------------
 
     def drain(self, form: str, workers: int, size: int, messages: int) -> float:
-        """Receive as many messages from each of the first workers; seconds, from when all were there."""
+        """Receive as many messages from each of the first workers; seconds, from when all were let go."""
         tensors = self._begin(form, workers, size)
         left = [messages] * workers
 
@@ -105,6 +117,7 @@ class Member(Stock):
 
         with undisturbed():
             began = _clock()
+            self._flag[0] = 1
             self._receive(form, tensors, go_on)
             seconds = _clock() - began
         for number, tensor in enumerate(tensors, 1):
@@ -114,7 +127,7 @@ class Member(Stock):
 
     def drain_for(self, form: str, workers: int, size: int, seconds: float) -> list[int]:
         """Receive whatever comes for so long; how many messages came from each worker meanwhile."""
-        self._stop[0] = 0
+        self._flag[0] = 0
         tensors = self._begin(form, workers, size)
         counts = [0] * workers
         end = _clock() + seconds
@@ -122,16 +135,16 @@ class Member(Stock):
         def go_on(worker: int) -> bool:
             if _clock() < end:
                 counts[worker] += 1
-            elif not self._stop[0]:
-                self._stop[0] = 1
+            elif not self._flag[0]:
+                self._flag[0] = 1
             return float(tensors[worker][0]) != LAST
 
         self._receive(form, tensors, go_on)
         return counts
 
     def lower_flag(self) -> None:
-        """Before workers start to send until it is raised."""
-        self._stop[0] = 0
+        """Before workers start to send when it is raised, or until it is."""
+        self._flag[0] = 0
 
     def _begin(self, form: str, workers: int, size: int) -> list[torch.Tensor]:
         """Tensors to receive in, one message in each: every worker is there and sends."""

@@ -27,7 +27,7 @@ class Run:
     """What a part is told about its run.
 
     Attributes:
-        full: the long form; otherwise the part has about half a minute.
+        full: the long form; otherwise the part has about a minute.
         options: the part's own, at their defaults unless it runs alone.
         alone: the part was started by its own name.
         progress: shows what is being done now, in a line.

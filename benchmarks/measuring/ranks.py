@@ -1,6 +1,6 @@
 """Processes to measure in: started together, driven line by line, ended for certain.
 
-    with Ranks("benchmarks.latency.rank:make", count=2, args={"port": 0}) as ranks:
+    with Ranks("benchmarks.peers.rank:make", count=2, args={"backend": "gloo"}) as ranks:
         ranks.call("round", form="stock", size=4)      # in all at once: a list of answers
         ranks[0].call("port")                          # in one
         ranks[1].start("serve"); ...; ranks[1].result(timeout=10)

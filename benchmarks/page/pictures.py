@@ -25,7 +25,8 @@ FORMS = {
     "with": "with w: around a call",
     "world": "World",
     "aio": "World.aio",
-    "pg": "plain ProcessGroup",
+    "wire": "World, no memory read",
+    "floor": "socket pair",
 }
 """The forms that are drawn; the tables have the others, which lie next to one of these."""
 WAYS = {
@@ -116,28 +117,26 @@ def _ratio_over_size(figures: Sequence[Figure], op: str) -> Canvas | None:
 
 
 def _throughput(figures: Sequence[Figure]) -> Canvas | None:
-    ops = [op for op in ("send_recv", "all_reduce") if _told(figures, op=op, members=2)]
-    if not ops:
+    own = _told(figures, op="send_recv", members=2)
+    if not own:
         return None
-    canvas, axes = drawing.panels(*[2.5] * len(ops))
-    for op, each in zip(ops, axes, strict=True):
-        own = _told(figures, op=op, members=2)
-        for style, form in enumerate(FORMS):
-            rates = {
-                figure.series["bytes"]: _middle(figure.series["gb_per_s"])
-                for figure in _told(own, form=form)
-                if figure.series.get("gb_per_s")
-            }
-            if rates:
-                colour, shape = drawing.COLOURS[style], drawing.SHAPES[style]
-                places = sorted(rates)
-                values = [1e3 * rates[size] for size in places]
-                each.plot(places, values, color=colour, marker=shape, label=FORMS[form])
-        drawing.bytes_axis(each, _has(own, "bytes"))
-        drawing.log_values(each)
-        each.set_title(f"{op}, 2 members")
-        each.set_ylabel("MB/s")
-    _legend(canvas, axes)
+    canvas, (axes,) = drawing.panels(2.5)
+    for style, form in enumerate(FORMS):
+        rates = {
+            figure.series["bytes"]: _middle(figure.series["gb_per_s"])
+            for figure in _told(own, form=form)
+            if figure.series.get("gb_per_s")
+        }
+        if rates:
+            colour, shape = drawing.COLOURS[style], drawing.SHAPES[style]
+            places = sorted(rates)
+            values = [1e3 * rates[size] for size in places]
+            axes.plot(places, values, color=colour, marker=shape, label=FORMS[form])
+    drawing.bytes_axis(axes, _has(own, "bytes"))
+    drawing.log_values(axes)
+    axes.set_title("send_recv, 2 members")
+    axes.set_ylabel("MB/s")
+    _legend(canvas, [axes])
     return canvas
 
 
@@ -327,18 +326,18 @@ def _legend(canvas: Canvas, axes: Sequence[Axes], across: int = 2) -> None:
 
 PICTURES = (
     Picture(
-        "latency-send-recv", "latency", "Time of a message (send, recv) against torch.distributed",
+        "messages", "messages", "Time of a message (send, recv) against torch.distributed",
         lambda figures: _ratio_over_size(figures, "send_recv"),
     ),
     Picture(
-        "latency-all-reduce", "latency", "Time of an all_reduce against torch.distributed",
+        "all-reduce", "collectives", "Time of an all_reduce against torch.distributed",
         lambda figures: _ratio_over_size(figures, "all_reduce"),
     ),
     Picture("detection", "detection", "Time to detect a lost member: all faults, as a share", _detection),
     Picture("rebuild", "rebuild", "From a world's break to the next generation's first operation", _rebuild),
     Picture("worlds", "worlds", "Cost of each world, by number of worlds", _worlds),
     Picture("fanin", "fanin", "One leader that receives from many workers", _fanin),
-    Picture("throughput", "latency", "Throughput, by size of the message", _throughput, opens=False),
+    Picture("throughput", "messages", "Throughput, by size of the message", _throughput, opens=False),
     Picture("overheads", "overheads", "Overheads of single calls and imports", _dots, opens=False),
     Picture("peers", "peers", "Against pymultiworld", _dots, opens=False),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figures.figure import Figure, Goal, distribution, quantile, ratio, summary
 from benchmarks.measuring.part import Part, Run
 from benchmarks.measuring.ranks import Ranks
+from benchmarks.measuring.rounds import interleaved
 
 if TYPE_CHECKING:
     import argparse
@@ -23,9 +24,13 @@ _GOALS = {
     "join": Goal(at_most=15.0),
     "threads": Goal(at_most=1.1),
     "descriptors": Goal(at_most=2.0),
-    "memory": Goal(at_most=0.2),
-    "idle_cpu": Goal(at_most=1.0),
+    "memory": Goal(at_most=0.1),
+    "idle_cpu": Goal(at_most=0.6),
     "close": Goal(at_most=2000.0),
+}
+_PAIR = {
+    "joined": (Goal(at_most=3.0), "a two-member world, joined; no collective was made"),
+    "used": (Goal(at_most=5.0), "the same, and its first all_reduce"),
 }
 _MANY, _SOME = 256, 30
 _GROWTH = Goal(at_most=1.2)
@@ -51,15 +56,24 @@ def measure(run: Run) -> Iterator[Figure]:
     rounds = run.options.rounds or run.pick(1, 3)
     found: dict[int, Found] = {count: defaultdict(list) for count in counts}
     plain: dict[str, Found] = {}
+    pair: Found = {}
     for number in range(rounds):
         run.progress(f"starting processes, round {number + 1} of {rounds}")
         with Ranks("benchmarks.worlds.rank:make", count=2) as ranks:
             session = Session(ranks)
+            if number == 0:
+                run.progress("one world at a time")
+                pair = _pair(session, run.options.pairs or run.pick(20, 60))
             _one_by_one(run, session, found, rounds - number)
             _together(run, session, [count for count in counts if count >= min(_SOME, counts[-1])], found)
             if number == 0:
                 run.progress("plain groups")
                 plain = _plain(session, run.options.plain or run.pick(10, 30))
+    for kind, values in pair.items():
+        goal, note = _PAIR[kind]
+        yield summary(
+            "worlds", f"pair/{kind}", values, "ms", goal=goal, note=note, quantiles=distribution(values)
+        )
     yield from figures(found, plain)
 
 
@@ -88,6 +102,22 @@ class Session:
     def close(self, names: Sequence[str]) -> tuple[float, float]:
         """All in the member, then what is left of them in the partner; seconds of both."""
         return self.member.call("close", names=names), self.partner.call("close", names=names)
+
+
+def _pair(session: Session, rounds: int) -> Found:
+    """Milliseconds of the slower member, while there is no other world but one, as in most programs."""
+    session.both("join", store=session.store, names=["beside"])
+    made = 0
+
+    def one(kind: str) -> float:
+        nonlocal made
+        made += 1
+        took = session.both("pair", store=session.store, world=f"pair{made}", used=kind == "used")
+        return float(1e3 * max(took))
+
+    found = interleaved(tuple(_PAIR), rounds, one, warm_up=3)
+    session.close(["beside"])
+    return found
 
 
 def _one_by_one(run: Run, session: Session, found: Mapping[int, Found], rounds_left: int) -> None:
@@ -219,15 +249,18 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain", type=int, help="plain gloo groups, for comparison (default: 10; 30 with --full)"
     )
+    parser.add_argument(
+        "--pairs", type=int, help="joins of one world at a time (default: 20; 60 with --full)"
+    )
     parser.add_argument("--idle", type=float, default=5.0, metavar="SECONDS", help="of looking at idle CPU")
 
 
 PART = Part(
     name="worlds",
     title="Worlds",
-    description="Two-member worlds of one process: time to join (one by one, by threads, by join_async), "
-    "threads, "
-    "descriptors and memory of each, CPU of the idle process, time to close.",
+    description="Two-member worlds of one process: time to join one at a time, without a collective and with "
+    "its first; with many kept, time to join (one by one, by threads, by join_async), threads, descriptors "
+    "and memory of each, CPU of the idle process, time to close.",
     measure=measure,
     add_options=_options,
 )

@@ -51,6 +51,18 @@ class Member(Meeting):
             took.append(time.perf_counter() - began)
         return took
 
+    def pair(self, store: str, world: str, *, used: bool) -> float:
+        """Join one world, sum once in it if `used`, and close it; seconds without the close."""
+        tensor = torch.zeros(1)
+        began = time.perf_counter()
+        joined = mw.join(world, self._rank, 2, store=store, timeout=_TIMEOUT)
+        if used:
+            joined.all_reduce(tensor)
+        took = time.perf_counter() - began
+        self._worlds[world] = joined
+        self.close([world])
+        return took
+
     def join_threads(self, store: str, names: list[str], threads: int) -> float:
         """By so many threads; seconds for all."""
         began = time.perf_counter()
@@ -77,14 +89,18 @@ class Member(Meeting):
         return took
 
     def use(self, names: list[str]) -> int:
-        """One message through each world, from rank 0 to rank 1; how many arrived as they were sent."""
+        """One message through each world, from rank 1 to rank 0; how many arrived as they were sent.
+
+        Rank 0 closes first, while rank 1 does nothing: messages of its own would make each close wait until
+        rank 1 has said that they were received, which it does in its next call.
+        """
         right = 0
         for number, name in enumerate(names):
-            tensor = torch.full((1,), float(number if self._rank == 0 else -1))
-            if self._rank == 0:
-                self._worlds[name].send(tensor, dst=1)
+            tensor = torch.full((1,), float(number if self._rank else -1))
+            if self._rank:
+                self._worlds[name].send(tensor, dst=0)
             else:
-                self._worlds[name].recv(tensor, src=0)
+                self._worlds[name].recv(tensor, src=1)
             right += tensor.item() == number
         return right
 

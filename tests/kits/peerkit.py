@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.liveness.actions import Break, Dial, Drop, Keep, Ready, Refusal, Release, Send
+from multiworld._core.liveness.actions import Break, Dial, Drop, Keep, Look, Ready, Refusal, Release, Send
 from multiworld._core.liveness.detector import ConnectionEnd, Probe
 from multiworld._core.liveness.peers import Peers
 from multiworld._core.liveness.wire import Close, Parser, encode
@@ -48,6 +48,7 @@ class Node:
         self.ready: list[tuple[str, int]] = []
         self.broken: dict[tuple[str, int], object] = {}
         self.refused: list[Refusal] = []
+        self.looks: list[Look] = []
 
     def add(self, roster: Roster) -> None:
         self.peers.add(roster, self.net.now)
@@ -80,6 +81,8 @@ class Node:
             elif isinstance(action, Break):
                 assert action.world not in self.broken, "a second verdict"
                 self.broken[action.world] = action.breakage
+            elif isinstance(action, Look):
+                self.looks.append(action)
             else:
                 self.refused.append(action)
 

@@ -276,3 +276,13 @@ def test_values_have_units_and_spreads_have_tails():
         "1.5 to 2.5; p99 2.98; max 3"
     )
     assert spread(summary("p", "n", [1.0], "ms")) == ""
+
+
+def test_a_part_that_runs_by_name_runs_by_name_only(monkeypatch, shell):
+    monkeypatch.setattr(cli, "BY_NAME", frozenset({"half"}))
+    monkeypatch.setattr(cli, "NOT_QUICK", frozenset(PARTS) - {"half", "good"})
+    chosen = []
+    monkeypatch.setattr(cli, "_run", lambda *args, **_kwargs: chosen.append([*args[3]]) or 0)
+    for given in ([], ["--full"], ["--only", "half"]):
+        cli.main(given)
+    assert chosen == [["good"], [name for name in PARTS if name != "half"], ["half"]]

@@ -1,4 +1,4 @@
-"""A member in `latency`: the same operation, called in each of the compared forms."""
+"""A member: the same operation, called in each of the compared forms."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-import multiworld as mw
-from benchmarks.latency.operations import PLAIN, Operation
 from benchmarks.measuring.rounds import order
-from benchmarks.measuring.stock import Stock, plain_calls
+from benchmarks.measuring.stock import Stock
 from benchmarks.measuring.timing import gathered, settle, told, undisturbed
+from benchmarks.operations import variants
+from benchmarks.operations.floor import Floor
+from benchmarks.operations.names import USUAL, VARIANTS
+from benchmarks.operations.operation import Operation
 from multiworld._c10d.routing import router
 from multiworld.communicator import WorldCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
+
+    import multiworld as mw
 
 NAME = "bench"
 _NEWER = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
@@ -38,23 +42,40 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Member:
 
 
 class Member(Stock):
-    """One rank: in torch's own default group, and in one world of the same size, over the same store."""
+    """One rank: in torch's own default group, and in worlds of the same size, over the same store."""
 
     def __init__(self, rank: int, count: int) -> None:
         super().__init__(rank, count)
         self._world: mw.World
-        self._pg: Any = None
+        self._worlds: dict[str, mw.World] = {}
+        self._floor: Floor | None = None
         self._communicator = WorldCommunicator()
         self._loop = asyncio.new_event_loop()
         self._operation: Operation
 
-    def meet(self, port: int) -> None:
-        """Join the others: in stock's group and in the world."""
+    def serve(self) -> int:
+        """Rank 0: serve the store, and the floor's socket; the store's port."""
+        port = super().serve()
+        self._floor = Floor(0, _floor_name(port))
+        return port
+
+    def meet(self, port: int, forms: list[str]) -> dict[str, str]:
+        """Join the others: in stock's group, the world, and those variants of it that are compared.
+
+        Returns:
+            Of each variant that this version has not: why. Its world is a usual one.
+        """
         self._join_stock(port)
-        self._pg = dist.group.WORLD
-        self._world = mw.join(NAME, self._rank, self._count, store=self._store)
+        if self._rank == 1:
+            self._floor = Floor(1, _floor_name(port))
+        if self._floor is not None:
+            self._floor.connect()
+        wanted = [USUAL, *(form for form in forms if form in VARIANTS)]
+        self._worlds = {each: variants.join(each, self._rank, self._count, self._store) for each in wanted}
+        self._world = self._worlds[USUAL]
         self._communicator.set_world(NAME, self._world)
         settle()
+        return {each: why for each in wanted if (why := variants.missing(each))}
 
     def prepare(self, op: str, size: int, forms: list[str]) -> str:
         """Make the operation's tensors, and see that every form of it is right.
@@ -71,7 +92,8 @@ class Member(Stock):
                 if form != "stock":
                     raise
                 return str(error).strip().splitlines()[0]
-            self._operation.end_check()
+            if form != "memcpy":
+                self._operation.end_check()
         self._operation.fill(0.0)  # sums stay what they are
         return ""
 
@@ -108,9 +130,12 @@ class Member(Stock):
         }
 
     def leave(self) -> None:
-        """Close the world and torch's group."""
+        """Close the worlds and torch's group."""
         router.install()
-        self._world.close()
+        for world in self._worlds.values():
+            world.close()
+        if self._floor is not None:
+            self._floor.close()
         dist.destroy_process_group()
         self._loop.close()
 
@@ -120,11 +145,13 @@ class Member(Stock):
         """Call the operation as often; nanoseconds of each call."""
         if self._operation.name == "send_recv" and self._rank > 1:
             return [0]  # the others look on
-        if form in {"stock", "pg"}:
+        if form == "stock":
             router.uninstall()
         else:
             router.install()
         call = self._ping if self._operation.name == "send_recv" else self._collective
+        if form == "memcpy":
+            call = self._copy
         if gather:
             with gathered(self._rank):
                 call(form, warm_up)
@@ -132,15 +159,14 @@ class Member(Stock):
         return call(form, repeat)
 
     def _ping(self, form: str, repeat: int) -> list[int]:
-        world, pg = self._world, self._pg
+        world = self._world
         aio, communicator = world.aio, self._communicator
         match form:
             case "stock":
                 return self._to_and_fro(dist.send, dist.recv, repeat)
-            case "pg":
-                return self._to_and_fro(*plain_calls(pg), repeat)
-            case "world":
-                return self._to_and_fro(world.send, world.recv, repeat)
+            case "floor":
+                assert self._floor is not None  # noqa: S101  (for mypy; ranks 0 and 1 have it)
+                return self._to_and_fro(self._floor.send, self._floor.recv, repeat)
             case "with_round":
                 with world:
                     return self._to_and_fro(dist.send, dist.recv, repeat)
@@ -152,7 +178,8 @@ class Member(Stock):
                 return self._awaited(
                     self._to_and_fro_awaited(communicator.send, communicator.recv, repeat, NAME)
                 )
-        raise ValueError(f"{form!r} is no form of a call")
+        own = self._worlds[form]
+        return self._to_and_fro(own.send, own.recv, repeat)
 
     def _collective(self, form: str, repeat: int) -> list[int]:
         name, world = self._operation.name, self._world
@@ -161,11 +188,6 @@ class Member(Stock):
         match form:
             case "stock":
                 return _called(stock, args, repeat)
-            case "pg":
-                plain, pg = PLAIN[name], self._pg
-                return _called(lambda *given: plain(pg, *given).wait(), args, repeat)
-            case "world":
-                return _called(getattr(world, name), args, repeat)
             case "with_round":
                 with world:
                     return _called(stock, args, repeat)
@@ -176,7 +198,22 @@ class Member(Stock):
             case "communicator":
                 fn = getattr(self._communicator, name)
                 return self._awaited(_called_awaited(fn, args, {"world_name": NAME}, repeat))
-        raise ValueError(f"{form!r} is no form of a call")
+        return _called(getattr(self._worlds[form], name), args, repeat)
+
+    def _copy(self, form: str, repeat: int) -> list[int]:
+        """Copy the same bytes in this process's memory; for a message there and back."""
+        assert form == "memcpy"  # noqa: S101  (one signature for all)
+        part, spare = self._operation.part, self._operation.spare
+        pairs = [(spare, part), (part, spare)] if self._operation.name == "send_recv" else [(spare, part)]
+        taken = [0] * repeat
+        if self._operation.name == "send_recv" and self._rank:
+            return taken  # of two ranks one copies at a time, as with messages
+        for i in range(repeat):
+            began = _clock()
+            for target, source in pairs:
+                target.copy_(source)
+            taken[i] = _clock() - began
+        return taken
 
     def _awaited(self, timed: Coroutine[Any, Any, list[int]]) -> list[int]:
         # One loop for all rounds, as in a program: what was learned in it stays learned.
@@ -234,6 +271,11 @@ class Member(Stock):
                 await send(tensor, peer, *more)
             taken[i] = _clock() - began
         return taken
+
+
+def _floor_name(port: int) -> str:
+    """The store's port is free for one run at a time: so is the name."""
+    return f"m8d-bench-floor-{port}"
 
 
 def _called(fn: Callable[..., Any], args: tuple[Any, ...], repeat: int) -> list[int]:

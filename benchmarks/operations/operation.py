@@ -1,30 +1,15 @@
-"""Operations that `latency` times: their tensors, arguments and expected results."""
+"""Operations that are timed: their tensors, arguments and expected results."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["COMMUNICATED", "PLAIN", "Operation"]
+__all__ = ["Operation"]
 
 ROOT = 0
 """The rank that everything is sent from, or to, in the operations that have one."""
-
-COMMUNICATED = frozenset(
-    {"send_recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter"}
-)
-"""What `WorldCommunicator` has; pymultiworld's face has no more."""
-
-PLAIN: dict[str, Callable[..., Any]] = {
-    "all_reduce": lambda pg, tensor: pg.allreduce([tensor]),
-    "broadcast": lambda pg, tensor, src: pg.broadcast(tensor, src),
-    "barrier": lambda pg: pg.barrier(),
-}
-"""The same through the process group itself, where it can be called as simply."""
 
 
 class Operation:
@@ -46,6 +31,7 @@ class Operation:
         self._n = size // 4
         tensors = self._tensors()
         self.part: torch.Tensor = tensors["part"]
+        self.spare: torch.Tensor = tensors["spare"]
         self._other: dict[str, Any] = tensors
         self.arguments: tuple[Any, ...] = self._arguments()
 
@@ -84,7 +70,7 @@ class Operation:
         def one(parts: int = 1) -> torch.Tensor:
             return torch.empty(self._n * parts).fill_(0.0)
 
-        found: dict[str, Any] = {"part": one()}
+        found: dict[str, Any] = {"part": one(), "spare": one()}
         if self.name in {"all_gather", "gather", "all_to_all"}:
             found["outputs"] = [one() for _ in range(self._count)]
         if self.name in {"scatter", "reduce_scatter", "all_to_all"}:
