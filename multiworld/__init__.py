@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from multiworld.errors import (
         BackendError,
         BrokenWorldException,
+        CollectiveMismatchError,
         InstallError,
         InvalidJoinError,
         JoinAbandonedError,
@@ -56,8 +57,8 @@ __version__ = "1.0.0"
 _LAZY = {
     **dict.fromkeys(
         (
-            "BackendError", "BrokenWorldException", "InstallError", "InvalidJoinError", "JoinAbandonedError",
-            "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
+            "BackendError", "BrokenWorldException", "CollectiveMismatchError", "InstallError",
+            "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
             "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
             "StaleGenerationError", "StoreBindError", "StoreUnreachableError", "UnknownWorldError",
             "WorldClosedError", "WorldError", "WrongDeviceError",
@@ -78,7 +79,8 @@ _LAZY = {
 }  # fmt: skip
 
 __all__ = [
-    "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError", "InvalidJoinError",
+    "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event",
+    "InstallError", "InvalidJoinError",
     "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
     "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
     "StaleGenerationError", "State", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World",

@@ -304,7 +304,28 @@ class Aio:
         """Run the collective `name` to its end."""
         row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
         work = ending = None
-        if row.post is not None:
+        try:
+            lane = gen.collectives
+            collective = None
+            by_torch = lane is not None and lane.by_torch()
+            if lane is not None and lane.default is not None and not by_torch:
+                collective = row.over_lane(lane.default, *args)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
+        if lane is not None and collective is not None:
+            try:
+                await lane.until_over(collective)
+            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+                await self._raise(gen, exc)
+            self._in_a_row += 1
+            if self._in_a_row >= _TURN:  # it may have been over at once; other tasks get their turns
+                self._in_a_row = 0
+                await asyncio.sleep(0)
+            return
+        if lane is not None and lane.checks:  # to compare the calls blocks
+            await self._in_turn(name, *args)
+            return
+        if row.post is not None and not by_torch:
             try:
                 work = row.post(gen, *args)
                 if work is not None:

@@ -176,6 +176,19 @@ class Collectives:
 
     def _do(self, name: str, async_op: bool, *args: Any) -> WorldWork | None:
         row, gen, work = TABLE[name], self._gen, None
+        lane = gen.collectives
+        if lane is not None:
+            try:
+                if lane.by_torch():
+                    return call(gen, row, args, async_op)
+                collective = None if lane.default is None else row.over_lane(lane.default, *args)
+                if collective is not None:
+                    if async_op:
+                        return WorldWork(lane.post(collective), gen)
+                    lane.conclude(collective)
+                    return None
+            except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
+                reraise(gen, exc)
         if row.post is not None and not async_op:
             try:
                 # Read before: what was posted may end well, though the world ends meanwhile.

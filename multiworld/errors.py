@@ -8,6 +8,7 @@
     │   ├── UnknownWorldError       no world of that name in this process (a KeyError too)
     │   ├── WrongDeviceError        a tensor lies where the world's backend cannot reach it (a ValueError too)
     │   ├── SizeMismatchError       a message does not fit the tensor it was received into (a ValueError too)
+    │   ├── CollectiveMismatchError members called different collectives (a ValueError too); with M8D_CHECK=1
     │   └── JoinError               the world could not be joined; nothing half-made is left
     │       ├── InvalidJoinError        an argument breaks a rule (a ValueError too)
     │       ├── RankTakenError          two processes claim the same rank
@@ -35,6 +36,7 @@ from typing import Any
 __all__ = [
     "BackendError",
     "BrokenWorldException",
+    "CollectiveMismatchError",
     "InstallError",
     "InvalidJoinError",
     "JoinAbandonedError",
@@ -185,6 +187,30 @@ class SizeMismatchError(WorldError, ValueError):
         self.sent = sent
         self.expected = expected
         self.sender = sender
+        super().__init__(world, value, rule=rule, next_step=next_step)
+
+
+class CollectiveMismatchError(WorldError, ValueError):
+    """The members of a group have called different collectives, or one with different sizes; see M8D_CHECK.
+
+    Raised on all of them before the collective begins: no tensor has changed, and the world goes on.
+
+    Args:
+        world: its name.
+        value, rule, next_step: as for `MultiworldError`.
+        calls: what each member has called, by its rank in the group.
+    """
+
+    def __init__(
+        self,
+        world: str,
+        value: str,
+        *,
+        rule: str = "",
+        next_step: str = "",
+        calls: tuple[str, ...] = (),
+    ) -> None:
+        self.calls = calls
         super().__init__(world, value, rule=rule, next_step=next_step)
 
 

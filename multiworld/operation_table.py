@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from multiworld._c10d.lane.collective import Collective
     from multiworld._generation.generation import Generation
 
 __all__ = [
@@ -59,6 +60,14 @@ class Operation:
     parameters: str
     post: Callable[..., Any] | None = None
     by_name: bool = False
+
+    @functools.cached_property
+    def over_lane(self) -> Callable[..., Collective | None]:
+        """``(group, *arguments) -> collective or None``: the collective over the lane."""
+        from multiworld._c10d.lane.group import GroupCollectives  # noqa: PLC0415  (torch is loaded)
+
+        method: Callable[..., Collective | None] = getattr(GroupCollectives, self.name)
+        return method
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@
 | ``M8D_HOST`` | address, or name, of this host at which the other members reach it | by ``M8D_IFNAME`` |
 | ``M8D_IFNAME`` | interface of this host at which they do, by name; several with commas: the first that has an address | what leads to the store, or outward |
 | ``M8D_RUN_ID`` | the run that this process belongs to: only members of one run meet | ``TORCHELASTIC_RUN_ID`` |
-| ``M8D_LANE`` | ``0``: messages between members go through gloo, not over their own connection | 1 |
+| ``M8D_LANE`` | ``0``: messages between members go through gloo, not over their own connection; ``p2p``: its collectives do | 1 |
+| ``M8D_CHECK`` | ``1``: members compare each collective's kind and sizes first, if all have it so; for debugging | 0 |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -62,6 +63,8 @@ class Settings:
         host: where other members reach this host; "": `ifname`, or what leads to the store.
         ifname: the same, by names of interfaces, with commas.
         lane: whether messages of CPU tensors go over the members' own connection, where all members have it so.
+        lane_collectives: whether collectives of CPU tensors do, too.
+        check: whether members compare what collective each calls before they begin it, where all have it so.
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
             number.
     """
@@ -74,6 +77,8 @@ class Settings:
     require_patch: bool = False
     gloo_threads: int = 0
     lane: bool = True
+    lane_collectives: bool = True
+    check: bool = False
     early_close: bool = True
     host: str = ""
     ifname: str = ""
@@ -99,13 +104,16 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             rule="It is one of auto, on, off",
             next_step="Set it, or unset it",
         )
+    p2p = env.get("M8D_LANE", "").strip().lower() == "p2p"
     return Settings(
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
         busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
         early_close=_flag(env, _named(env, "M8D_EARLY_CLOSE"), default=Settings.early_close),
-        lane=_flag(env, "M8D_LANE", default=Settings.lane),
+        lane=p2p or _flag(env, "M8D_LANE", default=Settings.lane, rule="It is 0, 1 or p2p"),
+        lane_collectives=not p2p,
+        check=_flag(env, "M8D_CHECK"),
         gloo_threads=_count(env, "M8D_GLOO_THREADS", Settings.gloo_threads, 64),
         shim=shim,
         host=env.get("M8D_HOST", "").strip(),
@@ -199,10 +207,10 @@ def _count(env: Mapping[str, str], name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _flag(env: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+def _flag(env: Mapping[str, str], name: str, *, default: bool = False, rule: str = "It is 0 or 1") -> bool:
     text = env.get(name, "").strip().lower()
     if not text:
         return default
     if text not in {"0", "1", "false", "true", "no", "yes", "off", "on"}:
-        raise MultiworldError(f"{name}={text!r}", rule="It is 0 or 1", next_step="Set it, or unset it")
+        raise MultiworldError(f"{name}={text!r}", rule=rule, next_step="Set it, or unset it")
     return text in {"1", "true", "yes", "on"}

@@ -220,6 +220,11 @@ class Watchdog:
         if not self._in_thread():
             attachment.ended.wait(max(0.0, deadline - self._clock()))
 
+    def ask_to_read(self, attachment: Attachment, ranks: tuple[int, ...]) -> None:
+        """Ask members to read what this one sent them; see `Attachment.ask_to_read`."""
+        world = world_id(attachment.roster)
+        self._post(lambda _: self._peers.unread_messages.ask(world, ranks))
+
     def detach(self, attachment: Attachment, failure: str = "") -> None:
         """Detach a world; see `Attachment.leave`."""
         attachment.detached = True

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 from multiworld._c10d import fault_classification
 from multiworld._c10d.gloo import fast_path
 from multiworld._c10d.lane.channels import Channels
+from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
+from multiworld._core.lane.greeting import COLLECTIVES
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
@@ -86,6 +88,7 @@ class Generation:
         pg: the process group; from the generation's end on, all its operations raise.
         direct: its backend's operations; without plain gloo they take nothing. From the end on as `pg`.
         lane: messages of CPU tensors; None where they go through the process group. From the end on as `pg`.
+        collectives: over the lane; None where all are the backends'. From the end on as `pg`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for each message needs them.
@@ -106,9 +109,15 @@ class Generation:
         self.pg: ProcessGroup = group.pg
         self.direct = fast_path.of(group.pg, c10d)
         self.lane: Messages | None = None
+        self.collectives: GenerationCollectives | None = None
         if resources.lane is not None:
             self.lane = Messages(resources.lane, self.world, timeout, self.explain)
-            c10d.lane = Channels(self.lane, c10d)
+            c10d.lane = channels = Channels(self.lane, c10d)
+            carried = roster.lane_version >= COLLECTIVES
+            if carried or roster.checks:
+                self.collectives = c10d.collectives = GenerationCollectives(
+                    self.lane, channels, group.pg, carried=carried, near=roster.one_host, checks=roster.checks
+                )
         self._owner = owner
         self._busy = resources.busy
         self._attachment = resources.attachment
@@ -177,6 +186,8 @@ class Generation:
         self.pg, self.direct = cast("ProcessGroup", refusal), cast("fast_path.Direct", refusal)
         if self.lane is not None:
             self.lane = cast("Messages", refusal)
+        if self.collectives is not None:
+            self.collectives = cast("GenerationCollectives", refusal)
         self.c10d.break_(self.error)
 
     def _refuse_operations(self, _: StageEvent) -> None:
@@ -297,6 +308,7 @@ class Generation:
                 self.pg,
                 self.direct,
                 self.lane,
+                self.collectives,
                 self._attachment,
                 self._awaited.disown(),
                 self._holdings.disown(),

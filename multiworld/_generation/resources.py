@@ -99,7 +99,7 @@ class Holdings:
         """Wait until the other members have received what was sent to them, at most until `deadline`."""
         resources = self._resources
         if resources is not None and resources.lane is not None:
-            resources.lane.drain(deadline)
+            resources.lane.drain(deadline, resources.attachment.ask_to_read)
 
     def release(self, deadline: float) -> None:
         """Release all but a store that this process serves. `deadline`: ``time.monotonic()`` seconds."""

@@ -6,11 +6,13 @@ A world has a lane where gloo would carry its messages of CPU tensors, all its m
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from multiworld import settings
 from multiworld._c10d.waiter_pool import pool
+from multiworld._core.lane.greeting import COLLECTIVES, VERSION
 from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
 from multiworld._net.lane.endpoint import Endpoint
@@ -42,9 +44,10 @@ def open_door(plan: JoinPlan, host: str, process: str) -> Door | None:
     Raises:
         MultiworldError: `host` cannot be bound, or a setting has no sense.
     """
-    if plan.world_size == 1 or not _carried(plan.backend) or not settings.load().lane:
+    chosen = settings.load()
+    if plan.world_size == 1 or not _carried(plan.backend) or not chosen.lane:
         return None
-    return Door(host, process)
+    return Door(host, process, VERSION if chosen.lane_collectives else COLLECTIVES - 1, checks=chosen.check)
 
 
 def _carried(backend: str) -> bool:
@@ -85,7 +88,23 @@ def connect(
         # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.
         pool.run(lambda: _report(attachment, machine, rank, str(error)))
 
-    return Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
+    endpoint = Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
+    attachment.read_with(lambda rank: _read_aside(endpoint, rank))
+    return endpoint
+
+
+def _read_aside(endpoint: Endpoint, rank: int) -> None:
+    """Read a connection for the member at its other end, in another thread than this, the watchdog's.
+
+    Without a thread or a descriptor for that nothing is read: the member asks again.
+    """
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            endpoint.ready(rank)
+
+    with contextlib.suppress(RuntimeError):
+        pool.run(read)
 
 
 def _report(attachment: Attachment, machine: StateMachine, rank: int, reason: str) -> None:

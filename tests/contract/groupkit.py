@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from kits.storekit import local_server
 
-from multiworld._c10d import groups
+from multiworld._c10d import groups, waiter_pool
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing.state import WorldState
+from multiworld._net.lane.background import background
 from multiworld._net.stores.store import PollingStore, open_store
 
 _context = multiprocessing.get_context("forkserver")
@@ -155,6 +156,13 @@ def threads():
         with contextlib.suppress(OSError):
             found.append((task / "comm").read_text().strip())
     return sorted(found)
+
+
+def threads_left():
+    """The same without idle ones that wait for works: the registry ends them with the last world; here it knows of none."""
+    waiter_pool.pool.dismiss()
+    background.dismiss()
+    return threads()
 
 
 def settles(test, seconds=PATIENCE / 2):

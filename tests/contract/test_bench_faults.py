@@ -31,7 +31,11 @@ def measured(name, *options):
 
 
 def test_worlds():
-    found = measured("worlds", "--counts", "1", "3", "--rounds", "1", "--idle", "0.1", "--plain", "2")
+    found = measured(
+        "worlds", "--counts", "1", "3", "--rounds", "1", "--idle", "0.1", "--plain", "2", "--pairs", "2"
+    )
+    assert 0 < found["pair/joined"].value < 10_000
+    assert found["pair/used"].samples == 2
     assert found["join/3"].samples == 2, "those that were joined after the first"
     assert 0 < found["join/3"].value < 10_000
     for kind in ("threads", "descriptors"):

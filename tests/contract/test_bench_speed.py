@@ -1,4 +1,4 @@
-"""The parts latency, fanin and peers of the benchmarks, in their smallest size."""
+"""The parts messages, collectives, limits, thresholds, fanin and peers of the benchmarks, in their smallest size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import socket
 
 import pytest
 
+from benchmarks.collectives.part import OPS
 from benchmarks.figures.figure import from_json, to_json
-from benchmarks.latency.operations import COMMUNICATED, PLAIN, Operation
-from benchmarks.latency.part import FORMS, MAIN, OTHERS
+from benchmarks.limits import mpi
 from benchmarks.measuring.part import Run, Unavailable
 from benchmarks.measuring.ranks import Ranks
+from benchmarks.messages.part import FORMS
+from benchmarks.operations.operation import Operation
 
 pytestmark = pytest.mark.everyday
 
@@ -35,16 +37,59 @@ def measured(name, *given):
     return found, remarks
 
 
-def test_latency():
-    """Every operation, right in every form that the quick run has; three members, so that ranks differ."""
-    found, remarks = measured("latency", "--sizes", "4B", "--rounds", "1", "--members", "3")
+def test_messages():
+    """Every form that a size has, right."""
+    found, remarks = measured("messages", "--sizes", "4B", "1MB", "--rounds", "1")
+    assert remarks == []
+    for size, without in (
+        ("4B", {"wire", "with_round"}),
+        ("1MB", {"floor", "with", "with_round", "communicator"}),
+    ):
+        assert {f"send_recv/{size}/2/{form}" for form in {*FORMS} - without} <= found.keys()
+    assert found["send_recv/4B/2/aio/p99"].value > 0
+    assert found["send_recv/4B/2/world:floor"].baseline == found["send_recv/4B/2/floor"].absolute
+
+
+def test_collectives():
+    """Every operation, right in every form; three members, so that ranks differ."""
+    found, remarks = measured(
+        "collectives", "--ops", *OPS, "--sizes", "4B", "--rounds", "1", "--members", "3"
+    )
     refused = {remark.partition(":")[0] for remark in remarks}
-    assert not refused & set(MAIN), "gloo does these on every torch"
-    for op in {*MAIN, *OTHERS} - refused:
+    assert not refused & {"barrier", "all_reduce", "broadcast", "all_gather"}, (
+        "gloo does these on every torch"
+    )
+    for op in {*OPS} - refused:
         assert found[f"{op}/4B/3/stock"].value > 0
         assert found[f"{op}/4B/3/world"].baseline == found[f"{op}/4B/3/stock"].value
-    for op in MAIN:
-        assert {f"{op}/4B/3/{form}" for form in FORMS} < found.keys()
+        assert f"{op}/4B/3/aio" in found
+    assert "barrier/4B/3/with" in found
+
+
+def test_checks_are_measured_where_there_are_any():
+    found, remarks = measured(
+        "collectives", "--ops", "all_reduce", "--sizes", "4B", "--rounds", "1", "--members", "2",
+        "--forms", "world", "checked",
+    )  # fmt: skip
+    left_out = [remark for remark in remarks if "M8D_CHECK" in remark]
+    assert ("all_reduce/4B/2/checked:world" in found) == (not left_out)
+
+
+def test_thresholds(capsys):
+    found, _ = measured(
+        "thresholds", "--ops", "reduce", "--sizes", "4B", "1MB", "--rounds", "1", "--members", "2"
+    )
+    assert {*found} == {f"reduce/{size}/2/{form}" for size in ("4B", "1MB") for form in ("p2p", "lane")}
+    assert "2:1MB" in capsys.readouterr().out
+
+
+def test_limits():
+    found, (remark,) = measured("limits", "--sizes", "1MB", "--rounds", "1")
+    with_mpi = not mpi.missing()
+    assert remark.startswith("MPI is left out" if not with_mpi else "MPI is ")
+    for op in ("send_recv", "all_reduce"):
+        assert {f"{op}/1MB/2/{form}" for form in ("stock", "world", "memcpy", "world:memcpy")} < found.keys()
+        assert (f"{op}/1MB/2/mpi" in found) == with_mpi
 
 
 def test_fanin():
@@ -79,7 +124,7 @@ def test_peers_makes_nothing_in_a_quick_run(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("op", [*MAIN, *OTHERS])
+@pytest.mark.parametrize("op", ["send_recv", *OPS])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_operation_that_did_nothing_is_noticed(op, rank):
     operation = Operation(op, 8, rank, 2)
@@ -93,10 +138,3 @@ def test_an_operation_that_did_nothing_is_noticed(op, rank):
             operation.end_check()
     else:
         operation.end_check()
-
-
-def test_both_lists_of_operations_agree():
-    from benchmarks.latency import part as latency
-
-    assert latency._COMMUNICATED == COMMUNICATED
-    assert latency._PLAIN - {"send_recv"} == PLAIN.keys()

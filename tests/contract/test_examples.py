@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import re
+import runpy
 import select
 import signal
 import subprocess
@@ -153,14 +155,39 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives(run, name):
-    program = run(f"{name}.py", "--rounds", 2, "--pause", 0.05)
+def one_process(me, script, arguments):
+    """Be one process of an example, as with --rank in a terminal of its own; torch is loaded already."""
+    sys.argv = [str(EXAMPLES / script), *arguments, "--rank", str(me.rank)]
+    sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    me.emit("ran", code=code, text=printed.getvalue())
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() - {"send_recv"}))
+def test_collectives(cast, name):
+    arguments = ("--rounds", "2", "--pause", "0.05", "--port", str(cast.server.port))
+    processes = [cast.start(one_process, rank, script=f"{name}.py", arguments=arguments) for rank in range(5)]
+    ran = [process.expect("ran") for process in processes]
+    text = "".join(each.text for each in ran)
+    assert [each.code for each in ran] == [0] * 5, text
+    right_in_both_worlds(name, text)
+
+
+def test_a_collective_with_one_command(run):
+    program = run("send_recv.py", "--rounds", 2, "--pause", 0.05)
     assert program.finish() == 0, program.text
-    seen = {found[0].split()[0] for found in re.finditer(COLLECTIVES[name], program.text)}
-    assert seen == {"world1", "world2"}, program.text
-    assert "[0] done: world1 ok, world2 ok" in program.text
-    assert "Traceback" not in program.text
+    right_in_both_worlds("send_recv", program.text)
+
+
+def right_in_both_worlds(name, text):
+    seen = {found[0].split()[0] for found in re.finditer(COLLECTIVES[name], text)}
+    assert seen == {"world1", "world2"}, text
+    assert "[0] done: world1 ok, world2 ok" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather"])

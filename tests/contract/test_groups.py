@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from groupkit import SOON, Crew, blocked, run, settles, sockets, soon, threads
+from groupkit import SOON, Crew, blocked, run, settles, sockets, soon, threads, threads_left
 from worldkit import free_port
 
 from multiworld._c10d.gloo import backend as gloo
@@ -38,7 +38,7 @@ def works(member):
     gone = time.perf_counter() - began
     return {
         "sum": tensor.tolist(), "pg": pg_tensor.tolist(), "rank": rank, "size": size, "names": names,
-        "closed": closed, "sockets": settles(lambda: sockets() == before), "threads": settles(lambda: threads() == alone),
+        "closed": closed, "sockets": settles(lambda: sockets() == before), "threads": settles(lambda: threads_left() == alone),
         "left": [len(m) for m in (c10d._pg_map, c10d._pg_names, c10d._pg_group_ranks, c10d._pg_backend_config)],
         "default": dist.is_initialized(), "pg_is": group.pg, "built_ms": built * 1e3, "made": made, "close_ms": gone * 1e3,
     }  # fmt: skip
@@ -90,7 +90,7 @@ def subgroups(member):
     closed = group.close(soon())
     return {
         "value": tensor.item(), "ours": is_ours, "known": known, "freed": freed, "pending": pending, "closed": closed,
-        "sockets": settles(lambda: sockets() == before), "threads": settles(lambda: threads() == alone),
+        "sockets": settles(lambda: sockets() == before), "threads": settles(lambda: threads_left() == alone),
     }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def many(member, count, seed):
     made.clear()
     return {
         "errors": errors, "values": values, "closed": closed,
-        "gone": settles(lambda: sockets() == before and threads() == alone),
+        "gone": settles(lambda: sockets() == before and threads_left() == alone),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon, threads
+from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon, threads, threads_left
 
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.group_spec import GroupSpec
@@ -68,7 +68,7 @@ def alone(member, timeout, cancel_after):
         member.build("w", timeout=timeout, check_cancelled=check, size=2)
     except Exception as error:  # noqa: BLE001  (reported)
         took, seen = time.monotonic() - began, (type(error).__name__, str(error))
-    clean = settles(lambda: sockets() == before and threads() == running)
+    clean = settles(lambda: sockets() == before and threads_left() == running)
     return seen, took, clean, len(c10d._pg_map), len(c10d._pg_names)
 
 
@@ -118,7 +118,7 @@ def half_way(member, victim):
     except JoinAbandonedError:
         member.store.set("gave up first", "x")  # the other one did
     took = time.monotonic() - began
-    return took, settles(lambda: sockets() == before and threads() == running)
+    return took, settles(lambda: sockets() == before and threads_left() == running)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -188,7 +188,7 @@ def cycles(member, count):
         return closed
 
     closed = [once(number) for number in range(20)]
-    settles(lambda: len(threads()) == 1)
+    settles(lambda: len(threads_left()) == 1)
     before, alone = len(sockets()), len(threads())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     closed += [once(20 + number) for number in range(count)]
@@ -196,7 +196,7 @@ def cycles(member, count):
     maps = [
         len(each) for each in (c10d._pg_map, c10d._pg_names, c10d._pg_group_ranks, c10d._pg_backend_config)
     ]
-    fine = settles(lambda: (len(sockets()), len(threads())) == (before, alone))
+    fine = settles(lambda: (len(sockets()), len(threads_left())) == (before, alone))
     return closed.count(False), fine, grown, maps
 
 

@@ -376,6 +376,6 @@ def test_a_message_takes_so_many_calls_of_python_at_most(cast):
         assert seen.closed
         # The lane is written in Python, so there are some; each costs less than a tenth of a microsecond.
         assert seen.world <= 16.0, seen
-        assert seen.block <= 40.0, seen  # torch's functions ask the router more or less often
+        assert seen.block <= 44.0, seen  # torch's functions ask the router more or less often
         assert seen.aio <= 45.0, seen
     assert [member.finish() for member in members] == [0, 0]

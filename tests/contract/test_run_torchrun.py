@@ -36,9 +36,16 @@ def environments(folder, name, module, options, command=None, env=None):
     return shown, arguments
 
 
+_theirs = {}
+"""What torch's launchers gave: theirs knows nothing of our options, and is run once for all values of those."""
+
+
 def compare(folder, options, *, own=(), theirs=TORCHRUN, env=None):
     ours, our_arguments = environments(folder, "ours", "multiworld.run", [*own, *options], env=env)
-    want, their_arguments = environments(folder, "theirs", theirs, options, env=env)
+    run = (theirs, *options, *(env or {}).items())
+    if run not in _theirs:
+        _theirs[run] = environments(folder, "theirs", theirs, options, env=env)
+    want, their_arguments = _theirs[run]
     assert our_arguments == their_arguments
     assert ours.keys() == want.keys()
     for rank, environ in want.items():

@@ -11,8 +11,10 @@ from kits.terminalkit import on_a_terminal, text_of
 SCRIPT = """
 import os, pathlib, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-print(f"\\033[31mout {rank} {attempt}\\033[0m", flush=True)
-print(f"err {rank} {attempt}", file=sys.stderr, flush=True)
+# print() writes a line and its end one after the other where PYTHONUNBUFFERED is set: others' lines come between.
+sys.stdout.write(f"\\033[31mout {rank} {attempt}\\033[0m\\n")
+sys.stdout.flush()
+sys.stderr.write(f"err {rank} {attempt}\\n")
 here = pathlib.Path(sys.argv[1])
 (here / f"{rank}.{attempt}").touch()
 if (rank, attempt) == ("1", "0"):

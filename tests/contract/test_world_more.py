@@ -408,10 +408,14 @@ def test_closing_is_told_once_and_in_order(cast):
 
 
 def held(me, size):
+    os.environ["M8D_LANE"] = (
+        "p2p"  # gloo's group is held by the work; of a collective over the lane nothing is
+    )
     w = mw.join("w1", me.rank, size, store=me.store, timeout=6)
     if me.rank == 0:
         w.barrier()
         work = w.all_reduce(number(), async_op=True)  # the other never makes the call
+        w.send(number(), 1)  # but closes after it was made
         assert not w.close(2)
         assert w.state is mw.State.CLOSED
         del work
@@ -419,6 +423,7 @@ def held(me, size):
         assert wait_for(w.close)  # asked again, it says how it is now
     else:
         w.barrier()
+        w.recv(number(), 0)
         w.close()
 
 

@@ -58,11 +58,15 @@ class Channels:
     Args:
         messages: of the world.
         state: of the world; it owns this.
+
+    Attributes:
+        coalescing: is empty but where torch collects calls of collectives, to carry them out later.
     """
 
     def __init__(self, messages: Messages, state: WorldState) -> None:
         self._messages = messages
         self._state = weakref.ref(state)
+        self.coalescing: Mapping[Any, Any] = state.pg_coalesce_state
         # Weak: a group that its users have destroyed must go.
         self._known: weakref.WeakKeyDictionary[Any, Channel | None] = weakref.WeakKeyDictionary()
 
@@ -89,7 +93,7 @@ class Channels:
         if kwargs:
             names = _NAMES[name]
             args = (*args, *(kwargs[each] for each in names[len(args) :] if each in kwargs))
-        channel = self._known.get(group) or self._of(group)
+        channel = self._known.get(group) or self.of(group)
         if channel is None or len(args) != len(_NAMES[name]):
             return None
         given, tag = args[0], _whole(args[-1])
@@ -124,7 +128,8 @@ class Channels:
 
         return wrapped.posted(lambda: function(group, *args), self._messages.takes, post)
 
-    def _of(self, group: Any) -> Channel | None:
+    def of(self, group: Any) -> Channel | None:
+        """Return a process group's channel; None where its CPU tensors are another backend's than gloo's."""
         state = self._state()
         if state is None:
             return None

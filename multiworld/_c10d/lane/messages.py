@@ -113,6 +113,7 @@ class Messages:
         try:
             sender = self.endpoint.receive(src, 0, tag, view, time.monotonic() + self.timeout, given)
         except SizesDifferError as error:
+            error.__traceback__ = None  # whose frames hold the receive, which holds the error
             raise _mismatch(self.world, error) from None
         except TimeoutError:
             raise _late_receive(src, self.timeout) from None
@@ -198,9 +199,10 @@ class Messages:
         except TimeoutError:
             error = self._late(operation, timeout or self.timeout)
         if error is not None:
-            self._raise(error)
+            self.raise_explained(error)
 
-    def _raise(self, error: Exception) -> NoReturn:
+    def raise_explained(self, error: Exception) -> NoReturn:
+        """Raise what an operation raises that ended with `error`; may wait for a verdict."""
         told = self.told(error)
         try:
             raise_instead(told, self._explain(told))
@@ -232,7 +234,7 @@ class Messages:
         Raises:
             TimeoutError: it took longer than the world's timeout.
         """
-        watch = self._watch_of(asyncio.get_running_loop())
+        watch = self.watch_of(asyncio.get_running_loop())
         try:
             over = await watch.until_over(operation, self.timeout)
         except BaseException:
@@ -246,7 +248,7 @@ class Messages:
         """Take back a receive whose task was cancelled: its message goes to the next one."""
         self.endpoint.take_back(receive)
 
-    def _watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
+    def watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
         """Return the loop's one watch: two would take its descriptors from each other."""
         watch = self._watches.get(loop)
         if watch is None:
@@ -264,7 +266,8 @@ class Messages:
             try:
                 work.wait()
             except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type, unused-ignore]
+                # Whose frames hold this future.
+                future.set_exception(error.with_traceback(None))  # type: ignore[arg-type, unused-ignore]
             else:
                 future.set_result(work.result())
 

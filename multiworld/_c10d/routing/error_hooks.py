@@ -19,6 +19,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import c10d_logger
 
+from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, owner_of
 from multiworld._core.reraise import raise_instead
@@ -78,6 +79,9 @@ def install(patches: Patches) -> None:
     for name in _METHODS:
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
+    for name in calls.METHODS:
+        if name in vars(_c.ProcessGroup):
+            patches.set(_c.ProcessGroup, name, _collective(vars(_c.ProcessGroup)[name]))
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
@@ -166,6 +170,27 @@ def _posting(original: Any) -> Any:
                 # A kept exception has this frame, and must not keep the group or its world.
                 del group, owner, args, kwargs
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
+
+    return _dressed(call, original)
+
+
+def _collective(original: Any) -> Any:
+    """Wrap `original`, a ProcessGroup's collective: over its world's lane, or as it is."""
+    function, name = getattr(original, "__func__", original), original.__name__
+
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = owner_of(group)
+        if owner is not None and owner.collectives is not None and not _compiling():
+            try:
+                work = owner.collectives.posted(name, group, args, kwargs)
+            except Exception as error:
+                try:
+                    raise_instead(error, translated(error, group))
+                finally:
+                    del group, owner, args, kwargs  # as above
+            if work is not None:
+                return work
+        return function(group, *args, **kwargs) if kwargs else function(group, *args)
 
     return _dressed(call, original)
 

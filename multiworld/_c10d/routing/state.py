@@ -28,7 +28,7 @@ from multiworld.errors import RouterError, WorldClosedError
 
 if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels
+    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels, LaneCollectives
 
 __all__ = [
     "GROUP_MAPS",
@@ -199,6 +199,7 @@ class WorldState(c10d._World):
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
         lane: what sends messages of its groups over the lane; None where they go through gloo.
+        collectives: the same of collectives; None where all are the backends'.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:
@@ -217,6 +218,7 @@ class WorldState(c10d._World):
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: GlooGroups | None = None
         self.lane: LaneChannels | None = None
+        self.collectives: LaneCollectives | None = None
         self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None

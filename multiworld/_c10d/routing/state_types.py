@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["GlooGroups", "LaneChannels"]
+__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives"]
 
 W = TypeVar("W")
 
@@ -31,3 +31,10 @@ class LaneChannels(Protocol):
         function: Callable[..., Any],
     ) -> object:
         """Post a send or a receive over the lane, and return its work; None where it is torch's to post."""
+
+
+class LaneCollectives(Protocol):
+    """A `multiworld._c10d.lane.collectives.GenerationCollectives`."""
+
+    def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        """Begin a collective over the lane, and return its work; None where it is torch's."""

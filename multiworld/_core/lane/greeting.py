@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 
     from multiworld._core.membership.roster import Roster
 
-__all__ = ["ANSWER_SIZE", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting", "GreetingError", "MemoryProof"]
+__all__ = [
+    "ANSWER_SIZE", "COLLECTIVES", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting", "GreetingError",
+    "MemoryProof",
+]  # fmt: skip
 
-VERSION = 1
+VERSION = 2
+"""What members speak: 1 are messages alone."""
+
+COLLECTIVES = 2
+"""The first version that has collectives."""
 """Of the lane's protocol: this handshake and the frames after it."""
 
 NONCE_SIZE = 16

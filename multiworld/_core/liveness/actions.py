@@ -20,6 +20,7 @@ __all__ = [
     "Dial",
     "Drop",
     "Keep",
+    "Look",
     "Ready",
     "Refusal",
     "Release",
@@ -118,4 +119,12 @@ class BusyReport:
     busy: bool
 
 
-Action = Ask | BusyReport | Dial | Send | Drop | Keep | Release | Ready | Refusal | Break
+@dataclass(frozen=True)
+class Look:
+    """Have `world` read what lies on its lane's connection to the member `rank`, which waits for that."""
+
+    world: WorldId
+    rank: int
+
+
+Action = Ask | BusyReport | Dial | Send | Drop | Keep | Look | Release | Ready | Refusal | Break

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.actions import Ask
-from multiworld._core.liveness.detector import WorldId, world_id
+from multiworld._core.liveness.detector import WorldId, names, world_id
 from multiworld._core.liveness.early_close import Credentials
+from multiworld._core.liveness.wire import Broken, Goodbye
+from multiworld.events import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +37,15 @@ class AttachedWorld:
     def ranks(self, process: str) -> list[int]:
         """Return the ranks that `process` has in this world."""
         return [member.rank for member in self.roster.members if member.process == process]
+
+    def last_word(self, failure: str) -> Goodbye | Broken:
+        """Return what this member tells the others as it leaves: a goodbye, or its `failure`."""
+        roster = self.roster
+        if not failure:
+            return Goodbye(roster.key, roster.rank)
+        # A frame that members of all versions understand.
+        detail = f"{names([roster.members[roster.rank]])}: {failure}"
+        return Broken(roster.key, Cause.FAILED, (roster.rank,), detail)
 
     def question(self, process: str) -> Ask:
         """Return the question to the helper of `process`, a member."""
@@ -112,6 +123,11 @@ class AttachedWorlds:
     def awaits(self, process: str) -> bool:
         """Whether a world that is shared with `process` is not ready yet."""
         return any(not self._worlds[world].ready for world in self.shared(process))
+
+    def question(self, process: str) -> Ask | None:
+        """Return the question to the helper of `process`, for its last world that is ready; None without."""
+        ready = [state for each in self.shared(process) if (state := self._worlds[each]).ready]
+        return ready[-1].question(process) if ready else None
 
     def credentials(self, main: PeerConnection) -> Credentials | None:
         """Choose a world, attached at both ends, whose token authenticates an early-close connection."""

@@ -18,11 +18,12 @@ from multiworld._core.liveness.connections import (
     SLOWEST_BEAT,
     Connections,
 )
-from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId, names
+from multiworld._core.liveness.detector import ConnectionEnd, Detector, Probe, WorldId
 from multiworld._core.liveness.dialing import Dialing
 from multiworld._core.liveness.early_close import EarlyClose
 from multiworld._core.liveness.ended import EndedGenerations
 from multiworld._core.liveness.proofs import Judgement, Proofs
+from multiworld._core.liveness.unread_messages import UnreadMessages
 from multiworld._core.liveness.wire import (
     Attach,
     AttachEarlyClose,
@@ -36,6 +37,7 @@ from multiworld._core.liveness.wire import (
     Need,
     Reason,
     Refused,
+    Unread,
 )  # fmt: skip
 from multiworld.events import Breakage, Cause
 
@@ -85,6 +87,7 @@ class Peers:
             own, nonce=nonce, channel=channel, act=self._actions.append, credentials=self._worlds.credentials
         )
         self.early_close.own_wanted = early_close
+        self.unread_messages = UnreadMessages(own, self._worlds, self._trusted, self._actions.append)
 
     # -- worlds
 
@@ -115,11 +118,7 @@ class Peers:
         self._detector.remove(world)
         self._ended_generations.add(roster)
         others = self._worlds.of(roster.key)
-        word: Frame = Goodbye(*world)
-        if failure:
-            # A frame that members of all versions understand.
-            detail = f"{names([roster.members[roster.rank]])}: {failure}"
-            word = Broken(roster.key, Cause.FAILED, (roster.rank,), detail)
+        word = state.last_word(failure)
         if goodbye:
             for other in others:
                 if isinstance(word, Broken):
@@ -235,9 +234,8 @@ class Peers:
             # Verdicts told to other ranks of this process are settled in the next round.
         self._actions += [BusyReport(each.world, each.ranks, each.busy) for each in self._detector.notices()]
         for process in self._detector.questions(now):
-            shared = [self._worlds[each] for each in self._worlds.shared(process) if self._worlds[each].ready]
-            if shared:
-                self._actions.append(shared[-1].question(process))
+            if (question := self._worlds.question(process)) is not None:
+                self._actions.append(question)
         for connection in self._connections.expired(now):
             self._expire(connection, now)
         for process in self._dialing.gone(now):
@@ -303,6 +301,8 @@ class Peers:
             self._check(frame.key, now)
         elif isinstance(frame, Broken):
             self._told(connection, frame)
+        elif isinstance(frame, Unread):
+            self.unread_messages.asked(connection, frame)
         else:
             connection.wanted = min(max(frame.interval, FASTEST_BEAT), SLOWEST_BEAT)
             connection.beat_at = min(connection.beat_at, now + connection.interval)

@@ -39,6 +39,7 @@ __all__ = [
     "Parser",
     "Reason",
     "Refused",
+    "Unread",
     "encode",
     "proof",
 ]  # fmt: skip
@@ -154,7 +155,20 @@ class AttachEarlyClose:
     proof: bytes
 
 
-Frame = Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | AttachEarlyClose
+@dataclass(frozen=True)
+class Unread:
+    """The sender's rank of that world waits until what it sent over the lane is read.
+
+    Sent only in worlds with a lane, whose members all know it.
+    """
+
+    key: str
+    rank: int
+
+
+Frame = (
+    Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | AttachEarlyClose | Unread
+)
 
 
 def proof(
@@ -260,6 +274,8 @@ def _payload(frame: Frame) -> tuple[int, bytes]:
         return 8, struct.pack("!I", min(max(round(frame.interval * 1000), 1), 0xFFFFFFFF))
     if isinstance(frame, AttachEarlyClose):
         return 10, _key(frame.key, frame.rank) + _exactly(frame.proof, 32)
+    if isinstance(frame, Unread):
+        return 11, _key(frame.key, frame.rank)
     return 9, b""
 
 
@@ -321,6 +337,12 @@ def _goodbye(payload: bytes) -> Goodbye:
     return Goodbye(key, rank)
 
 
+def _unread(payload: bytes) -> Unread:
+    key, rank, rest = _split(payload)
+    _exactly(rest, 0)
+    return Unread(key, rank)
+
+
 def _broken(payload: bytes) -> Broken:
     key, _, rest = _split(payload)
     cause, count = struct.unpack_from("!BH", rest)
@@ -346,5 +368,5 @@ def _close(payload: bytes) -> Close:
 
 _DECODERS: dict[int, Callable[[bytes], Frame]] = {
     1: _hello, 2: _attach, 3: _attached, 4: _refused, 5: _goodbye, 6: _broken, 7: _beat, 8: _need, 9: _close,
-    10: _attach_early_close,
+    10: _attach_early_close, 11: _unread,
 }  # fmt: skip

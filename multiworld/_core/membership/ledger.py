@@ -261,7 +261,7 @@ def _claim_from_json(row: Any) -> Claim:
     lane: LaneAddress | None = None
     if isinstance(row, list) and len(row) == len(kinds) + 1:
         *row, address = row
-        lane = LaneAddress(*_row(address, (int, str, int)))
+        lane = LaneAddress(*_row(address, (int, str, int, int)))
     rank, me, process, host, port, pid, hostname, last = _row(row, kinds)
     return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname, lane), last)
 

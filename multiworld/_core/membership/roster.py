@@ -27,14 +27,16 @@ class LaneAddress:
     Members at the same place connect through a Unix socket, all others through TCP at the member's host.
 
     Attributes:
-        version: of the lane's protocol, 1 or more.
+        version: of the lane's protocol, 1 or more; from 2 on it carries collectives.
         place: the same text in all processes that share a host and its network; "" where that is not known.
         port: TCP port.
+        checks: 1 if the member wants each collective's calls to be compared; else 0.
     """
 
     version: int
     place: str
     port: int
+    checks: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,17 @@ class Roster:
     def lane_version(self) -> int:
         """The lane's protocol that all members speak; 0: some have no lane, so messages go through gloo."""
         return min((0 if member.lane is None else member.lane.version for member in self.members), default=0)
+
+    @property
+    def checks(self) -> bool:
+        """Whether all members want the calls of each collective to be compared."""
+        return all(member.lane is not None and member.lane.checks for member in self.members)
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all members have lanes on one host; all of them find the same."""
+        places = {"" if member.lane is None else member.lane.place for member in self.members}
+        return len(places) == 1 and "" not in places
 
     @property
     def key(self) -> str:

@@ -39,12 +39,15 @@ class Watch:
         """Whether nothing is awaited."""
         return not self._operations
 
-    async def until_over(self, operation: Operation, timeout: float | None = None) -> bool:
+    async def until_over(
+        self, operation: Operation, timeout: float | None = None, *, everywhere: bool = False
+    ) -> bool:
         """Wait until an operation is over; cancelled, it goes on.
 
         Args:
             operation: of the endpoint.
             timeout: seconds; None for no end.
+            everywhere: whether to see to all connections meanwhile, not only to that of the operation.
 
         Returns:
             Whether it is over; False when the time ran out.
@@ -61,6 +64,8 @@ class Watch:
         if not self._endpoint.when_over(operation, tell):
             return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
+        if everywhere:
+            rank = None
         if not self._operations:
             self._endpoint.watch(self, self._blocked, self._reads)
         self._operations += 1

@@ -11,21 +11,35 @@ import collections
 import functools
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane.awaiting import Watch
 
 if TYPE_CHECKING:
     from multiworld._net.lane.endpoint import Endpoint
     from multiworld._net.lane.waiting import Operation
 
-__all__ = ["LOOK_EVERY", "Background", "background"]
+__all__ = ["LOOK_EVERY", "Background", "Progressing", "background"]
 
 LOOK_EVERY = 0.002
 """Seconds until an operation that was posted is taken on."""
 
 _QUIET = 25  # looks without a new operation, after which the thread sleeps
 _IDLE = 1.0  # seconds of sleep, after which it ends
+
+
+class Progressing(Protocol):
+    """Something of several operations, which sees to them itself.
+
+    Attributes:
+        done: whether it is over.
+    """
+
+    done: bool
+
+    async def progress(self, watch: Watch, /) -> None:
+        """See to its operations until it is over, or return at once if another thread does; never raises."""
 
 
 class Background:
@@ -36,13 +50,13 @@ class Background:
 
     def _clear(self) -> None:
         self._lock = threading.Lock()
-        self._posted: collections.deque[tuple[Endpoint, Operation]] = collections.deque()
+        self._posted: collections.deque[tuple[Endpoint, Operation | Progressing]] = collections.deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asleep = False
         self._watches: dict[Endpoint, Watch] = {}  # that are in use; each holds its endpoint
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take_on(self, endpoint: Endpoint, operation: Operation) -> None:
+    def take_on(self, endpoint: Endpoint, operation: Operation | Progressing) -> None:
         """See that an operation gets on, whether or not a caller waits for it."""
         self._posted.append((endpoint, operation))
         with self._lock:
@@ -90,12 +104,15 @@ class Background:
                 return
         loop.call_later(LOOK_EVERY, self._look, quiet)
 
-    async def _until_over(self, endpoint: Endpoint, operation: Operation) -> None:
+    async def _until_over(self, endpoint: Endpoint, operation: Operation | Progressing) -> None:
         watch = self._watches.get(endpoint)
         if watch is None:
             watch = self._watches[endpoint] = Watch(endpoint, asyncio.get_running_loop())
         try:
-            await watch.until_over(operation)
+            if isinstance(operation, Send | Receive):
+                await watch.until_over(operation)
+            else:
+                await operation.progress(watch)
         finally:
             if watch.idle:
                 self._watches.pop(endpoint, None)

@@ -34,6 +34,8 @@ class Door:
     Args:
         host: numeric address of one interface of this host, where the others reach it.
         process: 32 hex digits, this process's own.
+        version: of the protocol that this member offers.
+        checks: whether it wants the calls of each collective to be compared.
 
     Attributes:
         address: what the others need to know. Its `place` is "" if there is no Unix socket.
@@ -43,7 +45,7 @@ class Door:
         MultiworldError: `host` is no such address, or cannot be bound.
     """
 
-    def __init__(self, host: str, process: str) -> None:
+    def __init__(self, host: str, process: str, version: int = VERSION, *, checks: bool = False) -> None:
         self.pid = os.getpid()
         self.sockets: tuple[socket.socket, ...] = ()
         tcp = _bind(host)
@@ -51,7 +53,7 @@ class Door:
         unix = _bind_unix(unix_name(process, port)) if (place := _place()) else None
         # They begin to listen in this order: where TCP can be dialed, so can the Unix socket.
         self.sockets = (tcp,) if unix is None else (unix, tcp)
-        self.address = LaneAddress(VERSION, place if unix is not None else "", port)
+        self.address = LaneAddress(version, place if unix is not None else "", port, int(checks))
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.frames import READ_FROM
@@ -23,11 +24,13 @@ from multiworld._net.lane.waiting import Operation, Waiting
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from multiworld._core.lane.peer import Peer
 
 __all__ = ["Endpoint", "Operation"]
 
+_ASK_AFTER, _ASK_AGAIN = 0.001, 0.5  # seconds; see `drain`
 _SHORT = 4000  # bytes that come with their header in one read
 
 
@@ -188,28 +191,40 @@ class Endpoint(Waiting):
                 self._in_doubt(error)
                 raise
 
-    def drain(self, deadline: float) -> bool:
+    def drain(self, deadline: float, ask: Callable[[tuple[int, ...]], None]) -> bool:
         """Wait until the others' receives have taken all that was sent; False if they had not at `deadline`.
 
         What is sent here returns before it is received there: who leaves, and takes its world with it, first
         waits for that. Members that are lost are not waited for.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds.
+            ask: called with ranks that do not answer. Perhaps none of their threads waits, and so none reads:
+                they have to be told, by another way, to call `ready`. It is called again, ever less often:
+                what they are to read may not have been written by then.
         """
-        drains = []
+        drains: dict[int, Send] = {}
         with self._lock:
             try:
                 for rank in tuple(self._net.sockets):
-                    drains.append(self._core.drain(rank))
+                    drains[rank] = self._core.drain(rank)
                     self._net.write(rank)
                 self._tell()
             except BaseException as error:
                 self._in_doubt(error)
                 raise
-        try:
-            for each in drains:
-                self.wait(each, deadline)
-        except TimeoutError:
-            return False
-        return all(each.error is None for each in drains)
+        pause = _ASK_AFTER  # who waits there reads what comes, and answers sooner
+        while waiting := tuple(rank for rank, each in drains.items() if not each.done):
+            until = min(time.monotonic() + pause, deadline)
+            try:
+                for rank in waiting:
+                    self.wait(drains[rank], until)
+            except TimeoutError:
+                if until == deadline:
+                    return False
+                ask(tuple(rank for rank in waiting if not drains[rank].done))
+                pause = min(4 * pause, _ASK_AGAIN)
+        return all(each.error is None for each in drains.values())
 
     def fail(self, error: Exception) -> None:
         """End the lane: all that wait have `error`, at once, and the connections are closed; never waits.

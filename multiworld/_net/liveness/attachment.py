@@ -26,6 +26,9 @@ class Owner(Protocol):
     def detach(self, attachment: Attachment, failure: str = "") -> None:
         """Remove the attachment; tell the members goodbye, or the failure, unless the world is broken."""
 
+    def ask_to_read(self, attachment: Attachment, ranks: tuple[int, ...]) -> None:
+        """Ask members to read what this one sent them."""
+
 
 class Attachment:
     """A world's registration with the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
@@ -52,6 +55,7 @@ class Attachment:
         self._owner = owner
         self._on_busy = on_busy
         self._on_verdict = on_verdict
+        self._read: Callable[[int], None] | None = None
         self.roster = roster
         self.breakage: Breakage | None = None
         self.error: JoinError | None = None
@@ -78,6 +82,17 @@ class Attachment:
         if not self.ended.is_set():
             self._owner.report(self, detail, ranks, deadline=deadline)
         return self.breakage
+
+    def ask_to_read(self, ranks: tuple[int, ...]) -> None:
+        """Ask members to read what this one sent them, in a world with a lane. Any thread; never waits."""
+        self._owner.ask_to_read(self, ranks)
+
+    def read_with(self, read: Callable[[int], None]) -> None:
+        """Have ``read(rank)`` called when the member `rank` asks for what it sent to be read.
+
+        It is called in the watchdog's thread: it must be quick and may not raise.
+        """
+        self._read = read
 
     def leave(self, failure: str = "") -> None:
         """Tell all members goodbye and detach; takes a millisecond, at most about a second.
@@ -156,9 +171,15 @@ class Attachment:
         if self._on_busy is not None and self.ready and not self.ended.is_set():
             self._on_busy(ranks, busy)
 
+    def look(self, rank: int) -> None:
+        """Have read what the member `rank` sent. Called by the watchdog's thread."""
+        if self._read is not None and not self.ended.is_set():
+            self._read(rank)
+
     def over(self) -> None:
         """Mark as detached. Called by the watchdog's thread; in a forked child, by the child."""
         self.detached = True
+        self._read = None  # it holds the lane, which holds this
         self.ended.set()
         self.settled.set()
 

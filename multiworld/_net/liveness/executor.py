@@ -13,6 +13,7 @@ from multiworld._core.liveness.actions import (
     Dial,
     Drop,
     Keep,
+    Look,
     Ready,
     Release,
     Send,
@@ -101,6 +102,8 @@ class Executor:
                 ready.append(attachment)
             elif isinstance(action, BusyReport):
                 attachment.busy(action.ranks, busy=action.busy)
+            elif isinstance(action, Look):
+                attachment.look(action.rank)
             else:
                 attachment.refused(action)
         # Callbacks last: the other members are told before this process is busy with its own worlds.

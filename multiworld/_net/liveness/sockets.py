@@ -268,8 +268,7 @@ class Sockets:
         code = entry.error
         if code is None:
             code = entry.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code == 0 and entry.socket.getsockname() == entry.socket.getpeername():
-            # TCP connected the socket to itself: the peer's port is free and was picked as our own.
+        if code == 0 and _is_itself(entry.socket):
             code = errno.ECONNREFUSED
         if code:
             self._discard(entry)
@@ -410,3 +409,11 @@ def _drain(sock: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError):  # empty
         while sock.recv(4096):
             continue
+
+
+def _is_itself(sock: socket.socket) -> bool:
+    """Whether TCP connected a socket to itself: the peer's port is free and was picked as our own."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:  # the peer is gone already, which the next read tells
+        return False

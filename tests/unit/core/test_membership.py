@@ -424,8 +424,9 @@ def with_claim(row):
         with_claim([0, "i", "p", "h", 1, 1, "h", True]), with_claim([0, "i", "p", "h", 1, 1, "h"]),
         with_claim([0, "i", "p", "h", 1, 1, "h", 0, 1]), with_claim([0, "i", "p", "h", 1, 1, "h", 0, []]),
         with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x"]]),
-        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", -1]]),
-        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", 1], 0]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", 1]]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", -1, 0]]),
+        with_claim([0, "i", "p", "h", 1, 1, "h", 0, [1, "x", 1, 0], 0]),
     ],
 )  # fmt: skip
 def test_records_that_are_none(text):
@@ -433,7 +434,7 @@ def test_records_that_are_none(text):
         decode(text, "w")
 
 
-@pytest.mark.parametrize("lane", [None, LaneAddress(1, "", 0), LaneAddress(2, "ab12", 40123)])
+@pytest.mark.parametrize("lane", [None, LaneAddress(1, "", 0), LaneAddress(2, "ab12", 40123, 1)])
 def test_a_lane_s_address_is_read_as_it_was_written(lane):
     member = dataclasses.replace(ask(0).member, lane=lane)
     attempt = Attempt(1, Terms(1, "gloo", "cpu"), (Claim("i", member, 0),))
@@ -452,3 +453,20 @@ def lanes(*versions):
 )
 def test_members_speak_the_oldest_lane_among_them(versions, agreed):
     assert lanes(*versions).lane_version == agreed
+
+
+@pytest.mark.parametrize(
+    ("places", "one"),
+    [("aaa", True), ("aab", False), ("a-a", False), ("---", False), ("a", True), ("aa.", False)],
+)
+def test_members_are_on_one_host_if_all_say_the_same_place(places, one):
+    addresses = [None if each == "." else LaneAddress(2, each.replace("-", ""), 1) for each in places]
+    members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
+    assert Roster("w", 1, 0, members, bytes(16), 5.0).one_host is one
+
+
+@pytest.mark.parametrize(("checks", "all_do"), [((1, 1), True), ((1, 0), False), ((1, None), False)])
+def test_calls_are_compared_if_all_members_want_it(checks, all_do):
+    addresses = [None if each is None else LaneAddress(2, "", 1, each) for each in checks]
+    members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
+    assert Roster("w", 1, 0, members, bytes(16), 5.0).checks is all_do

@@ -18,6 +18,7 @@ from multiworld._core.liveness.wire import (
     Parser,
     Reason,
     Refused,
+    Unread,
     encode,
 )
 from multiworld.events import Cause
@@ -33,6 +34,7 @@ frames = st.one_of(
     st.builds(Attached, keys, ranks),
     st.builds(Refused, keys, ranks, st.sampled_from(Reason), ranks),
     st.builds(Goodbye, keys, ranks),
+    st.builds(Unread, keys, ranks),
     st.builds(
         Broken, keys, st.sampled_from(Cause), st.lists(ranks, max_size=40).map(tuple),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=200),

@@ -219,6 +219,30 @@ def test_a_connection_to_oneself_counts_as_refused(sockets, monkeypatch):
     assert events == [Closed(near, ConnectionEnd.DEAD, refused=True)]
 
 
+def test_a_peer_that_is_gone_as_soon_as_it_was_reached_is_told_by_the_next_read(sockets):
+    """It resets the connection between the question for an error and the question for its address."""
+    near, far = connected(sockets)
+    entry = sockets._channels[near]
+
+    class Gone:
+        def __getattr__(self, name):
+            return getattr(entry_socket, name)
+
+        def getpeername(self):
+            raise OSError(errno.ENOTCONN, "not connected")
+
+        def getsockopt(self, *_):
+            return 0
+
+    entry_socket, entry.socket, entry.connecting = entry.socket, Gone(), True
+    events: list = []
+    sockets._finish_connect(entry, events)
+    entry.socket = entry_socket
+    assert events == [Connected(near)]
+    sockets.close(far, orderly=False)
+    assert until(sockets, Closed)[0].channel == near
+
+
 def test_an_orderly_close_delivers_and_waits_for_the_other_end(sockets):
     near, far = connected(sockets)
     sockets.send(near, Beat(9))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import secrets
 import socket
 import subprocess
@@ -228,6 +230,33 @@ def test_two_ranks_of_a_world_in_one_process(group):
     attachments[0].leave()
     assert pack.verdict(rank=1).ranks == (0,)
     assert pack.verdict(rank=2).ranks == (0,)
+
+
+def test_members_are_asked_to_read_what_was_sent(group):
+    pack = group(2)
+    attachments = pack.join(dogs=[0, 0, 1])
+    heard = [queue.SimpleQueue() for _ in attachments]
+    for attachment, of in zip(attachments, heard, strict=True):
+        attachment.read_with(lambda rank, of=of: of.put((rank, threading.current_thread().name)))
+    for own, other in itertools.permutations(range(3), 2):
+        attachments[own].ask_to_read((other,))
+        for rank in (0, 1) if own == 2 else (other,):  # a process is asked once, for all its ranks
+            assert heard[rank].get(timeout=PATIENCE) == (own, "m8d-watchdog")
+    attachments[2].leave()
+    pack.verdict(rank=0)
+    pack.verdict(rank=1)
+    for attachment in attachments:  # a world that is over asks in vain, and is asked in vain
+        attachment.ask_to_read((0, 1, 2))
+    attachments[0].leave()
+    assert all(of.empty() for of in heard)
+
+
+def test_who_has_nothing_to_read_with_is_asked_in_vain(group):
+    pack = group(2)
+    attachments = pack.join()
+    attachments[0].ask_to_read((1,))
+    attachments[1].report("it failed", deadline=time.monotonic() + PATIENCE)
+    assert pack.verdict().cause is Cause.FAILED
 
 
 def test_a_world_of_one(group):

@@ -13,7 +13,7 @@ PROBES = "m8d_build.check.probes"  # programs for a foreign environment, never i
 
 def test_the_public_names_of_multiworld_are_these():
     assert sorted(multiworld.__all__) == [
-        "BackendError", "Breakage", "BrokenWorldException", "Cause", "Event", "InstallError",
+        "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event", "InstallError",
         "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
         "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError",
         "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StoreBindError",

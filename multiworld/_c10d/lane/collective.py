@@ -1,0 +1,329 @@
+"""One collective over the lane, from the call to its end: its messages, and who sees to them.
+
+A thread that waits drives it (`wait`), or an event loop (`awaited`). One that was posted is driven by who
+waits for its work, or by the process's background thread; one at a time. Where the one that drives is
+interrupted or cancelled, the background thread goes on: the other members are in it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from multiworld._c10d.lane import tensors
+from multiworld._c10d.lane.reducing import reduce_into
+from multiworld._core.lane.operations import SizesDifferError
+from multiworld._core.lane.schedules import Want
+from multiworld._net.lane.background import background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from multiworld._c10d.lane.reducing import Kernel, Scratch
+    from multiworld._core.lane.operations import Receive, Send
+    from multiworld._core.lane.schedules import Steps
+    from multiworld._net.lane.awaiting import Watch
+    from multiworld._net.lane.endpoint import Endpoint
+
+__all__ = ["Collective"]
+
+_READ_WRITE = 0x200  # PyBUF_WRITE
+_NUMBER = 13  # bytes: no tensor has as many but one of 13 elements of a byte each
+_AT_ONCE = 4  # steps without a turn of the loop, each at most a piece
+_view = tensors.memory_view
+
+
+def _bytes(buffer: Tensor) -> memoryview:
+    return _view(buffer.data_ptr() or tensors.nowhere(buffer), buffer.nbytes, _READ_WRITE)
+
+
+def _none() -> Steps[Tensor]:
+    yield from ()
+
+
+class Collective:
+    """See the module. The `Line` of its own schedule.
+
+    Args:
+        name: as torch has it, "all_reduce".
+        endpoint: of the world's lane.
+        channel: of the group's collectives.
+        tag: of this one.
+        ranks: of the group's members in the world.
+        rank: of this process in the group.
+        timeout: seconds.
+        outputs: what its work's ``result`` is.
+
+    Attributes:
+        steps: its schedule; set once.
+        done: whether it is over.
+        error: why it failed; None if it did not.
+        recorded: called once when it is over: ends the profiler's record.
+        failed: called once with the error by the background thread, where no caller waits.
+    """
+
+    __slots__ = (
+        "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch", "_sends",
+        "channel", "done", "endpoint", "error", "failed", "name", "outputs", "rank", "ranks",
+        "recorded", "size", "steps", "tag", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        channel: int,
+        tag: int,
+        ranks: Sequence[int],
+        rank: int,
+        timeout: float,
+        outputs: Any,
+        kernel: Kernel | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.channel = channel
+        self.tag = tag
+        self.ranks = ranks
+        self.rank = rank
+        self.size = len(ranks)
+        self.timeout = timeout
+        self.outputs = outputs
+        self.steps: Steps[Tensor] = _none()
+        self._last: list[Callable[[], None]] = []
+        self.failed: Callable[[Exception], None] | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.recorded: Callable[[], None] | None = None
+        self._kernel = kernel
+        self._scratch = scratch
+        self._memory: list[Tensor] = []
+        self._sends: list[Send] = []
+        self._pending: Want[Tensor] | Send | Receive | None = None
+        self._claim = threading.Lock()  # held by who drives
+        self._deadline = time.monotonic() + timeout
+
+    # -- the line --------------------------------------------------------------------------------------------
+
+    def send(self, peer: int, buffer: Tensor) -> Send:
+        """Post a message to a rank of the group."""
+        view, address = _bytes(buffer), buffer.data_ptr()
+        send = self.endpoint.post_send(self.ranks[peer], self.channel, self.tag, view, address, buffer)
+        if not send.done:
+            self._sends.append(send)
+        return send
+
+    def reduce(self, first: Tensor, second: Tensor, into: Tensor) -> None:
+        """See `Line`."""
+        reduce_into(cast("Kernel", self._kernel), first, second, into)
+
+    def number(self, value: int) -> Tensor:
+        """See `Line`."""
+        return torch.tensor(list(value.to_bytes(_NUMBER, "little")), dtype=torch.uint8, device="cpu")
+
+    def compare(self, peer: int, buffer: Tensor, value: int) -> None:
+        """See `Line`."""
+        if (theirs := int.from_bytes(bytes(buffer.tolist()), "little")) != value:
+            raise self._mismatch(SizesDifferError(theirs, value, self.ranks[peer]))
+
+    def scratch(self, like: Tensor) -> Tensor:
+        """See `Line`; the memory is given back at the end."""
+        if self._memory and self._memory[-1].nbytes >= like.nbytes:
+            return self._memory[-1][: like.nbytes].view(like.dtype).view(like.shape)
+        given, memory = cast("Scratch", self._scratch).take(like)
+        if memory is not None:
+            self._memory.append(memory)
+        return given
+
+    def finally_(self, call: Callable[[], None]) -> None:
+        """Have `call` called once when all went well, by who drives, after those given before."""
+        self._last.append(call)
+
+    # -- driving ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Post what can be posted without waiting."""
+        try:
+            self._pending = next(self.steps, None)
+        except Exception as error:
+            self._end(error)
+        except BaseException:
+            self._abort()
+            raise
+        else:
+            if self._pending is None:
+                self._end(None)
+
+    def wait(self, timeout: float = 0.0) -> None:
+        """Wait until it is over, `error` included, and drive it meanwhile if no other does.
+
+        Args:
+            timeout: seconds; 0: until its own timeout is over.
+
+        Raises:
+            TimeoutError: it is not over.
+            KeyboardInterrupt: it goes on.
+        """
+        deadline = time.monotonic() + timeout if timeout else self._deadline
+        claim = self._claim
+        if not claim.acquire(blocking=False) and not claim.acquire(
+            timeout=max(0, deadline - time.monotonic())
+        ):
+            raise self._late(timeout or self.timeout)
+        interrupted = True
+        try:
+            if not self.done:
+                self._drive(deadline)
+            interrupted = False
+        except Exception as error:
+            self._end(error)
+            interrupted = False
+        finally:
+            self._release(interrupted=interrupted)
+
+    def _drive(self, deadline: float) -> None:
+        endpoint, channel, tag, ranks = self.endpoint, self.channel, self.tag, self.ranks
+        step = self._pending
+        while True:
+            if step is not None:
+                self._pending = step  # where another goes on if this thread is interrupted
+                try:
+                    if type(step) is Want:
+                        buffer = step.buffer
+                        view = _bytes(buffer)
+                        endpoint.receive(ranks[step.peer], channel, tag, view, deadline, buffer)
+                    else:
+                        operation = cast("Send | Receive", step)
+                        if not operation.done:
+                            endpoint.wait(operation, deadline)
+                        if operation.error is not None:
+                            raise operation.error
+                except SizesDifferError as error:
+                    error.__traceback__ = None  # whose frames hold the receive, which holds the error
+                    raise self._mismatch(error) from None
+                except TimeoutError:
+                    raise self._late(self.timeout) from None
+            step = next(self.steps, None)
+            if step is None:
+                break
+        self._end(None)
+
+    async def awaited(self, watch: Watch) -> None:
+        """Drive it to its end, `error` included, in the running loop.
+
+        Cancelled, it goes on in the background.
+        """
+        interrupted = True
+        self._claim.acquire()
+        try:
+            await self._drive_awaited(watch)
+            interrupted = False
+        except Exception as error:
+            self._end(error)
+            interrupted = False
+        finally:
+            self._release(interrupted=interrupted)
+
+    def _release(self, *, interrupted: bool) -> None:
+        """Let others drive; if this one was interrupted the background thread does."""
+        if interrupted and not self.done and inspect.getgeneratorstate(self.steps) == inspect.GEN_CLOSED:
+            self._abort()
+        self._claim.release()
+        if interrupted and not self.done:
+            background.take_on(self.endpoint, self)
+
+    def _abort(self) -> None:
+        """A signal's handler raised inside of the schedule, of which it is not known how far it came."""
+        self._end(ConnectionAbortedError(f"{self.name} was interrupted"))
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        if self.failed is not None and self.error is not None:
+            self.failed(self.error)
+
+    async def progress(self, watch: Watch) -> None:
+        """Drive it to its end, in the background thread's loop, if no other does."""
+        if self.done or not self._claim.acquire(blocking=False):
+            return
+        try:
+            if not self.done:
+                await self._drive_awaited(watch)
+        except Exception as error:
+            self._end(error)
+            self._tell_failure()
+        finally:
+            self._claim.release()
+
+    async def _drive_awaited(self, watch: Watch) -> None:
+        step, at_once = self._pending, 0
+        while True:
+            if step is not None:
+                if type(step) is Want:
+                    buffer = step.buffer
+                    view = _bytes(buffer)
+                    step = self.endpoint.post_receive(
+                        self.ranks[step.peer], self.channel, self.tag, view, buffer
+                    )
+                operation = self._pending = cast("Send | Receive", step)
+                left = max(0.0, self._deadline - time.monotonic())
+                if not operation.done and not await watch.until_over(
+                    operation, left, everywhere=not all(each.done for each in self._sends)
+                ):
+                    raise self._late(self.timeout)
+                at_once += 1
+                if at_once % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                if isinstance(operation.error, SizesDifferError):
+                    raise self._mismatch(operation.error)
+                if operation.error is not None:
+                    raise operation.error
+            step = next(self.steps, None)
+            if step is None:
+                break
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        """It is over."""
+        if self.recorded is not None:
+            self.recorded()
+        try:
+            for call in self._last if error is None else ():
+                call()
+        except Exception as raised:  # kept
+            error = raised
+        if error is None:
+            for memory in self._memory:  # else a message may still be written into it
+                cast("Scratch", self._scratch).give_back(memory)
+        self._memory.clear()
+        self.steps, self._pending = _none(), None
+        self._last.clear()
+        self._sends.clear()
+        if error is not None:
+            # The lane keeps its error, whose frames would keep the caller's group, and that its sockets.
+            error.__traceback__ = None
+            try:
+                self.error = type(error)(*error.args)
+            except TypeError:  # it takes other arguments than it has
+                self.error = RuntimeError(str(error))
+        self.done = True
+
+    def _mismatch(self, error: SizesDifferError) -> ConnectionAbortedError:
+        return ConnectionAbortedError(
+            f"{self.name}: rank {error.sender} sent {error.sent} bytes, and {error.expected} were expected "
+            "here. All members call a collective with the same sizes."
+        )
+
+    def _late(self, seconds: float) -> TimeoutError:
+        waits = self._pending
+        peer = ""
+        if type(waits) is Want:
+            peer = f" from rank {self.ranks[waits.peer]}"
+        return TimeoutError(f"{self.name} timed out: no message{peer} within {seconds:g} s")

@@ -1,0 +1,175 @@
+"""The collectives of one generation of a world over its lane: of its default group and of its sub-groups."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld._c10d.lane import calls, comparing, records
+from multiworld._c10d.lane.collective_work import CollectiveWork
+from multiworld._c10d.lane.group import GroupCollectives
+from multiworld._c10d.waiter_pool import pool
+from multiworld._net.lane.background import background
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multiworld._c10d.lane.channels import Channels
+    from multiworld._c10d.lane.collective import Collective
+    from multiworld._c10d.lane.messages import Messages
+
+__all__ = ["GenerationCollectives"]
+
+_CPU = torch.device("cpu")
+_Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
+
+
+class GenerationCollectives:
+    """See the module.
+
+    Args:
+        messages: of the generation.
+        channels: that its groups have.
+        group: its default group.
+        carried: whether collectives go over the lane.
+        near: whether all its members are on one host.
+        checks: whether members compare their calls before.
+
+    Attributes:
+        checks: as given; then `posted` blocks until all members have called.
+        default: of the default group; None where torch carries all its collectives.
+    """
+
+    def __init__(
+        self, messages: Messages, channels: Channels, group: Any, *, carried: bool, near: bool, checks: bool
+    ) -> None:
+        self._messages = messages
+        self._channels = channels
+        self.checks = checks
+        self._coalescing = channels.coalescing
+        self._carried = carried
+        self._near = near
+        # Weak: a group that its users have destroyed must go.
+        self._known: weakref.WeakKeyDictionary[Any, GroupCollectives | None] = weakref.WeakKeyDictionary()
+        self.default = self._of(group)
+
+    def by_torch(self) -> bool:
+        """Whether a collective of `World` has to be called as torch's function.
+
+        So it is where calls are compared, where they are recorded, and where torch collects them first.
+        """
+        return self.checks or bool(self._coalescing) or records.profiled()
+
+    def posted(
+        self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CollectiveWork | None:
+        """Begin a collective over the lane; None where it is torch's to do, or to refuse.
+
+        Args:
+            name: of the ProcessGroup's method.
+            group: the ProcessGroup.
+            args: of the method.
+            kwargs: of the method.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the world is over.
+            CollectiveMismatchError: others have called something else (M8D_CHECK).
+        """
+        of = self._known.get(group) or self._of(group)
+        if of is None:
+            return None
+        if self.checks:
+            self._compare(of, comparing.described(name, args, kwargs))
+        collective = calls.of(of, name, args, kwargs)
+        if collective is None:
+            return None
+        if not records.profiled():
+            return self.post(collective)
+        with records.posting(name):
+            records.of_collective(collective, args)
+            return self.post(collective)
+
+    def _compare(self, group: GroupCollectives, said: str) -> None:
+        exchange = group.exchange(comparing.record(said))
+        self.conclude(exchange)
+        error = comparing.difference(self._messages.world, exchange.outputs)
+        if error is not None:
+            raise error
+
+    def post(self, collective: Collective) -> CollectiveWork:
+        """Begin a collective that the caller waits for later."""
+        collective.failed = self._failed
+        collective.begin()
+        if not collective.done:
+            background.take_on(collective.endpoint, collective)
+        return CollectiveWork(self, collective)
+
+    def conclude(self, collective: Collective, timeout: float = 0.0) -> None:
+        """Carry out a collective, or wait until it is over.
+
+        Args:
+            collective: begun or not.
+            timeout: seconds; 0: the group's.
+
+        Raises:
+            Exception: the world's error.
+        """
+        try:
+            collective.wait(timeout)
+            error = collective.error
+        except TimeoutError as late:
+            error = TimeoutError(*late.args)
+        if error is not None:
+            self._messages.raise_explained(error)
+
+    async def until_over(self, collective: Collective) -> None:
+        """Carry out a collective that was not begun, in the running loop; cancelled, it goes on.
+
+        Raises:
+            Exception: what it failed with, to be explained.
+        """
+        collective.failed = self._failed
+        await collective.awaited(self._messages.watch_of(asyncio.get_running_loop()))
+        if collective.error is not None:
+            raise self._messages.told(collective.error)
+
+    def explained(self, error: Exception) -> Exception:
+        """Return what `conclude` raises for an error of a collective; may wait for a verdict."""
+        return self._messages.explained(error)
+
+    def _failed(self, error: Exception) -> None:
+        # No caller waits, perhaps for long: the other members must hear of it now.
+        pool.run(lambda: _ignore(self.explained(error)))
+
+    def _of(self, group: Any) -> GroupCollectives | None:
+        if group not in self._known:  # another thread may have been first
+            self._known[group] = self._made(group)
+        return self._known[group]
+
+    def _made(self, group: Any) -> GroupCollectives | None:
+        if _Gloo is None or _CPU not in group._device_types:
+            return None
+        backend = group._get_backend(_CPU)
+        # Exactly: with TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper checks each operation first.
+        channel = self._channels.of(group) if type(backend) is _Gloo else None
+        if channel is None:
+            return None
+        alone = all(group._get_backend(device) is backend for device in group._device_types)
+        timeout = backend.options._timeout.total_seconds()
+        return GroupCollectives(
+            self._messages.endpoint,
+            channel.number,
+            channel.ranks,
+            channel.own,
+            timeout,
+            near=self._near,
+            carried=self._carried,
+            alone=alone,
+        )
+
+
+def _ignore(_: object) -> None:
+    """An error is raised where it is waited for."""
