@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from worldkit import SOON, left_over
+from worldkit import SOON, left_over, threads_ended
 
 import multiworld as mw
 
@@ -57,6 +57,7 @@ def joins(me, timeout=60.0, warm=True, **arguments):
     if warm:  # so that what torch makes once per process is not taken for something left behind
         with tempfile.TemporaryDirectory() as folder:
             mw.join("warm", 0, 1, store=f"file://{folder}/store").close()
+    assert threads_ended() == []  # its threads wait for seconds before they end
     me.emit("ready")
     me.hear()
     tell(

@@ -385,8 +385,8 @@ class Peers:
             return
         own = [(frame.key, rank) for rank in frame.ranks]
         itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in connection.proven
-        if itself:
-            connection.proven.discard(own[0])  # no goodbye follows
+        # It is done with this world: it says no goodbye, and that its connection closes is no news.
+        connection.proven = {place for place in connection.proven if place[0] != frame.key}
         for world in self._worlds.of(frame.key):
             if itself:
                 self._detector.fell(world, frame.ranks[0], frame.detail)
