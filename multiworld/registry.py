@@ -75,13 +75,13 @@ class Reservation:
     def __init__(self, registry: Registry, name: str, rank: int) -> None:
         self._registry = registry
         self._name = name
-        self._rank = rank
+        self.rank = rank
         self.world: RegisteredWorld | None = None
         self.generation = 0
 
     def end(self) -> None:
         """Give the name back, to `world` if the join made it; harmless where it was never reserved."""
-        self._registry.settle(self._name, self.world, self.generation, self._rank, self)
+        self._registry.settle(self._name, self.world, self.generation, self.rank, self)
 
 
 class Registry:
@@ -92,6 +92,7 @@ class Registry:
         self._worlds: dict[str, RegisteredWorld] = {}
         self._joining: dict[str, object] = {}  # names that are being joined, by whom
         self._last: dict[str, tuple[int, int]] = {}
+        self._noted: dict[str, int] = {}
         self._watchdog: Watchdog | None = None
         self._hooked = False
         self._fork_hooked = False
@@ -189,6 +190,16 @@ class Registry:
         """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""
         with self._lock:
             return self._last.get(name, (0, -1))
+
+    def note(self, name: str, generation: int) -> None:
+        """Note that members have agreed on this generation of `name`, whether it comes about or not."""
+        with self._lock:
+            self._noted[name] = max(generation, self._noted.get(name, 0))
+
+    def noted(self, name: str) -> int:
+        """The latest generation of `name` that this process has agreed on; 0 if there is none."""
+        with self._lock:
+            return self._noted.get(name, 0)
 
     def watchdog(self) -> Watchdog:
         """The process's watchdog, made when it is first needed."""

@@ -132,6 +132,16 @@ class Watchdog:
                 self._sockets.wake()
         self._join_if_idle()
 
+    def stay_reachable(self, host: str) -> Callable[[], None]:
+        """Hold the listener at `host`, as `endpoint` does; return what releases it, idempotent."""
+        held = [self.endpoint(host)]
+
+        def release() -> None:
+            while held:
+                self.release_endpoint(held.pop())
+
+        return release
+
     def keep(self) -> Callable[[], None]:
         """Keep the thread up while a world is joined again; return a function that ends that, idempotent.
 

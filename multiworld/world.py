@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from multiworld import settings
 from multiworld._core import durations
 from multiworld._core.state_machine import CloseAsked
-from multiworld.errors import JoinTimeoutError, MultiworldError
+from multiworld.errors import InvalidJoinError, JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
@@ -70,6 +70,7 @@ class World(Selecting, ObjectCollectives):
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._told: Generation | None = None  # whose breakage the watchers heard of
+        self._unreachable = _nothing  # closes the listener by which others see that this process lives
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._aio: Aio | None = None
 
@@ -82,13 +83,13 @@ class World(Selecting, ObjectCollectives):
 
     @property
     def rank(self) -> int:
-        """This process's rank, 0 to ``world_size - 1``; the same in every generation."""
-        return self._plan.rank
+        """This process's rank, 0 to ``world_size - 1``; where ranks are assigned, in this generation."""
+        return self._gen.rank
 
     @property
     def world_size(self) -> int:
-        """How many members the world has."""
-        return self._plan.world_size
+        """How many members the world has; where ranks are assigned, in this generation."""
+        return self._gen.size
 
     @property
     def backend(self) -> str:
@@ -124,6 +125,11 @@ class World(Selecting, ObjectCollectives):
     def members(self) -> tuple[Member, ...]:
         """Everyone in this generation, by rank: process, pid, hostname."""
         return self._gen.roster.members
+
+    @property
+    def seats(self) -> tuple[str, ...]:
+        """The members' names by rank, which they keep when ranks are assigned anew; else the ranks as text."""
+        return tuple(member.seat or str(member.rank) for member in self._gen.roster.members)
 
     @property
     def group(self) -> ProcessGroup:
@@ -179,6 +185,8 @@ class World(Selecting, ObjectCollectives):
     def rejoin(self, timeout: float | dt.timedelta | None = None, store: str | Store | None = None) -> World:
         """Join again under the same name and rank: the next generation, when all members are back.
 
+        In a world whose ranks are assigned this is `reform`.
+
         Args:
             timeout: seconds, or a timedelta; None takes the join's own.
             store: where the members meet now, as for `multiworld.join`; once joined there, later rejoins go
@@ -200,6 +208,45 @@ class World(Selecting, ObjectCollectives):
     ) -> World:
         """`rejoin`, awaitable and cancellable."""
         return await self._rejoins.awaited(self, timeout, store)
+
+    def reform(self, timeout: float | dt.timedelta | None = None) -> World:
+        """Make the next generation of a broken or closed world out of those that are here.
+
+        These are its members that are not lost, as soon as all of them have called this, and processes that
+        wait in `multiworld.join` to be let in. Ranks are dense: members keep their order, newcomers come last.
+        A member that is lost meanwhile is left out. Fewer than MIN members wait for others.
+
+        Members that are alive and do not come are waited for as long as ``last_call`` says; they may come
+        later, as newcomers.
+
+        Args:
+            timeout: seconds, or a timedelta; None takes the join's own.
+
+        Returns:
+            This world, in its new generation. What was selected by ``with`` before stays the old generation.
+
+        Raises:
+            InvalidJoinError: the world is active, or its members chose their ranks when they joined.
+            JoinAbandonedError: another thread closed this world meanwhile.
+            JoinTimeoutError: fewer than MIN members came.
+            JoinError: see `multiworld.join`; the world stays broken or closed, and may be reformed again.
+        """
+        self._require_assigned()
+        return self._rejoins.blocking(self, timeout, None)
+
+    async def reform_async(self, timeout: float | dt.timedelta | None = None) -> World:
+        """`reform`, awaitable and cancellable."""
+        self._require_assigned()
+        return await self._rejoins.awaited(self, timeout, None)
+
+    def _require_assigned(self) -> None:
+        if not self._plan.assigned:
+            raise InvalidJoinError(
+                self.name,
+                f"world {self.name!r} of {self.world_size} was to be reformed",
+                rule="A world whose members chose their ranks keeps its size",
+                next_step="Use rejoin, or join with rank=None and a range of sizes, as world_size='2:8'",
+            )
 
     def wait_active(self, timeout: float | dt.timedelta | None = None) -> World:
         """Wait until this world is joined again, as `multiworld.join_all` does in the background.
@@ -261,6 +308,7 @@ class World(Selecting, ObjectCollectives):
         return freed
 
     def _leave_registry(self) -> None:
+        self._unreachable()
         registry.remove(self.name, self)
         with self._changed:
             self._changed.notify_all()
@@ -278,6 +326,11 @@ class World(Selecting, ObjectCollectives):
 
     def _enter(self, plan: JoinPlan, gen: Generation) -> None:
         """A join made `gen`: from here on this handle means it."""
+        if plan.assigned:
+            # A broken world's members wait for those that can be reached, until these come or close it.
+            before = self._unreachable
+            self._unreachable = registry.watchdog().stay_reachable(gen.roster.members[gen.rank].endpoint.host)
+            before()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 
@@ -306,6 +359,7 @@ class World(Selecting, ObjectCollectives):
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._watchers, self._next = (), None
+        self._unreachable = _nothing
         self._gen.forked()
 
 
@@ -320,6 +374,10 @@ class _Watcher:
             self._fn(world)
         except Exception:  # noqa: BLE001  (a user's fault stays with that function)
             _log.exception("world %r: a function given to on_break failed", world.name)
+
+
+def _nothing() -> None:
+    """No listener is held."""
 
 
 def _seconds(timeout: float | dt.timedelta) -> float:

@@ -209,7 +209,7 @@ class Generation:
         self._attachment.detach()
 
     def _release(self, event: StageEvent) -> None:
-        self._holdings.release(_deadline_of(event))
+        self._holdings.release(_deadline_of(event), left=isinstance(event, CloseAsked))
 
     def _release_later(self, _: StageEvent) -> None:
         releaser.add(RELEASE_DELAY, self._retire_in_background)

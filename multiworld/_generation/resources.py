@@ -101,8 +101,13 @@ class Holdings:
         if resources is not None and resources.lane is not None:
             resources.lane.drain(deadline, resources.attachment.ask_to_read)
 
-    def release(self, deadline: float) -> None:
-        """Release all but a store that this process serves. `deadline`: ``time.monotonic()`` seconds."""
+    def release(self, deadline: float, *, left: bool = False) -> None:
+        """Release all but a store that this process serves.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds.
+            left: whether this process leaves the world, and will not be in its next generation.
+        """
         with self._lock:
             resources, self._resources = self._resources, None
         if resources is None:
@@ -118,7 +123,7 @@ class Holdings:
         resources.c10d.forget()
         # The store may be the very thing that died; nothing depends on this mark.
         with contextlib.suppress(Exception):
-            resources.rendezvous.over(resources.keys)
+            resources.rendezvous.over(resources.keys, left=left)
         if not resources.store.serves:
             self.release_store()
         self._released.set()

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["JoinPlan", "make_plan"]
+__all__ = ["LAST_CALL", "JoinPlan", "Size", "make_plan"]
+
+LAST_CALL = 30.0
+"""Seconds; the ``last_call_timeout`` of torch elastic's rendezvous, by default."""
+
+Size = int | str | tuple[int, int]
+"""A world's size: a number of members, or a range as "MIN:MAX" or (MIN, MAX)."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +29,19 @@ class JoinPlan:
     """A join's arguments, checked and complete; what a rejoin repeats.
 
     Attributes:
-        name, rank, world_size, store, backend: as given.
+        name, store, backend: as given.
+        rank: as given; -1 where it is assigned.
+        world_size: as given; the largest, where ranks are assigned.
         timeout: seconds, for the join and for each operation.
         hang_timeout: seconds of silence after which a member is hung.
         device: as given; None lets the backend decide.
         gpu: index of the GPU that was current where the join was asked for; None without NCCL, or without a
             GPU.
         served: whether a process that is not a member serves the store: then rank 0 never does.
+        least: smallest size of a world whose ranks are assigned; 0 where members choose them.
+        seat: as given; "" for one that is made for the process.
+        last_call: seconds for which members that may still come are waited for once there are `least`.
+        on_loss: as given.
     """
 
     name: str
@@ -42,6 +54,22 @@ class JoinPlan:
     device: torch.device | str | int | None
     gpu: int | None = None
     served: bool = False
+    least: int = 0
+    seat: str = ""
+    last_call: float = LAST_CALL
+    on_loss: str = "break"
+
+    @property
+    def assigned(self) -> bool:
+        """Whether ranks are assigned, so that the world's size may change."""
+        return self.least > 0
+
+    @property
+    def who(self) -> str:
+        """This process among the members, in a sentence."""
+        return (
+            f"rank {self.rank}" if not self.assigned else f"seat {self.seat!r}" if self.seat else "a member"
+        )
 
     @property
     def uses_nccl(self) -> bool:
@@ -64,13 +92,17 @@ class JoinPlan:
 
 def make_plan(
     name: str,
-    rank: int,
-    world_size: int,
+    rank: int | None,
+    world_size: Size,
     store: str | Store | None,
     backend: str,
     timeout: float | dt.timedelta | None,
     hang_timeout: float | dt.timedelta | None,
     device: torch.device | str | int | None,
+    *,
+    seat: str | None = None,
+    on_loss: str = "break",
+    last_call: float | dt.timedelta = LAST_CALL,
 ) -> JoinPlan:
     """Check what can be checked without anybody else.
 
@@ -87,11 +119,41 @@ def make_plan(
 
     if not isinstance(name, str) or not 1 <= len(name) <= 200 or not _is_unicode(name):
         raise refuse(f"name {name!r}", "A name is Unicode text of 1 to 200 characters", "Give another name")
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise refuse(f"world_size {world_size!r}", "It is a whole number, at least 1", "Count the members")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world_size:
+    sizes = _sizes(world_size)
+    if sizes is None:
         raise refuse(
-            f"rank {rank!r}", f"It is a whole number from 0 to {world_size - 1}", "Give each member its own"
+            f"world_size {world_size!r}",
+            "It is a whole number, at least 1, or a range of them: 'MIN:MAX'",
+            "Count the members",
+        )
+    least, most = sizes
+    if rank is not None:
+        if not isinstance(world_size, int):
+            raise refuse(
+                f"rank {rank!r} with world_size {world_size!r}",
+                "Ranks are assigned where the size may change",
+                "Give rank=None, and seat='...' for a name that a member keeps",
+            )
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < most:
+            raise refuse(
+                f"rank {rank!r}", f"It is a whole number from 0 to {most - 1}", "Give each member its own"
+            )
+        if seat is not None or on_loss != "break":
+            raise refuse(
+                f"seat {seat!r}, on_loss {on_loss!r} with rank {rank}",
+                "A member that chooses its rank has no seat, and its world breaks when one is lost",
+                "Give rank=None, and a range as in world_size='2:8'",
+            )
+    if seat is not None and (not isinstance(seat, str) or not 1 <= len(seat) <= 200 or not _is_unicode(seat)):
+        raise refuse(f"seat {seat!r}", "It is Unicode text of 1 to 200 characters", "Give another, or none")
+    if on_loss not in {"break", "shrink"}:
+        raise refuse(f"on_loss {on_loss!r}", "It is 'break' or 'shrink'", "Give one of them")
+    for_last = durations.seconds(last_call)
+    if for_last is None or not 0 <= for_last <= settings.MAX_TIMEOUT:
+        raise refuse(
+            f"last_call {last_call!r}",
+            "It is a number of seconds, or a timedelta, from 0 on",
+            f"Give one, as in last_call={LAST_CALL:g}",
         )
     longest = settings.MAX_TIMEOUT
     if for_all is None or not 0 < for_all <= longest:
@@ -137,7 +199,36 @@ def make_plan(
             )
     backend = backend.lower()
     gpu = _current_gpu() if "nccl" in backend else None
-    return JoinPlan(name, rank, world_size, store, backend, for_all, for_signs, device, gpu)
+    return JoinPlan(
+        name,
+        -1 if rank is None else rank,
+        most,
+        store,
+        backend,
+        for_all,
+        for_signs,
+        device,
+        gpu,
+        least=least if rank is None else 0,
+        seat=seat or "",
+        last_call=for_last,
+        on_loss=on_loss,
+    )
+
+
+def _sizes(size: object) -> tuple[int, int] | None:
+    """The smallest and the largest size; None where it is none."""
+    if isinstance(size, str) and size.count(":") == 1 and size.isascii():
+        texts = size.split(":")
+        size = tuple(int(each) for each in texts) if all(each.isdigit() for each in texts) else None
+    if isinstance(size, int):
+        size = (size, size)
+    if not isinstance(size, tuple) or len(size) != 2:
+        return None
+    least, most = size
+    if any(isinstance(each, bool) or not isinstance(each, int) for each in size) or not 1 <= least <= most:
+        return None
+    return least, most
 
 
 def _unreachable(device: torch.device, backend: str) -> str | None:

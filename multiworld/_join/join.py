@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
-from multiworld._join.arguments import JoinPlan, make_plan
-from multiworld.errors import JoinAbandonedError
-from multiworld.events import State, WorldActive, WorldJoinFailed, WorldJoining, bus
+from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, make_plan
+from multiworld._join.rejoining import Rejoiner
+from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StaleGenerationError
+from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.registry import Reservation, registry
 from multiworld.work import seen
 from multiworld.world import Rejoins, World
@@ -29,9 +30,16 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
+    from multiworld._core.membership.roster import Roster
     from multiworld._generation.generation import Generation
 
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
+
+AGAIN = 0.005
+"""Seconds until an attempt that failed is followed by the next, where a world goes on without the lost."""
+
+LOST = frozenset({Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE, Cause.LEFT})
+"""Causes after which a member is not waited for. One with a failed operation may well come again."""
 
 CANCEL_BUDGET = 0.2
 """Seconds that a cancelled join's awaiter waits for the undoing: milliseconds, where the store answers."""
@@ -48,22 +56,30 @@ _CALLED = {
 
 def join(
     name: str,
-    rank: int,
-    world_size: int,
+    rank: int | None,
+    world_size: Size,
     store: str | Store | None = None,
     backend: str = "gloo",
     timeout: float | dt.timedelta | None = None,
     hang_timeout: float | dt.timedelta | None = None,
     device: torch.device | str | int | None = None,
+    *,
+    seat: str | None = None,
+    on_loss: str = "break",
+    last_call: float | dt.timedelta = LAST_CALL,
     **unknown: NoReturn,
 ) -> World:
     """Join the world `name` as `rank` of `world_size`; returns when everyone is there.
 
+    With ``rank=None`` ranks are assigned, and the size may be a range, as "2:8": the world goes on without
+    members that are lost, and with others that came meanwhile (`World.reform`).
+
     Args:
         name: any text of 1 to 200 characters; the same on every member.
-        rank: 0 to ``world_size - 1``, each taken once.
-        world_size: the same on every member; 1 is allowed.
-        store: "tcp://host:port" (served by rank 0's process), "file:///path", or a
+        rank: 0 to ``world_size - 1``, each taken once; None has it assigned.
+        world_size: the same on every member; 1 is allowed. With ``rank=None`` also "MIN:MAX", or a pair.
+        store: "tcp://host:port" (served by rank 0's process; where ranks are assigned, by the first process
+            of that host), "file:///path", or a
             ``torch.distributed.Store``. Worlds may share one. None takes MASTER_ADDR and MASTER_PORT from the
             environment.
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.
@@ -72,6 +88,11 @@ def join(
         hang_timeout: seconds (or a timedelta) without a sign of life after which a member counts as hung, at
             least 0.3; None takes M8D_HANG_TIMEOUT (5).
         device: where this member's tensors live ("cuda:0"); None: the CPU for gloo, the current GPU for nccl.
+        seat: with ``rank=None``, a name that this member keeps over generations and restarts, and no other
+            has; None makes one for the process.
+        on_loss: "break", or "shrink", which calls `World.reform` in the background whenever the world breaks.
+        last_call: with ``rank=None``, seconds (or a timedelta) for which further members are waited for once
+            MIN are there: those that are not known to be lost after a breakage, up to MAX of them at first.
         **unknown: there are no others; init_process_group's names are told what they are called here.
 
     Raises:
@@ -82,24 +103,37 @@ def join(
         PatchRequiredError: M8D_REQUIRE_PATCH=1, an NCCL backend, and an unpatched torch.
     """
     _refuse_unknown("join", unknown)
-    plan = make_plan(name, rank, world_size, store, backend, timeout, hang_timeout, device)
+    plan = make_plan(
+        name, rank, world_size, store, backend, timeout, hang_timeout, device,
+        seat=seat, on_loss=on_loss, last_call=last_call,
+    )  # fmt: skip
     return _join(plan, None, threading.Event().is_set)
 
 
 async def join_async(
     name: str,
-    rank: int,
-    world_size: int,
+    rank: int | None,
+    world_size: Size,
     store: str | Store | None = None,
     backend: str = "gloo",
     timeout: float | dt.timedelta | None = None,
     hang_timeout: float | dt.timedelta | None = None,
     device: torch.device | str | int | None = None,
+    *,
+    seat: str | None = None,
+    on_loss: str = "break",
+    last_call: float | dt.timedelta = LAST_CALL,
     **unknown: NoReturn,
 ) -> World:
-    """`join`, awaitable. A cancelled one is undone, and the other members get JoinAbandonedError."""
+    """`join`, awaitable. A cancelled one is undone, and the other members get JoinAbandonedError.
+
+    Where ranks are assigned, the others go on without it.
+    """
     _refuse_unknown("join_async", unknown)
-    plan = make_plan(name, rank, world_size, store, backend, timeout, hang_timeout, device)
+    plan = make_plan(
+        name, rank, world_size, store, backend, timeout, hang_timeout, device,
+        seat=seat, on_loss=on_loss, last_call=last_call,
+    )  # fmt: skip
     return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
 
 
@@ -142,13 +176,16 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
     return replace(
         make_plan(
             plan.name,
-            plan.rank,
-            plan.world_size,
+            None if plan.assigned else plan.rank,
+            (plan.least, plan.world_size) if plan.assigned else plan.world_size,
             plan.store if store is None else store,
             plan.backend,
             plan.timeout if timeout is None else timeout,
             plan.hang_timeout,
             plan.device,
+            seat=plan.seat or None,
+            on_loss=plan.on_loss,
+            last_call=plan.last_call,
         ),
         device=plan.device,
         gpu=plan.gpu,
@@ -157,13 +194,36 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
+    """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
+    deadline = time.monotonic() + plan.timeout
+    if not plan.assigned:
+        return _join_once(plan, world, cancelled, deadline)
+    closes = world._closes if world is not None else 0  # noqa: SLF001  (joins make worlds)
+
+    def given_up() -> bool:
+        return cancelled() or (world is not None and world._closes != closes)  # noqa: SLF001
+
+    while True:
+        try:
+            joined = _join_once(plan, world, given_up, deadline)
+        except (JoinAbandonedError, JoinTimeoutError, StaleGenerationError):  # noqa: PERF203  (few tries)
+            # A member was lost, or was late. The others go on, and this one with them.
+            if given_up() or time.monotonic() + AGAIN >= deadline:
+                raise
+            time.sleep(AGAIN)
+        else:
+            if plan.on_loss == "shrink" and world is None:
+                Rejoiner(joined, lambda world, closed: rejoin(world, cancelled=closed))
+            return joined
+
+
+def _join_once(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float) -> World:
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: PLC0415
     from multiworld._join import steps  # noqa: PLC0415
 
     if cancelled():
-        raise JoinAbandonedError(plan.name, f"rank {plan.rank} of world {plan.name!r} gave up")
-    deadline = time.monotonic() + plan.timeout
+        raise JoinAbandonedError(plan.name, f"{plan.who} of world {plan.name!r} gave up")
     machine = StateMachine(plan.name, plan.rank)
     joined = Reservation(registry, plan.name, plan.rank)
     with contextlib.ExitStack() as kept:
@@ -184,7 +244,10 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
-            terms = steps.Terms(plan, machine, deadline, lambda: cancelled() or machine.state is State.CLOSED)
+            past, lost = _past(world) if plan.assigned else (None, ())
+            terms = steps.Terms(
+                plan, machine, deadline, lambda: cancelled() or machine.state is State.CLOSED, past, lost
+            )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)
 
@@ -201,7 +264,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                 undo.pop_all()
             if machine.state is State.CLOSED:
                 raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
-            joined.generation, joined.world = machine.generation, handle
+            joined.generation, joined.rank, joined.world = machine.generation, machine.rank, handle
         except BaseException as exc:
             # Perhaps interrupted when the others were active: they see this member leave.
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
@@ -209,10 +272,20 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
                 bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), exc))
             raise
     try:
-        bus.publish(WorldActive(plan.name, machine.generation, plan.rank, time.monotonic(), plan.world_size))
+        number, rank, size = machine.generation, machine.rank, made.size
+        bus.publish(WorldActive(plan.name, number, rank, time.monotonic(), size))
     finally:
         machine.apply(Announced())
     return handle
+
+
+def _past(world: World | None) -> tuple[Roster | None, tuple[int, ...]]:
+    """The generation that this process was in last, and its members that are known to be lost."""
+    if world is None:
+        return None, ()
+    gen = world._gen  # noqa: SLF001  (joins make worlds)
+    breakage = gen.breakage
+    return gen.roster, breakage.ranks if breakage is not None and breakage.cause in LOST else ()
 
 
 def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:

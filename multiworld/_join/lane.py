@@ -80,7 +80,7 @@ def connect(
         JoinTimeoutError: members are missing at the deadline.
         Exception: what `check` raised.
     """
-    if door is None or not roster.lane_version:
+    if door is None or not roster.lane_version or roster.size == 1:
         return None
     met = meet(door, roster, deadline=deadline, check=check)
 

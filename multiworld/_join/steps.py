@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Terms", "build", "keep_devices"]
 
+SEAT = 12
+"""Characters of the process's id that are the seat of a member that was given none."""
+
 AGAIN = 0.05
 """Seconds before a store that went away during a join is looked for again."""
 
@@ -55,6 +58,8 @@ class Terms:
     Attributes:
         plan: its arguments.
         machine: of the generation to be.
+        past: where ranks are assigned, the generation that this process was in last; None if there was none.
+        lost: ranks of its members that are known to be lost.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
     """
@@ -63,6 +68,8 @@ class Terms:
     machine: StateMachine
     deadline: float
     cancelled: Callable[[], bool]
+    past: Roster | None = None
+    lost: tuple[int, ...] = ()
 
 
 def keep_devices() -> Callable[[], None]:
@@ -148,13 +155,14 @@ def _steps(
 ) -> Resources:
     plan, machine = terms.plan, terms.machine
     store, rendezvous, roster, door = _agree(terms, watchdog, holds, undo, attempt.begin)
-    machine.generation = roster.generation
+    machine.generation, machine.rank = roster.generation, roster.rank
+    registry.note(plan.name, roster.generation)
 
     def check() -> None:
         rendezvous.check()
         raise_if_lost(machine)
 
-    busy = BusyMembers(plan.name, roster.generation, plan.rank)
+    busy = BusyMembers(plan.name, roster.generation, roster.rank)
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
@@ -178,8 +186,8 @@ def _steps(
         GroupSpec(
             world=plan.name,
             generation=roster.generation,
-            rank=plan.rank,
-            size=plan.world_size,
+            rank=roster.rank,
+            size=roster.size,
             backend=plan.backend,
             device=plan.torch_device() if plan.device is not None or plan.uses_nccl else None,
             gpu=plan.gpu,
@@ -228,7 +236,8 @@ def _agree(
         store = open_in_time(
             plan.store,
             world=plan.name,
-            serve=plan.rank == 0 and not plan.served,
+            serve=(plan.rank == 0 or plan.assigned) and not plan.served,
+            only=not plan.assigned,
             deadline=deadline,
             cancelled=cancelled,
         )
@@ -239,8 +248,9 @@ def _agree(
             holds.enter_context(door)
         rendezvous = Rendezvous(
             store.store,
-            _request(plan, watchdog.process, endpoint, door),
+            _request(terms, watchdog.process, endpoint, door),
             deadline=deadline,
+            last_call=plan.last_call,
             cancelled=cancelled,
         )
         begun(rendezvous)
@@ -264,8 +274,11 @@ def _listening(watchdog: Watchdog, host: str) -> Iterator[Endpoint]:
         watchdog.release_endpoint(endpoint)
 
 
-def _request(plan: JoinPlan, process: str, endpoint: Endpoint, door: Door | None) -> JoinRequest:
+def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) -> JoinRequest:
+    plan, past = terms.plan, terms.past
     last, held = registry.last(plan.name)
+    if plan.assigned:
+        last, held = max(last, registry.noted(plan.name)), -1
     return JoinRequest(
         world=plan.name,
         rank=plan.rank,
@@ -281,6 +294,12 @@ def _request(plan: JoinPlan, process: str, endpoint: Endpoint, door: Door | None
         held_rank=None if held < 0 else held,
         run=settings.run_id(),
         lane=None if door is None else door.address,
+        least=plan.least,
+        seat=(plan.seat or process[:SEAT]) if plan.assigned else "",
+        past=() if past is None else past.members,
+        past_generation=0 if past is None else past.generation,
+        past_rank=0 if past is None else past.rank,
+        lost=terms.lost,
     )
 
 
@@ -300,5 +319,5 @@ def _raised(check: Callable[[], None]) -> Callable[[], bool]:
 
 def _interrupted(plan: JoinPlan, exc: BaseException) -> JoinAbandonedError:
     return JoinAbandonedError(
-        plan.name, f"rank {plan.rank} of world {plan.name!r} was interrupted: {type(exc).__name__}"
+        plan.name, f"{plan.who} of world {plan.name!r} was interrupted: {type(exc).__name__}"
     )

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld._join import join as joining
+from multiworld._join.rejoining import Rejoiner
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
 from multiworld.events import State
 from multiworld.joinall.launcher_client import LauncherClient
-from multiworld.joinall.rejoining import Rejoiner
 from multiworld.world import worlds
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
 
 ANSWER = 10.0
 """Seconds that the launcher has to answer; its process may be busy starting workers."""
+ASKING = 2.0
+"""Seconds that the launcher has to tell its store's address before a world is joined again; else the last
+one is used."""
 AGAIN = 0.05
 """Seconds between two tries."""
 UNDO_BUDGET = 5.0
@@ -181,8 +184,15 @@ class Joins:
         joined = self._try(plan, request, joining.join_planned)
         if request.rejoin:
             with self._lock:
-                self._kept[plan.name] = Rejoiner(joined, self.launcher)
+                self._kept[plan.name] = Rejoiner(joined, self._rejoin)
         return joined, True
+
+    def _rejoin(self, world: World, closed: Callable[[], bool]) -> None:
+        """Join a world again that broke, at the launcher's present store."""
+        self.launcher.ask(ASKING)
+        plan = world._plan  # noqa: SLF001  (it has the store address of the join)
+        store = self.launcher.store_of(plan)
+        joining.rejoin(world, store=store, cancelled=lambda: closed() or self.launcher.moved(store, plan))
 
     def _try(
         self, plan: JoinPlan, request: JoinAllRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]

@@ -16,6 +16,9 @@ opens another.
 - A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt
   fails after that, no other roster has it.
 
+Where ranks are assigned (`multiworld._core.membership.assigned`), members claim seats, a member that gives up
+leaves the open attempt to the others, and a newcomer that disagrees is refused alone.
+
 The store is trusted: every process that can write to it can join and can read the tokens.
 """
 
@@ -25,7 +28,7 @@ import dataclasses
 import enum
 from dataclasses import dataclass
 
-from multiworld._core.membership import refusals
+from multiworld._core.membership import assigned, refusals
 from multiworld._core.membership.ledger import FAILURES_KEPT, Attempt, Claim, Failure, Ledger
 from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
@@ -98,9 +101,9 @@ def fenced(ledger: Ledger, request: JoinRequest) -> Failure | None:
     Its rank belongs to another process in a later, active generation.
     """
     now = ledger.current
-    if now is None or not now.active or now.over or request.held_rank != request.rank:
+    if now is None or not now.active or now.over or request.held_rank != request.rank or request.assigned:
         return None
-    holder = now.at(request.rank)
+    holder = now.at(request.slot)
     if (
         holder is None
         or holder.member.process == request.process
@@ -120,7 +123,7 @@ def claim(
     seen: frozenset[str] = frozenset(),
     living: str = "",
 ) -> Move:
-    """Claim the rank that `request` asks for in the open attempt; open one if there is none.
+    """Claim the rank or seat that `request` asks for in the open attempt; open one if there is none.
 
     The claim that completes the attempt seals it, if the processes of the others are known to exist.
 
@@ -129,22 +132,32 @@ def claim(
         request: validated.
         me: id of the claim.
         token: for the generation, should this claim seal it.
-        dead: ids of claims whose processes are gone, or silent for too long.
+        dead: ids of claims, of the open attempt or the one before, whose processes are gone, or silent for
+            too long.
         seen: ids of claims whose processes exist.
         living: id of a claim that gave a sign of life.
     """
     if (stale := fenced(ledger, request)) is not None:
         return Move(ledger, refusal=stale)
     mine = Claim(me, request.member, request.last_generation)
+    if request.assigned:
+        ledger = assigned.remembered(ledger, request)
+        mine = dataclasses.replace(mine, was=request.past_generation, held=request.past_rank)
+        ledger = _yielding(ledger, request)
     waiting = ledger.waiting
     if waiting is None:
-        opened = Attempt(ledger.number + 1, request.terms, (mine,))
+        opened = Attempt(
+            ledger.number + 1, request.terms, assigned.ranked((mine,)) if request.assigned else (mine,)
+        )
         ledger = dataclasses.replace(ledger, number=opened.number, waiting=opened)
-        return Move(seal(ledger, opened.number, me, token), opened.number)
+        return Move(seal(ledger, opened.number, me, token, dead=dead), opened.number)
     waiting = _without(waiting, dead)
     if waiting.claims and waiting.terms != request.terms:
-        return _close(ledger, waiting, refusals.mismatch(waiting, request))
-    holder = waiting.at(request.rank)
+        failure = refusals.mismatch(waiting, request)
+        if waiting.terms.assigned:
+            return Move(ledger, waiting.number, refusal=failure)
+        return _close(ledger, waiting, failure)
+    holder = waiting.at(request.slot)
     if holder is not None and holder.id == me:
         return Move(ledger, waiting.number)
     if holder is not None:
@@ -152,15 +165,22 @@ def claim(
         if theirs and not ours:
             return Move(ledger, waiting.number, refusal=refusals.contested(waiting.number, request, holder))
         if ours == theirs:
+            if holder.id == living and request.assigned:
+                return Move(
+                    ledger, waiting.number, refusal=refusals.contested(waiting.number, request, holder)
+                )
             if holder.id == living:
                 return _close(ledger, waiting, refusals.contested(waiting.number, request, holder))
             return Move(ledger, waiting.number, holder=holder)
-    others = tuple(each for each in waiting.claims if each.rank != request.rank)
-    claims = tuple(sorted((*others, mine), key=lambda each: each.rank))
+    others = tuple(each for each in waiting.claims if each.slot != request.slot)
+    if request.assigned:
+        claims = assigned.with_claim(waiting, mine)
+    else:
+        claims = tuple(sorted((*others, mine), key=lambda each: each.rank))
     filled = dataclasses.replace(waiting, terms=request.terms, claims=claims)
     claimed = dataclasses.replace(ledger, waiting=filled)
     if {each.id for each in others} <= seen:
-        claimed = seal(claimed, filled.number, me, token)
+        claimed = seal(claimed, filled.number, me, token, dead=dead)
     return Move(claimed, filled.number)
 
 
@@ -187,32 +207,63 @@ def may_seal(ledger: Ledger, gone: int = 0) -> bool:
     return any(each.member.process in before for each in waiting.claims)
 
 
-def seal(ledger: Ledger, number: int, me: str, token: str, *, gone: int = 0) -> Ledger:
+def seal(
+    ledger: Ledger,
+    number: int,
+    me: str,
+    token: str,
+    *,
+    gone: int = 0,
+    dead: frozenset[str] = frozenset(),
+    last_call: bool = False,
+) -> Ledger:
     """Seal the open attempt if it is complete and the previous generation is over.
 
-    Sealing fixes members and number.     `number` and `me` are the attempt and claim of the calling member.
+    Sealing fixes members, their ranks, and number.
+
+    Args:
+        ledger: the current one.
+        number: of the attempt.
+        me: the calling member's claim.
+        token: for the generation.
+        gone: see `may_seal`.
+        dead: see `assigned.complete`.
+        last_call: see `assigned.complete`.
     """
     waiting, before = ledger.waiting, ledger.current
     if waiting is None or waiting.number != number or not waiting.has(me):
         return ledger
     if waiting.missing or not may_seal(ledger, gone):
         return ledger
+    claims, rest = waiting.claims, tuple[Claim, ...]()
+    if waiting.terms.assigned:
+        if not assigned.complete(ledger, dead=dead, last_call=last_call):
+            return ledger
+        claims, rest = assigned.choose(ledger, waiting)
     generation = max(ledger.last, *(each.last for each in waiting.claims)) + 1
     failures = ledger.failures
     if before is not None and not before.active:
         failures = _kept(
             failures, refusals.abandoned(before.number, "All its members joined anew before it was active")
         )
-    sealed = dataclasses.replace(waiting, generation=generation, token=token)
-    return dataclasses.replace(ledger, last=generation, current=sealed, waiting=None, failures=failures)
+    sealed = dataclasses.replace(waiting, claims=claims, generation=generation, token=token)
+    ledger = dataclasses.replace(ledger, last=generation, current=sealed, waiting=None, failures=failures)
+    if not waiting.terms.assigned:
+        return ledger
+    if before is not None and before.active:
+        ledger = dataclasses.replace(ledger, before=before)
+    if rest:
+        left = dataclasses.replace(waiting, number=ledger.number + 1, claims=rest)
+        ledger = dataclasses.replace(ledger, number=left.number, waiting=left)
+    return ledger
 
 
 def claim_state(ledger: Ledger, number: int, me: str, request: JoinRequest) -> ClaimState:
-    """Return the state of the claim `me` in attempt `number`."""
+    """Return the state of the claim `me` in attempt `number`, or in the one that it was moved on to."""
     waiting, now = ledger.waiting, ledger.current
+    if waiting is not None and waiting.has(me):
+        return ClaimState(Phase.OPEN, waiting)
     if waiting is not None and waiting.number == number:
-        if waiting.has(me):
-            return ClaimState(Phase.OPEN, waiting)
         return ClaimState(Phase.CLOSED, failure=refusals.replaced(waiting, request))
     if now is not None and now.number == number:
         if now.has(me):
@@ -225,23 +276,29 @@ def claim_state(ledger: Ledger, number: int, me: str, request: JoinRequest) -> C
     )
 
 
-def ready(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
+def ready(ledger: Ledger, number: int, me: str) -> Ledger:
     """Report the member ready; the last one makes the generation active."""
     now = ledger.current
-    if now is None or now.number != number or not now.has(me) or rank in now.ready:
+    mine = None if now is None or now.number != number else now.of(me)
+    if now is None or mine is None or mine.rank in now.ready:
         return ledger
-    said = tuple(sorted((*now.ready, rank)))
-    return dataclasses.replace(ledger, current=dataclasses.replace(now, ready=said))
+    said = dataclasses.replace(now, ready=tuple(sorted((*now.ready, mine.rank))))
+    return dataclasses.replace(ledger, current=said, before=None if said.active else ledger.before)
 
 
 def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
-    """Close the attempt with a reason; an active generation, or another attempt, is left unchanged."""
+    """Close the attempt with a reason; an active generation, or another attempt, is left unchanged.
+
+    Where ranks are assigned, an open attempt goes on without this member.
+    """
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.number == number and waiting.has(me):
+        if waiting.terms.assigned:
+            return withdraw(ledger, number, me)
         return _close(ledger, waiting, failure).ledger
     if now is not None and now.number == number and now.has(me) and not now.active:
         failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=number))
-        return dataclasses.replace(ledger, current=None, failures=failures)
+        return dataclasses.replace(ledger, current=ledger.before, before=None, failures=failures)
     return ledger
 
 
@@ -250,24 +307,42 @@ def withdraw(ledger: Ledger, number: int, me: str) -> Ledger:
     waiting = ledger.waiting
     if waiting is None or waiting.number != number or not waiting.has(me):
         return ledger
-    claims = tuple(each for each in waiting.claims if each.id != me)
-    left = dataclasses.replace(waiting, claims=claims) if claims else None
-    return dataclasses.replace(ledger, waiting=left)
+    left = _without(waiting, frozenset({me}))
+    return dataclasses.replace(ledger, waiting=left if left.claims else None)
 
 
 def refuse(ledger: Ledger, failure: Failure) -> Ledger:
-    """Close the open attempt, if any, because of a process that cannot claim a rank."""
-    return ledger if ledger.waiting is None else _close(ledger, ledger.waiting, failure).ledger
+    """Close the open attempt, if any, because of a process that cannot claim a rank.
+
+    Where ranks are assigned, the others do not need that process, and the attempt stays.
+    """
+    waiting = ledger.waiting
+    return ledger if waiting is None or waiting.terms.assigned else _close(ledger, waiting, failure).ledger
 
 
-def over(ledger: Ledger, number: int, me: str, rank: int) -> Ledger:
-    """Report the generation over for this member; once it is for all, only its number is kept."""
+def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
+    """Report the generation over for this member; once it is for all, only its number is kept.
+
+    Where ranks are assigned, a generation is kept until all its members are known to be lost or to have left.
+
+    Args:
+        ledger: the current one.
+        number: of the attempt.
+        me: id of the claim.
+        left: whether the member will not come to the next generation.
+    """
     now = ledger.current
-    if now is None or now.number != number or not now.has(me) or rank in now.over:
+    mine = None if now is None or now.number != number else now.of(me)
+    if now is None or mine is None or (mine.rank in now.over and not left):
         return ledger
-    said = tuple(sorted((*now.over, rank)))
-    left = None if len(said) == now.terms.size else dataclasses.replace(now, over=said)
-    return dataclasses.replace(ledger, current=left)
+    said = dataclasses.replace(now, over=tuple(sorted({*now.over, mine.rank})))
+    ended = said.over
+    if now.terms.assigned:
+        ended = tuple(sorted({*now.lost, *((mine.rank,) if left else ())}))
+        said = dataclasses.replace(said, lost=ended)
+    if said == now:
+        return ledger
+    return dataclasses.replace(ledger, current=None if len(ended) == now.size else said)
 
 
 def expire(
@@ -288,19 +363,20 @@ def expire(
     if attempt is None or state.phase is Phase.ACTIVE:
         return Move(ledger, number)
     if state.phase is Phase.OPEN and now is not None and not may_seal(ledger, gone):
-        holder = now.at(request.rank)
+        holder = now.at(request.slot)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
         return Move(withdraw(ledger, number, me), number, refusal=refusal)
     late = refusals.late(attempt, request, timeout)
     return Move(fail(ledger, number, me, late), number, refusal=late)
 
 
-def roster(attempt: Attempt, request: JoinRequest) -> Roster:
-    """Return the roster of the sealed attempt for this member."""
+def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:
+    """Return the roster of the sealed attempt for the member with the claim `me`."""
+    mine = attempt.of(me)
     return Roster(
         world=request.world,
         generation=attempt.generation,
-        rank=request.rank,
+        rank=request.rank if mine is None else mine.rank,
         members=tuple(each.member for each in attempt.claims),
         token=bytes.fromhex(attempt.token),
         hang_timeout=request.hang_timeout,
@@ -309,7 +385,23 @@ def roster(attempt: Attempt, request: JoinRequest) -> Roster:
 
 def _without(attempt: Attempt, dead: frozenset[str]) -> Attempt:
     claims = tuple(each for each in attempt.claims if each.id not in dead)
-    return attempt if len(claims) == len(attempt.claims) else dataclasses.replace(attempt, claims=claims)
+    if len(claims) == len(attempt.claims):
+        return attempt
+    left = assigned.ranked(claims) if attempt.terms.assigned else claims
+    return dataclasses.replace(attempt, claims=left)
+
+
+def _yielding(ledger: Ledger, request: JoinRequest) -> Ledger:
+    """The ledger without an open attempt of newcomers that disagree with this survivor of the world."""
+    waiting = ledger.waiting
+    if (
+        waiting is None
+        or waiting.terms == request.terms
+        or not assigned.survives(ledger, request.past_generation)
+        or any(assigned.survives(ledger, each.was) for each in waiting.claims)
+    ):
+        return ledger
+    return _close(ledger, waiting, refusals.mismatch(waiting, request)).ledger
 
 
 def _close(ledger: Ledger, waiting: Attempt, failure: Failure) -> Move:
@@ -323,5 +415,5 @@ def _kept(failures: tuple[Failure, ...], new: Failure) -> tuple[Failure, ...]:
 
 
 def _incumbent(ledger: Ledger, one: Claim) -> bool:
-    holder = ledger.current.at(one.rank) if ledger.current is not None else None
+    holder = ledger.current.at(one.slot) if ledger.current is not None else None
     return holder is not None and holder.member.process == one.member.process

@@ -27,10 +27,10 @@ __all__ = [
     "encode",
 ]
 
-MAX_RECORD = 1 << 20
-"""Bytes. A claim takes about 160; a longer record was not written by multiworld and is not read."""
+MAX_RECORD = 1 << 22
+"""Bytes. A claim takes about 200; a longer record was not written by multiworld and is not read."""
 MAX_SIZE = 1 << 12
-"""Members of a world. Their claims fit into `MAX_RECORD`."""
+"""Members of a world. Their claims, in three attempts, fit into `MAX_RECORD`."""
 MAX_TEXT = 600
 """Characters of each part of a failure's message that go on the store."""
 FAILURES_KEPT = 4
@@ -44,14 +44,21 @@ class Terms:
     """Terms of a join on which all members must agree.
 
     Attributes:
-        size: how many members the world has.
+        size: how many members the world has; at most, where ranks are assigned.
         backend: as given to the join, "gloo" for instance.
         device: the type of device, "cpu" or "cuda" for instance.
+        least: how many members it has at least, where ranks are assigned; 0 where members choose them.
     """
 
     size: int
     backend: str
     device: str
+    least: int = 0
+
+    @property
+    def assigned(self) -> bool:
+        """Whether ranks are assigned, so that the size may change from one generation to the next."""
+        return self.least > 0
 
 
 @dataclass(frozen=True)
@@ -60,18 +67,27 @@ class Claim:
 
     Attributes:
         id: drawn anew for every join: two joins of one process are two claims.
-        member: the claimant, with its rank.
+        member: the claimant, with its rank; where ranks are assigned, one by the order of claims until then.
         last: the last generation of the world that its process knows of.
+        was: the last generation that its process was a member of; 0 if none, and where members choose ranks.
+        held: its rank there.
     """
 
     id: str
     member: Member
     last: int
+    was: int = 0
+    held: int = 0
 
     @property
     def rank(self) -> int:
-        """The claimed rank."""
+        """The claimed or assigned rank."""
         return self.member.rank
+
+    @property
+    def slot(self) -> int | str:
+        """What no other claim of an attempt has: the seat, or else the rank."""
+        return self.member.slot
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,8 @@ class Attempt:
         token: 32 hex digits, empty while it is open.
         ready: ranks that reported ready, ascending.
         over: ranks for which the generation is over, ascending.
+        lost: ranks that will not come to the next generation, ascending: those that died, and those that
+            left. Kept only where ranks are assigned.
     """
 
     number: int
@@ -95,31 +113,41 @@ class Attempt:
     token: str = ""
     ready: tuple[int, ...] = ()
     over: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many members it has: where ranks are assigned, as many as have claimed one."""
+        return len(self.claims) if self.terms.assigned else self.terms.size
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Unclaimed ranks."""
+        """Ranks that have to be claimed yet."""
         there = {claim.rank for claim in self.claims}
-        return tuple(rank for rank in range(self.terms.size) if rank not in there)
+        return tuple(rank for rank in range(self.terms.least or self.terms.size) if rank not in there)
 
     @property
     def unready(self) -> tuple[int, ...]:
         """Ranks that have not reported ready."""
         said = set(self.ready)
-        return tuple(rank for rank in range(self.terms.size) if rank not in said)
+        return tuple(rank for rank in range(self.size) if rank not in said)
 
     @property
     def active(self) -> bool:
         """Whether every member has reported ready."""
         return self.generation > 0 and not self.unready
 
-    def at(self, rank: int) -> Claim | None:
-        """Return the claim of `rank`."""
-        return next((claim for claim in self.claims if claim.rank == rank), None)
+    def at(self, slot: int | str) -> Claim | None:
+        """Return the claim of a rank; of a seat where ranks are assigned."""
+        return next((claim for claim in self.claims if claim.slot == slot), None)
+
+    def of(self, me: str) -> Claim | None:
+        """Return the claim with the id `me`."""
+        return next((claim for claim in self.claims if claim.id == me), None)
 
     def has(self, me: str) -> bool:
         """Whether the claim `me` is part of this attempt."""
-        return any(claim.id == me for claim in self.claims)
+        return self.of(me) is not None
 
 
 @dataclass(frozen=True)
@@ -149,6 +177,8 @@ class Ledger:
         current: the sealed or active attempt.
         waiting: the open attempt, which may fill up while `current` is still active.
         failures: of the attempts closed last, oldest first.
+        before: where ranks are assigned, the generation before `current`, until that is active: whose members
+            are waited for if `current` fails.
     """
 
     number: int = 0
@@ -156,6 +186,7 @@ class Ledger:
     current: Attempt | None = None
     waiting: Attempt | None = None
     failures: tuple[Failure, ...] = ()
+    before: Attempt | None = None
 
     def failure_of(self, number: int) -> Failure | None:
         """Return why attempt `number` was closed, where that is still known."""
@@ -169,6 +200,8 @@ def encode(ledger: Ledger) -> str:
         fields["current"] = _attempt_to_json(ledger.current)
     if ledger.waiting is not None:
         fields["waiting"] = _attempt_to_json(ledger.waiting)
+    if ledger.before is not None:
+        fields["before"] = _attempt_to_json(ledger.before)
     if ledger.failures:
         fields["failures"] = [
             [each.attempt, each.kind, *(part[:MAX_TEXT] for part in (each.value, each.rule, each.next_step))]
@@ -199,6 +232,7 @@ def decode(raw: str, world: str) -> Ledger:
             current=_attempt_from_json(fields["current"]) if "current" in fields else None,
             waiting=_attempt_from_json(fields["waiting"]) if "waiting" in fields else None,
             failures=tuple(_failure_from_json(each) for each in _list(fields, "failures")),
+            before=_attempt_from_json(fields["before"]) if "before" in fields else None,
         )
     except (ValueError, RecursionError) as error:
         raise JoinError(
@@ -214,43 +248,55 @@ class _Garbage(ValueError):
 
 
 def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
-    return {
+    terms = attempt.terms
+    fields = {
         "n": attempt.number,
-        "terms": [attempt.terms.size, attempt.terms.backend, attempt.terms.device],
+        "terms": [terms.size, terms.backend, terms.device, *([terms.least] if terms.assigned else [])],
         "g": attempt.generation,
         "token": attempt.token,
         "ready": list(attempt.ready),
         "over": list(attempt.over),
         "claims": [_claim_to_json(claim) for claim in attempt.claims],
     }
+    return fields | {"lost": list(attempt.lost)} if terms.assigned else fields
 
 
 def _claim_to_json(claim: Claim) -> list[Any]:
     member = claim.member
     where = [member.endpoint.host, member.endpoint.port]
+    row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
     lane = [] if member.lane is None else [list(astuple(member.lane))]
-    return [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last, *lane]
+    seat = [[member.seat, claim.was, claim.held]] if member.seat else []
+    return [*row, *lane, *seat]
 
 
 def _attempt_from_json(fields: Any) -> Attempt:
     if not isinstance(fields, dict):
         raise _Garbage("an attempt is not an object")
-    size, backend, device = _row(fields.get("terms"), (int, str, str))
-    if not 1 <= size <= MAX_SIZE:
-        raise _Garbage(f"a world of {size}")
+    said = fields.get("terms")
+    assigned = isinstance(said, list) and len(said) == 4
+    terms = Terms(*_row(said, (int, str, str, int) if assigned else (int, str, str)))
+    if not 1 <= terms.size <= MAX_SIZE or not int(assigned) <= terms.least <= terms.size:
+        raise _Garbage(f"a world of {said}")
+    size = MAX_SIZE if assigned else terms.size
     claims = tuple(_claim_from_json(row) for row in _list(fields, "claims"))
     attempt = Attempt(
         number=_number(fields, "n"),
-        terms=Terms(size, backend, device),
+        terms=terms,
         claims=claims,
         generation=_number(fields, "g"),
         token=_text(fields, "token"),
         ready=_ranks(fields, "ready", size),
         over=_ranks(fields, "over", size),
+        lost=_ranks(fields, "lost", size),
     )
     ranks = [claim.rank for claim in claims]
     if ranks != sorted(set(ranks)) or not all(0 <= rank < size for rank in ranks):
         raise _Garbage(f"claims of the ranks {ranks} in a world of {size}")
+    if any(bool(claim.member.seat) is not assigned for claim in claims):
+        raise _Garbage("seats belong to worlds whose ranks are assigned, and to all of their members")
+    if assigned and ranks != list(range(len(ranks))):
+        raise _Garbage(f"assigned ranks {ranks}")
     if attempt.generation and (attempt.missing or not _is_token(attempt.token)):
         raise _Garbage("a sealed attempt without all its members or its token")
     return attempt
@@ -259,11 +305,16 @@ def _attempt_from_json(fields: Any) -> Attempt:
 def _claim_from_json(row: Any) -> Claim:
     kinds = (int, str, str, str, int, int, str, int)
     lane: LaneAddress | None = None
-    if isinstance(row, list) and len(row) == len(kinds) + 1:
-        *row, address = row
-        lane = LaneAddress(*_row(address, (int, str, int, int)))
-    rank, me, process, host, port, pid, hostname, last = _row(row, kinds)
-    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname, lane), last)
+    seat, was, held = "", 0, 0
+    base, more = (row[: len(kinds)], row[len(kinds) :]) if isinstance(row, list) else (row, [])
+    if more and isinstance(more[-1], list) and len(more[-1]) == 3:
+        seat, was, held = _row(more.pop(), (str, int, int))
+    if len(more) == 1:
+        lane = LaneAddress(*_row(more.pop(), (int, str, int, int)))
+    if more:
+        raise _Garbage(f"a claim goes on with {more!r}"[:200])
+    rank, me, process, host, port, pid, hostname, last = _row(base, kinds)
+    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat), last, was, held)
 
 
 def _failure_from_json(row: Any) -> Failure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multiworld import errors
-from multiworld._core.membership.ledger import MAX_TEXT, Attempt, Claim, Failure
+from multiworld._core.membership.ledger import MAX_TEXT, Attempt, Claim, Failure, Terms
 from multiworld.errors import JoinError
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def contested(attempt: int, request: JoinRequest, holder: Claim) -> Failure:
     return Failure(
         attempt,
         "RankTakenError",
-        f"Rank {request.rank} of world {request.world!r} is claimed twice: by {_who(holder.member)} "
+        f"{request.place} of world {request.world!r} is claimed twice: by {_who(holder.member)} "
         f"and by {_who(request.member)}",
-        "Each rank belongs to one process",
+        f"Each {'seat' if request.assigned else 'rank'} belongs to one process",
         _ANOTHER_RANK,
     )
 
@@ -66,7 +66,7 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
     said = [
         (name, mine, other)
         for name, mine, other in (
-            ("world_size", ours.size, theirs.size),
+            ("world_size", _size(ours), _size(theirs)),
             ("backend", ours.backend, theirs.backend),
             ("device", ours.device, theirs.device),
         )
@@ -76,7 +76,8 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
     return Failure(
         waiting.number,
         "MismatchError",
-        f"The members of world {request.world!r} disagree: rank {request.rank} ({_who(request.member)}) says "
+        f"The members of world {request.world!r} disagree: "
+        f"{_small(request.place)} ({_who(request.member)}) says "
         f"{', '.join(f'{name}={mine!r}' for name, mine, _ in said)}, "
         f"{others} say {', '.join(f'{name}={other!r}' for name, _, other in said)}",
         "All members of a world say the same size, backend and device",
@@ -90,8 +91,8 @@ def elsewhere(request: JoinRequest, other: Member) -> Failure:
     return Failure(
         0,
         "MismatchError",
-        f"Rank {mine.rank} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} "
-        f"and does not find rank {theirs.rank} ({_who(theirs)}) at {theirs.endpoint.host}, "
+        f"{request.place} of world {request.world!r} ({_who(mine)}) is reached at {mine.endpoint.host} "
+        f"and does not find {_name(theirs)} ({_who(theirs)}) at {theirs.endpoint.host}, "
         "the address which that one gives",
         "Members reach each other at the addresses that they give; "
         "one of loopback is reached from its own host only",
@@ -101,12 +102,12 @@ def elsewhere(request: JoinRequest, other: Member) -> Failure:
 
 def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
     """Return the failure of a claim that another process took over."""
-    holder = attempt.at(request.rank)
+    holder = attempt.at(request.slot)
     by = _who(holder.member) if holder is not None else "a process that has left since"
     return Failure(
         attempt.number,
         "RankTakenError",
-        f"Rank {request.rank} of world {request.world!r}, claimed by {_who(request.member)}, "
+        f"{request.place} of world {request.world!r}, claimed by {_who(request.member)}, "
         f"was taken over by {by}",
         "A member of the generation before has the right to its rank, and a claim without sign of life, "
         "or whose "
@@ -117,11 +118,20 @@ def replaced(attempt: Attempt, request: JoinRequest) -> Failure:
 
 def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: float) -> Failure:
     """Return the failure of a join that timed out while another generation was active."""
+    state = "active" if now.active else "being formed"
+    if request.assigned and holder is None:
+        return Failure(
+            0,
+            "JoinTimeoutError",
+            f"Generation {now.generation} of world {request.world!r} is {state}; "
+            f"{_who(request.member)} waited {timeout:.1f} s to be let in",
+            "A world lets newcomers in when its members make the next generation",
+            "Give a longer timeout, or have its members reform",
+        )
     if holder is None:
         what = f"there is no rank {request.rank} in it"
     else:
-        what = f"{_who(holder.member)} holds rank {request.rank}"
-    state = "active" if now.active else "being formed"
+        what = f"{_who(holder.member)} holds {_small(request.place)}"
     return Failure(
         0,
         "RankTakenError",
@@ -141,18 +151,21 @@ def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) 
         waited: seconds since it began.
         left: seconds until its deadline.
     """
-    missing = attempt.missing
+    missing, needed = attempt.missing, str(attempt.terms.size)
     what = _ranks(missing) if missing else "the end of the generation before"
+    if request.assigned:
+        needed = f"at least {attempt.terms.least}"
+        what = f"{len(missing)} more" if missing else "members that may still come"
     return (
-        f"Rank {request.rank} of world {request.world!r} waits for {what} ({len(attempt.claims)} of "
-        f"{attempt.terms.size} members are there): {waited:.0f} s so far, {max(0.0, left):.0f} s are left"
+        f"{request.place} of world {request.world!r} waits for {what} ({len(attempt.claims)} of "
+        f"{needed} members are there): {waited:.0f} s so far, {max(0.0, left):.0f} s are left"
     )
 
 
 def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
     """Return the failure of an attempt that was not complete, or not ready, in time."""
-    whose = f"the {timeout:.1f} s of rank {request.rank} ({_who(request.member)})"
-    size = attempt.terms.size
+    whose = f"the {timeout:.1f} s of {_small(request.place)} ({_who(request.member)})"
+    size = attempt.size
     if attempt.generation:
         silent = attempt.unready
         there = (
@@ -161,8 +174,13 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
         what = f"not ready: {_ranks(silent)}"
     else:
         silent = attempt.missing
-        there = f"{size - len(silent)} of {size} members of world {request.world!r} came within {whose}; "
-        what = f"missing: {_ranks(silent)}" if silent else "it was not sealed"
+        needed = f"at least {attempt.terms.least}" if request.assigned else str(size)
+        there = f"{len(attempt.claims)} of {needed} members of world {request.world!r} came within {whose}; "
+        what = (
+            f"missing: {len(silent) if request.assigned else _ranks(silent)}"
+            if silent
+            else "it was not sealed"
+        )
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"
     if request.run:
@@ -184,7 +202,7 @@ def failure_from(error: Exception, request: JoinRequest) -> Failure:
     value = error.value if isinstance(error, errors.MultiworldError) else f"{type(error).__name__}: {error}"
     rule = error.rule if isinstance(error, JoinError) else ""
     step = error.next_step if isinstance(error, JoinError) else ""
-    text = f"Rank {request.rank} of world {request.world!r} ({_who(request.member)}) could not join: {value}"
+    text = f"{request.place} of world {request.world!r} ({_who(request.member)}) could not join: {value}"
     return Failure(0, kind, text[:MAX_TEXT], rule[:MAX_TEXT], step[:MAX_TEXT])
 
 
@@ -200,8 +218,20 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _people(claims: tuple[Claim, ...]) -> str:
-    shown = ", ".join(f"rank {each.rank} ({_who(each.member)})" for each in claims[:4])
+    shown = ", ".join(f"{_name(each.member)} ({_who(each.member)})" for each in claims[:4])
     return shown + (f" and {len(claims) - 4} more" if len(claims) > 4 else "")
+
+
+def _name(member: Member) -> str:
+    return f"seat {member.seat!r}" if member.seat else f"rank {member.rank}"
+
+
+def _size(terms: Terms) -> int | str:
+    return f"{terms.least}:{terms.size}" if terms.assigned else terms.size
+
+
+def _small(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def _who(member: Member) -> str:

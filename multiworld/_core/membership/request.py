@@ -20,8 +20,8 @@ class JoinRequest:
 
     Attributes:
         world: name, 1 to 200 characters.
-        rank: 0 to ``size - 1``.
-        size: how many members the world has.
+        rank: 0 to ``size - 1``; -1 where it is assigned.
+        size: how many members the world has; at most, where ranks are assigned.
         backend: as given by the caller; all members must say the same.
         device_type: "cpu", "cuda", ...; all members must say the same.
         process: 32 hex digits, drawn once per process.
@@ -33,6 +33,12 @@ class JoinRequest:
             an id.
         held_rank: the rank it had in `last_generation`; None if it was no member.
         lane: where its lane is connected; None for no lane.
+        least: how many members the world has at least, where ranks are assigned; 0 where members choose them.
+        seat: its name among the members, where ranks are assigned.
+        past: the members of the last generation that it was a member of, where ranks are assigned.
+        past_generation: that generation's number; 0 if there was none.
+        past_rank: its rank there.
+        lost: ranks of members of that generation that it knows to be lost.
     """
 
     world: str
@@ -49,16 +55,39 @@ class JoinRequest:
     held_rank: int | None = None
     run: str = ""
     lane: LaneAddress | None = None
+    least: int = 0
+    seat: str = ""
+    past: tuple[Member, ...] = ()
+    past_generation: int = 0
+    past_rank: int = 0
+    lost: tuple[int, ...] = ()
+
+    @property
+    def assigned(self) -> bool:
+        """Whether its rank is assigned."""
+        return self.least > 0
+
+    @property
+    def slot(self) -> int | str:
+        """What no other member has: the seat where ranks are assigned, else the rank."""
+        return self.seat or self.rank
+
+    @property
+    def place(self) -> str:
+        """The slot, in a sentence's beginning."""
+        return f"Seat {self.seat!r}" if self.seat else f"Rank {self.rank}"
 
     @property
     def member(self) -> Member:
         """The process as a member."""
-        return Member(self.rank, self.process, self.endpoint, self.pid, self.hostname[:64], self.lane)
+        return Member(
+            self.rank, self.process, self.endpoint, self.pid, self.hostname[:64], self.lane, self.seat
+        )
 
     @property
     def terms(self) -> Terms:
         """What all members must say alike."""
-        return Terms(self.size, self.backend, self.device_type)
+        return Terms(self.size, self.backend, self.device_type, self.least)
 
 
 def validate(request: JoinRequest) -> None:
@@ -82,7 +111,9 @@ def validate(request: JoinRequest) -> None:
             rule=f"It is a whole number from 1 to {MAX_SIZE}",
             next_step="Pass the number of members, the same on all of them",
         )
-    if type(request.rank) is not int or not 0 <= request.rank < request.size:
+    if request.assigned:
+        _validate_assigned(request)
+    elif type(request.rank) is not int or not 0 <= request.rank < request.size:
         raise InvalidJoinError(
             world,
             f"rank={request.rank!r} in world {world!r} of {request.size}",
@@ -103,4 +134,22 @@ def validate(request: JoinRequest) -> None:
             f"last_generation={request.last_generation!r} in world {world!r}",
             rule="It is the number of a generation, or 0",
             next_step="Pass what the roster said",
+        )
+
+
+def _validate_assigned(request: JoinRequest) -> None:
+    world = request.world
+    if request.least > request.size:
+        raise InvalidJoinError(
+            world,
+            f"world_size={f'{request.least}:{request.size}'!r} in world {world!r}",
+            rule="It is MIN:MAX, and MIN is not larger than MAX",
+            next_step="Pass the range, the same on all members",
+        )
+    if not isinstance(request.seat, str) or not 1 <= len(request.seat) <= MAX_NAME:
+        raise InvalidJoinError(
+            world,
+            f"seat={str(request.seat)[:50]!r} in world {world!r}",
+            rule=f"It is a string of 1 to {MAX_NAME} characters",
+            next_step="Pass a name that no other member has, or none",
         )

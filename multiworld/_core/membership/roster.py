@@ -50,6 +50,7 @@ class Member:
         pid: process id on its host, for messages only.
         hostname: for messages only.
         lane: where its lane is connected; None: it has none, and so no member of the generation uses one.
+        seat: its name in a world whose ranks are assigned; "" where members choose their ranks.
     """
 
     rank: int
@@ -58,6 +59,12 @@ class Member:
     pid: int
     hostname: str
     lane: LaneAddress | None = None
+    seat: str = ""
+
+    @property
+    def slot(self) -> int | str:
+        """What no other member of a generation has: the seat, or else the rank."""
+        return self.seat or self.rank
 
 
 @dataclass(frozen=True)

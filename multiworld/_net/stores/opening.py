@@ -34,7 +34,13 @@ _ANSWER = 1.0
 
 
 def open_in_time(
-    store: str | Store, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
+    store: str | Store,
+    *,
+    world: str,
+    serve: bool,
+    only: bool = True,
+    deadline: float,
+    cancelled: Callable[[], bool],
 ) -> StoreHandle:
     """Open a store as `multiworld._net.stores.store.open_store`, within `deadline` in any case.
 
@@ -53,6 +59,7 @@ def open_in_time(
                 store,
                 world=world,
                 serve=serve,
+                only=only,
                 deadline=deadline,
                 cancelled=lambda: cancelled() or given_up.is_set(),
             )

@@ -100,17 +100,17 @@ class WorldRecord:
             else:
                 seen, fresh = self._found(self._peek(self._key)), True
 
-    def beat(self, rank: int) -> None:
-        """Give a sign of life as the claimant of `rank`."""
-        self._call(self._store.add, self._beat_key(rank), 1)
+    def beat(self, slot: int | str) -> None:
+        """Give a sign of life as the claimant of a rank or seat."""
+        self._call(self._store.add, self._beat_key(slot), 1)
 
-    def beats(self, rank: int) -> str:
+    def beats(self, slot: int | str) -> str:
         """Return a value that changes with every sign of life."""
-        return self._peek(self._beat_key(rank))
+        return self._peek(self._beat_key(slot))
 
-    def forget_beats(self, rank: int) -> None:
+    def forget_beats(self, slot: int | str) -> None:
         """Delete the key of `beat`."""
-        self.delete((self._beat_key(rank),))
+        self.delete((self._beat_key(slot),))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; missing ones are ignored."""
@@ -131,8 +131,8 @@ class WorldRecord:
         # latin-1 reads any bytes; `decode` refuses what is not ASCII.
         return self._call(self._store.compare_set, key, expected, desired).decode("latin-1")
 
-    def _beat_key(self, rank: int) -> str:
-        return f"{self.root}/beat/{rank}"
+    def _beat_key(self, slot: int | str) -> str:
+        return f"{self.root}/beat/{_quoted(str(slot))}"
 
     def _call(self, function: Callable[..., T], *args: object) -> T:
         try:

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from multiworld._core.membership import admission, refusals
+from multiworld._core.membership import admission, assigned, refusals
 from multiworld._core.membership.admission import Move, Phase
 from multiworld._core.membership.reachability import apart
 from multiworld._core.membership.request import JoinRequest, validate
@@ -70,6 +70,8 @@ class Rendezvous:
         store: shared by all members; see `StoreLike`. Its calls may be made from other threads.
         request: of this process.
         deadline: by `clock`; for `agree` and `commit` together.
+        last_call: where ranks are assigned, seconds for which members that may still come are waited for once
+            there are enough.
         cancelled: polled from another thread; True gives up. Must not block.
         clock: monotonic seconds.
         sleep: waits that many seconds.
@@ -82,6 +84,7 @@ class Rendezvous:
         request: JoinRequest,
         *,
         deadline: float,
+        last_call: float = 30.0,
         cancelled: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -90,6 +93,8 @@ class Rendezvous:
         self.request = request
         self._record = WorldRecord(store, request.world, sleep, request.run)
         self._deadline = deadline
+        self._last_call = last_call
+        self._enough_since: float | None = None
         self._cancelled = cancelled
         self._clock = clock
         self._sleep = sleep
@@ -111,17 +116,18 @@ class Rendezvous:
         return f"{self._record.root}/{self._number}/pg"
 
     def agree(self) -> Roster:
-        """Claim the rank and wait until all members are there.
+        """Claim the rank, or the seat, and wait until all members are there.
 
         Returns:
             The roster, the same on all members but for their own rank and ``hang_timeout``.
 
         Raises:
             InvalidJoinError: an argument breaks a rule; raised on waiting members, too.
-            RankTakenError: another process claims the rank, or an active generation holds it until the
-                deadline.
+            RankTakenError: another process claims the rank or seat, or an active generation holds it until
+                the deadline.
             MismatchError: members disagree about size, backend or device.
-            JoinTimeoutError: members were missing at the first deadline of a member.
+            JoinTimeoutError: members were missing at the first deadline of a member; where ranks are
+                assigned, at this member's deadline.
             StaleGenerationError: this process's rank in the current generation is taken.
             JoinAbandonedError: cancelled, here or on another member.
             StoreUnreachableError: the store fails or does not answer.
@@ -179,22 +185,22 @@ class Rendezvous:
             return self.over(keys)
         return self._part(lambda: self._leave(refusals.failure_from(error, self.request)), keys)
 
-    def over(self, keys: Iterable[str] = ()) -> None:
+    def over(self, keys: Iterable[str] = (), *, left: bool = False) -> None:
         """Report the generation ended, broken or closed, for this process, so that the next may begin.
 
         Takes `PARTING` seconds at most and never raises.
 
         Args:
             keys: store keys of the generation, of all members, to delete.
+            left: whether this process will not come to the next generation.
         """
         if not self._active:
             return self.fail(
                 JoinAbandonedError(self.request.world, "The world was closed while it was joined"), keys
             )
-        rank = self.request.rank
         return self._part(
             lambda: self._record.apply(
-                lambda ledger: Move(admission.over(ledger, self._number, self._me, rank))
+                lambda ledger: Move(admission.over(ledger, self._number, self._me, left=left))
             ),
             keys,
         )
@@ -211,7 +217,7 @@ class Rendezvous:
         finally:
             if self._beaten:
                 with contextlib.suppress(JoinError):  # a leftover counter is harmless
-                    self._record.forget_beats(self.request.rank)
+                    self._record.forget_beats(self.request.slot)
 
     def _wait_for_members(self) -> Roster:
         watch: _Watch | None = None
@@ -228,13 +234,14 @@ class Rendezvous:
                 attempt = state.attempt
                 if attempt is None:
                     raise self._error(state.failure)
+                self._number = attempt.number
                 if state.phase is not Phase.OPEN:
                     if self._given_up.is_set():  # while the store was silent: the others would wait for it
                         raise self._cancel()
-                    return admission.roster(attempt, self.request)
+                    return admission.roster(attempt, self.request, self._me)
                 now = self._clock()
                 if attempt.missing:
-                    next_seal = now + _SEAL_AFTER
+                    next_seal, self._enough_since = now + _SEAL_AFTER, None
                 elif now >= next_seal:
                     next_seal = now + _PROBE_EVERY
                     if self._seal():
@@ -242,7 +249,7 @@ class Rendezvous:
                 if now >= next_beat:
                     next_beat = now + BEAT_EVERY
                     self._beaten = True
-                    self._record.beat(self.request.rank)
+                    self._record.beat(self.request.slot)
                 if now >= next_word:
                     next_word = now + (now - began)
                     told = refusals.awaited(attempt, self.request, now - began, self._deadline - now)
@@ -270,7 +277,7 @@ class Rendezvous:
             self._number = move.attempt
             return None
         now = self._clock()
-        count = self._record.beats(self.request.rank)
+        count = self._record.beats(self.request.slot)
         if watch is None or watch.holder != move.holder.id:
             return _Watch(
                 move.holder.id, refusals.contested(move.attempt, self.request, move.holder), count, now
@@ -290,7 +297,7 @@ class Rendezvous:
         if self._number == 0:
             # The holder was found neither alive nor dead, so only this process's join fails.
             raise self._error(watch.failure if watch is not None else None)
-        if not self._seal():
+        if not self._seal(last_call=True):
             self._expire()
 
     def _expire(self) -> None:
@@ -305,9 +312,18 @@ class Rendezvous:
 
     def _of_interest(self, waiting: Attempt) -> tuple[Claim, ...]:
         """Return the claims to probe first: the rank's holder; all, where the claim seals or closes."""
-        if waiting.terms != self.request.terms or set(waiting.missing) <= {self.request.rank}:
+        if waiting.terms != self.request.terms or self._would_complete(waiting):
             return waiting.claims
-        return tuple(claim for claim in waiting.claims if claim.rank == self.request.rank)
+        return tuple(claim for claim in waiting.claims if claim.slot == self.request.slot)
+
+    def _would_complete(self, waiting: Attempt) -> bool:
+        """Whether this member's claim may be the one that seals the attempt."""
+        if not self.request.assigned:
+            return set(waiting.missing) <= {self.request.rank}
+        others = assigned.expected(self._record.ledger)
+        return len(waiting.missing) <= 1 and all(
+            each.slot == self.request.slot or each.rank in self.request.lost for each in others
+        )
 
     def _look_at(self, claims: Iterable[Claim]) -> tuple[frozenset[str], frozenset[str]]:
         """Return the ids of the claims whose processes are gone, and of those that may exist."""
@@ -327,7 +343,7 @@ class Rendezvous:
         """
         if not apart(self.request.member, claim.member):
             return True
-        count, now = self._record.beats(claim.rank), self._clock()
+        count, now = self._record.beats(claim.slot), self._clock()
         before, since = self._doubts.setdefault(claim.id, (count, now))
         if count != before:
             raise self._refused_by(refusals.elsewhere(self.request, claim.member))
@@ -337,11 +353,12 @@ class Rendezvous:
         self._record.apply(lambda ledger: Move(admission.refuse(ledger, failure)))
         return self._error(failure)
 
-    def _seal(self) -> bool:
+    def _seal(self, *, last_call: bool = False) -> bool:
         """Seal this member's open attempt, or find it no longer open; False if it stays open.
 
         Two things delay sealing: claims of members that died while they waited, which are dropped, and a
-        generation that was not reported over, as long as one of its processes exists.
+        generation that was not reported over, as long as one of its processes exists. Where ranks are
+        assigned, members that may still come delay it, too, until the last call is over.
         """
         ledger = self._record.ledger
         now, waiting = ledger.current, ledger.waiting
@@ -351,17 +368,28 @@ class Rendezvous:
                 return False
             self._gone = now.number
         claims = waiting.claims if waiting is not None else ()
-        gone, seen = self._look_at(claims)
+        late = assigned.expected(ledger)
+        gone, seen = self._look_at((*claims, *late))
         if not {claim.id for claim in claims} <= gone | seen:
             return False
-        move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone)))
+        last_call = last_call or self._waited_long()
+        move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone, last_call=last_call)))
         return (
             admission.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
         )
 
-    def _sealed(self, ledger: Ledger, gone: frozenset[str]) -> Ledger:
+    def _waited_long(self) -> bool:
+        """Whether the last call is over; it begins when this is asked first."""
+        now = self._clock()
+        if self._enough_since is None:
+            self._enough_since = now
+        return now - self._enough_since >= self._last_call
+
+    def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool) -> Ledger:
         left = admission.drop(ledger, self._number, self._me, gone)
-        return admission.seal(left, self._number, self._me, self._token, gone=self._gone)
+        return admission.seal(
+            left, self._number, self._me, self._token, gone=self._gone, dead=gone, last_call=last_call
+        )
 
     def _look(self) -> None:
         if self._cancelled() or self._given_up.is_set():
@@ -373,8 +401,7 @@ class Rendezvous:
 
     def _commit(self, check: Callable[[], None] = lambda: None) -> None:
         began = self._clock()
-        rank = self.request.rank
-        self._record.apply(lambda ledger: Move(admission.ready(ledger, self._number, self._me, rank)))
+        self._record.apply(lambda ledger: Move(admission.ready(ledger, self._number, self._me)))
         while self._raise_if_closed() is not Phase.ACTIVE:
             try:
                 check()
@@ -398,7 +425,7 @@ class Rendezvous:
         """Close the attempt because this member gives up; return the error to raise."""
         request = self.request
         who = f"host {request.hostname}, pid {request.pid}"
-        why = f"Rank {request.rank} of world {request.world!r} ({who}) gave up"
+        why = f"{request.place} of world {request.world!r} ({who}) gave up"
         failure = refusals.abandoned(self._number, why)
         self._leave(failure)
         return self._error(failure)
@@ -411,7 +438,7 @@ class Rendezvous:
         # The generation may have become active on other members meanwhile: then report it over.
         closed = admission.fail(ledger, self._number, self._me, failure)
         if closed is ledger:
-            closed = admission.over(ledger, self._number, self._me, self.request.rank)
+            closed = admission.over(ledger, self._number, self._me)
         return closed
 
     def _last_words(self, error: BaseException) -> None:

@@ -257,6 +257,7 @@ def open_store(
     *,
     world: str,
     serve: bool,
+    only: bool = True,
     deadline: float,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> StoreHandle:
@@ -265,7 +266,8 @@ def open_store(
     Args:
         store: address, or a torch Store, which stays the caller's.
         world: for messages.
-        serve: whether this process is rank 0, which serves a tcp store that has no server yet.
+        serve: whether this process serves a tcp store that has no server yet.
+        only: whether no other process does: rank 0. Else any process of the address's host may be the one.
         deadline: ``time.monotonic()`` seconds; other ranks try to connect until then.
         cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
 
@@ -284,7 +286,7 @@ def open_store(
     address = StoreAddress.parse(store, world=world)
     if address.scheme == "file":
         return _open_file(address, world=world, serve=serve)
-    return _open_tcp(address, world=world, serve=serve, deadline=deadline, cancelled=cancelled)
+    return _open_tcp(address, world=world, serve=serve, only=only, deadline=deadline, cancelled=cancelled)
 
 
 def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle:
@@ -309,12 +311,19 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle
 
 
 def _open_tcp(
-    address: StoreAddress, *, world: str, serve: bool, deadline: float, cancelled: Callable[[], bool]
+    address: StoreAddress,
+    *,
+    world: str,
+    serve: bool,
+    only: bool,
+    deadline: float,
+    cancelled: Callable[[], bool],
 ) -> StoreHandle:
     key = str(address)
     here = host_address.chosen(world)
     targets = _resolve(address, world=world, deadline=deadline)
-    attempt = _Attempt(address, targets, world=world, serve=serve)
+    attempt = _Attempt(address, targets, world=world, serve=serve, only=only)
+    server = "rank 0" if only else f"a member on {address.host}"
     pause = 0.01
     began = time.monotonic()
     next_word = began + _MISSED_AFTER
@@ -334,14 +343,14 @@ def _open_tcp(
             raise StoreUnreachableError(
                 world,
                 f"{key} does not answer: {attempt.last}",
-                rule="Rank 0 serves the store there, and every member reaches it before its timeout",
-                next_step="See that rank 0 runs, and that address and port are the same everywhere",
+                rule=f"The store is served there by {server}, and every member reaches it before its timeout",
+                next_step=f"See that {server} runs, and that address and port are the same everywhere",
             )
         if (now := time.monotonic()) >= next_word:
             next_word = now + (now - began)
             _log.warning(
-                "world %r waits for rank 0, which serves %s: %s; %.0f s so far, %.0f s are left",
-                world, key, attempt.last, now - began, deadline - now,
+                "world %r waits for %s, which serves %s: %s; %.0f s so far, %.0f s are left",
+                world, server, key, attempt.last, now - began, deadline - now,
             )  # fmt: skip
         time.sleep(pause)
         pause = min(0.1, pause * 1.5)
@@ -351,9 +360,15 @@ class _Attempt:
     """Repeated attempts to serve or to connect, with the last error."""
 
     def __init__(
-        self, address: StoreAddress, targets: list[tuple[int, tuple[str, int]]], *, world: str, serve: bool
+        self,
+        address: StoreAddress,
+        targets: list[tuple[int, tuple[str, int]]],
+        *,
+        world: str,
+        serve: bool,
+        only: bool,
     ) -> None:
-        self.address, self.targets, self.world, self.serve = address, targets, world, serve
+        self.address, self.targets, self.world, self.serve, self.only = address, targets, world, serve, only
         self.last = "no address was tried"
         self._foreign_since: float | None = None
 
@@ -378,7 +393,7 @@ class _Attempt:
                 self.last = str(error)
             else:
                 return _Shared(str(self.address), client=client)
-        if refused is not None and refused.errno == errno.EADDRNOTAVAIL:
+        if refused is not None and refused.errno == errno.EADDRNOTAVAIL and self.only:
             self._foreign_since = self._foreign_since or now
             if time.monotonic() - self._foreign_since > _FOREIGN:
                 raise self._cannot(
@@ -414,9 +429,11 @@ class _Attempt:
     def _cannot(self, why: str) -> StoreBindError:
         return StoreBindError(
             self.world,
-            f"Rank 0 cannot serve the store at {self.address}: {why}",
-            rule="The address is one of rank 0's host, and its port is free or a TCPStore's",
-            next_step="Give an address of rank 0's host and a free port",
+            f"{'Rank 0' if self.only else 'This member'} cannot serve the store at {self.address}: {why}",
+            rule="The address is one of rank 0's host, and its port is free or a TCPStore's"
+            if self.only
+            else "The address is one of a member's host, and its port is free or a TCPStore's",
+            next_step="Give an address of such a host and a free port",
         )
 
 

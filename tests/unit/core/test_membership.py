@@ -58,7 +58,7 @@ def ident(request):
 def active(*requests, before=None):
     ledger = claimed(before or Ledger(), *requests)
     for request in requests:
-        ledger = admission.ready(ledger, ledger.current.number, ident(request), request.rank)
+        ledger = admission.ready(ledger, ledger.current.number, ident(request))
     return ledger
 
 
@@ -70,18 +70,18 @@ def test_the_last_claim_seals():
     assert full.waiting is None
     assert (full.current.generation, full.last, full.current.unready) == (1, 1, (0, 1))
     assert admission.claim_state(full, 1, "0001", ask(1)).phase is Phase.SEALED
-    roster = admission.roster(full.current, ask(1))
+    roster = admission.roster(full.current, ask(1), "0001")
     assert (roster.key, roster.rank, roster.size, roster.token) == ("w/1", 1, 2, b"\xab" * 16)
 
 
 def test_the_last_ready_makes_it_active():
     ledger = claimed(Ledger(), ask(0), ask(1))
-    one = admission.ready(ledger, 1, "0000", 0)
+    one = admission.ready(ledger, 1, "0000")
     assert not one.current.active
-    assert admission.ready(one, 1, "0000", 0) is one
-    assert admission.ready(one, 1, "beef", 1) is one, "a stranger"
-    assert admission.ready(one, 7, "0001", 1) is one, "another attempt"
-    both = admission.ready(one, 1, "0001", 1)
+    assert admission.ready(one, 1, "0000") is one
+    assert admission.ready(one, 1, "beef") is one, "a stranger"
+    assert admission.ready(one, 7, "0001") is one, "another attempt"
+    both = admission.ready(one, 1, "0001")
     assert admission.claim_state(both, 1, "0000", ask(0)).phase is Phase.ACTIVE
 
 
@@ -143,7 +143,7 @@ def test_a_member_of_the_generation_before_has_the_right_to_its_rank():
 
 
 def test_a_rejoin_with_a_replacement():
-    first = admission.over(active(ask(0), ask(1)), 1, "0000", 0)
+    first = admission.over(active(ask(0), ask(1)), 1, "0000")
     ledger = claimed(first, ask(1, who=7), ask(0, last_generation=1, held_rank=0))
     assert ledger.current.generation == 2
     assert [claim.member.pid for claim in ledger.current.claims] == [1000, 1007]
@@ -157,7 +157,7 @@ def test_a_generation_that_nobody_ended_is_in_the_way_of_strangers():
     assert admission.seal(ledger, 2, "0007", TOKEN, gone=2) is ledger, "another attempt's members are gone"
     assert admission.seal(ledger, 2, "beef", TOKEN, gone=1) is ledger, "a stranger seals nothing"
     assert admission.seal(ledger, 2, "0007", TOKEN, gone=1).current.generation == 2
-    ended = admission.over(ledger, 1, "0001", 1)
+    ended = admission.over(ledger, 1, "0001")
     assert admission.seal(ended, 2, "0007", TOKEN).current.generation == 2
     assert not admission.may_seal(Ledger())
 
@@ -170,7 +170,7 @@ def test_an_attempt_that_never_became_active_is_closed_by_the_next():
 
 
 def test_whoever_holds_a_generation_that_is_over_is_fenced():
-    first = admission.over(active(ask(0), ask(1)), 1, "0000", 0)
+    first = admission.over(active(ask(0), ask(1)), 1, "0000")
     second = active(ask(0, last_generation=1), ask(1, who=7), before=first)
     stale = ask(1, last_generation=1, held_rank=1)
     move = admission.claim(second, stale, "0001", TOKEN)
@@ -182,7 +182,7 @@ def test_whoever_holds_a_generation_that_is_over_is_fenced():
     assert admission.fenced(second, dataclasses.replace(stale, last_generation=2)) is None
     assert admission.fenced(second, ask(0, last_generation=1, held_rank=0)) is None, "still a member"
     assert admission.fenced(second, ask(5, 6, last_generation=1, held_rank=5)) is None, "no member is there"
-    assert admission.fenced(admission.over(second, 2, "0000", 0), stale) is None, "that one is over too"
+    assert admission.fenced(admission.over(second, 2, "0000"), stale) is None, "that one is over too"
     assert admission.fenced(Ledger(), stale) is None
 
 
@@ -233,13 +233,13 @@ def test_a_claim_in_an_attempt_of_another_store_is_lost():
 
 def test_when_a_generation_is_over_for_all_only_its_number_is_kept():
     ledger = active(ask(0), ask(1))
-    assert admission.over(ledger, 1, "beef", 0) is ledger
-    one = admission.over(ledger, 1, "0000", 0)
+    assert admission.over(ledger, 1, "beef") is ledger
+    one = admission.over(ledger, 1, "0000")
     assert one.current.over == (0,)
-    assert admission.over(one, 1, "0000", 0) is one
-    both = admission.over(one, 1, "0001", 1)
+    assert admission.over(one, 1, "0000") is one
+    both = admission.over(one, 1, "0001")
     assert both == Ledger(number=1, last=1)
-    assert admission.over(both, 1, "0001", 1) is both
+    assert admission.over(both, 1, "0001") is both
 
 
 def test_withdrawing():
@@ -272,10 +272,10 @@ def test_time_is_up_for_members_that_miss_others():
 
 
 def test_time_is_up_for_members_that_are_not_ready():
-    ledger = admission.ready(claimed(Ledger(), ask(0), ask(1)), 1, "0000", 0)
+    ledger = admission.ready(claimed(Ledger(), ask(0), ask(1)), 1, "0000")
     move = admission.expire(ledger, 1, "0000", ask(0), timeout=3.0)
     assert "not ready: rank 1 (rank 1 (host host1, pid 1001))" in move.refusal.value
-    done = admission.ready(ledger, 1, "0001", 1)
+    done = admission.ready(ledger, 1, "0001")
     assert admission.expire(done, 1, "0000", ask(0), timeout=3.0).refusal is None
 
 
@@ -350,7 +350,7 @@ def test_requests_that_are_valid():
 def samples():
     half = claimed(Ledger(), ask(0))
     first = active(ask(0), ask(1))
-    behind = admission.over(claimed(first, ask(1, who=7)), 1, "0000", 0)
+    behind = admission.over(claimed(first, ask(1, who=7)), 1, "0000")
     failed = admission.fail(half, 1, "0000", Failure(0, "JoinError", "ä" * 2 * MAX_TEXT, "r", "s"))
     return [Ledger(), half, first, behind, failed]
 
@@ -403,7 +403,7 @@ def test_a_record_with_one_wrong_part_is_an_error_or_another_record(ledger, data
         return
     assert decode(encode(read), "w").number == read.number
     if read.current is not None and read.current.generation:
-        assert len(admission.roster(read.current, ask(0)).token) == 16
+        assert len(admission.roster(read.current, ask(0), "").token) == 16
 
 
 def with_claim(row):

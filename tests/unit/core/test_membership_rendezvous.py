@@ -447,7 +447,7 @@ def test_a_member_that_failed_to_see_the_others_become_active_ends_the_generatio
     for one in ways:
         rank = one.request.rank
         one._record.apply(lambda ledger, one=one, rank=rank: module.Move(
-            module.admission.ready(ledger, one._number, one._me, rank)
+            module.admission.ready(ledger, one._number, one._me)
         ))  # fmt: skip
     ways[1].fail(ValueError("the answer got lost"))
     assert record(store).current.over == (1,)

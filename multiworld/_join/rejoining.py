@@ -8,7 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from multiworld._join import join as joining
 from multiworld.errors import (
     InvalidJoinError,
     JoinTimeoutError,
@@ -19,13 +18,12 @@ from multiworld.errors import (
 from multiworld.events import Cause, State
 
 if TYPE_CHECKING:
-    from multiworld.joinall.launcher_client import LauncherClient
+    from collections.abc import Callable
+
     from multiworld.world import World
 
 __all__ = ["Rejoiner"]
 
-ASKING = 2.0
-"""Seconds that the launcher has to tell its store's address; else the last one is used."""
 AGAIN, AGAIN_AT_MOST = 0.05, 0.25
 """Seconds between two tries: the first pause, and what pauses grow to. Most tries last until the join's
 timeout."""
@@ -40,15 +38,15 @@ class Rejoiner:
 
     Args:
         world: active.
-        launcher: knows the store that the members meet at.
+        again: joins it again; gets it, and a function that says whether the program has closed it since.
 
     Attributes:
         world: as given.
     """
 
-    def __init__(self, world: World, launcher: LauncherClient) -> None:
+    def __init__(self, world: World, again: Callable[[World, Callable[[], bool]], object]) -> None:
         self.world = world
-        self._launcher = launcher
+        self._again = again
         self._busy = threading.Lock()
         world.on_break(self._broke)
 
@@ -104,14 +102,11 @@ class Rejoiner:
             pause = AGAIN if time.monotonic() - began > _LONG else min(AGAIN_AT_MOST, 2 * pause)
 
     def _join(self, closes: int) -> None:
-        self._launcher.ask(ASKING)
-        plan = self.world._plan  # noqa: SLF001  (it has the store address of the join)
-        store = self._launcher.store_of(plan)
         world = self.world
 
         def closed() -> bool:
             return world._closes != closes  # noqa: SLF001  (a close() by the program wins)
 
-        joining.rejoin(world, store=store, cancelled=lambda: closed() or self._launcher.moved(store, plan))
+        self._again(world, closed)
         if closed():  # before the join began, or in its last moment
             world.close()
