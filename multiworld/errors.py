@@ -231,7 +231,14 @@ class MismatchError(JoinError):
 
 
 class JoinTimeoutError(JoinError, TimeoutError):
-    """Not everyone joined before the timeout."""
+    """Not everyone joined before the timeout.
+
+    Attributes:
+        missing: ranks of members that had agreed to the generation and did not connect; () where members did
+            not come at all.
+    """
+
+    missing: tuple[int, ...] = ()
 
 
 class StoreUnreachableError(JoinError, ConnectionError):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
+from multiworld._join.arguments import LAST_CALL
 from multiworld._join.join import join, join_async
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import datetime as dt
+
     import torch
     from torch._C._distributed_c10d import Store
 
+    from multiworld._join.arguments import Size
     from multiworld.world import World
 
 __all__ = ["Joined", "joined"]
@@ -20,13 +25,17 @@ __all__ = ["Joined", "joined"]
 
 def joined(
     name: str,
-    rank: int,
-    world_size: int,
+    rank: int | None,
+    world_size: Size,
     store: str | Store | None = None,
     backend: str = "gloo",
-    timeout: float | None = None,
-    hang_timeout: float | None = None,
+    timeout: float | dt.timedelta | None = None,
+    hang_timeout: float | dt.timedelta | None = None,
     device: torch.device | str | int | None = None,
+    *,
+    seat: str | None = None,
+    on_loss: str = "break",
+    last_call: float | dt.timedelta = LAST_CALL,
 ) -> Joined:
     """Join a world for one block: joined and selected where it begins, closed where it ends, in whatever way.
 
@@ -40,28 +49,19 @@ def joined(
     Raises:
         JoinError: where the block begins, as from `multiworld.join`; the block is not run then.
     """
-    return Joined(name, rank, world_size, store, backend, timeout, hang_timeout, device)
+    asked = partial(join, name, rank, world_size, store, backend, timeout, hang_timeout, device)
+    return Joined(partial(asked, seat=seat, on_loss=on_loss, last_call=last_call))
 
 
 class Joined:
     """What `joined` returns: a context manager, and an asynchronous one."""
 
-    def __init__(
-        self,
-        name: str,
-        rank: int,
-        world_size: int,
-        store: str | Store | None,
-        backend: str,
-        timeout: float | None,
-        hang_timeout: float | None,
-        device: torch.device | str | int | None,
-    ) -> None:
-        self._asked = (name, rank, world_size, store, backend, timeout, hang_timeout, device)
+    def __init__(self, asked: partial[World]) -> None:
+        self._asked = asked
         self._world: World | None = None
 
     def __enter__(self) -> World:
-        return self._select(join(*self._asked))
+        return self._select(self._asked())
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -73,7 +73,7 @@ class Joined:
             world.close()
 
     async def __aenter__(self) -> World:
-        return self._select(await join_async(*self._asked))
+        return self._select(await join_async(*self._asked.args, **self._asked.keywords))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -18,7 +18,7 @@ from multiworld._generation.stage import StateMachine
 from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, make_plan
 from multiworld._join.rejoining import Rejoiner
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StaleGenerationError
-from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
+from multiworld.events import State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.registry import Reservation, registry
 from multiworld.work import seen
 from multiworld.world import Rejoins, World
@@ -37,9 +37,6 @@ __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
 AGAIN = 0.005
 """Seconds until an attempt that failed is followed by the next, where a world goes on without the lost."""
-
-LOST = frozenset({Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE, Cause.LEFT})
-"""Causes after which a member is not waited for. One with a failed operation may well come again."""
 
 CANCEL_BUDGET = 0.2
 """Seconds that a cancelled join's awaiter waits for the undoing: milliseconds, where the store answers."""
@@ -197,7 +194,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
     deadline = time.monotonic() + plan.timeout
     if not plan.assigned:
-        return _join_once(plan, world, cancelled, deadline)
+        return _join_once(plan, world, cancelled, deadline, set())
+    gone = set[str]()
     closes = world._closes if world is not None else 0  # noqa: SLF001  (joins make worlds)
 
     def given_up() -> bool:
@@ -205,7 +203,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
 
     while True:
         try:
-            joined = _join_once(plan, world, given_up, deadline)
+            joined = _join_once(plan, world, given_up, deadline, gone)
         except (JoinAbandonedError, JoinTimeoutError, StaleGenerationError):  # noqa: PERF203  (few tries)
             # A member was lost, or was late. The others go on, and this one with them.
             if given_up() or time.monotonic() + AGAIN >= deadline:
@@ -217,7 +215,10 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
             return joined
 
 
-def _join_once(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float) -> World:
+def _join_once(
+    plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, gone: set[str]
+) -> World:
+    """Join, or join again; `gone` gets the ids of processes that were lost meanwhile."""
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: PLC0415
     from multiworld._join import steps  # noqa: PLC0415
@@ -244,10 +245,9 @@ def _join_once(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
-            past, lost = _past(world) if plan.assigned else (None, ())
-            terms = steps.Terms(
-                plan, machine, deadline, lambda: cancelled() or machine.state is State.CLOSED, past, lost
-            )
+            past, lost = _past(world, gone) if plan.assigned else (None, ())
+            giving_up = lambda: cancelled() or machine.state is State.CLOSED  # noqa: E731
+            terms = steps.Terms(plan, machine, deadline, giving_up, past, lost, gone)
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)
 
@@ -279,13 +279,17 @@ def _join_once(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool
     return handle
 
 
-def _past(world: World | None) -> tuple[Roster | None, tuple[int, ...]]:
+def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int, ...]]:
     """The generation that this process was in last, and its members that are known to be lost."""
+    from multiworld._join.steps import LOST  # noqa: PLC0415  (it loads torch)
+
     if world is None:
         return None, ()
     gen = world._gen  # noqa: SLF001  (joins make worlds)
     breakage = gen.breakage
-    return gen.roster, breakage.ranks if breakage is not None and breakage.cause in LOST else ()
+    lost = set(breakage.ranks) if breakage is not None and breakage.cause in LOST else set()
+    lost.update(member.rank for member in gen.roster.members if member.process in gone)
+    return gen.roster, tuple(sorted(lost))
 
 
 def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]
@@ -28,7 +28,14 @@ from multiworld._join import lane
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
-from multiworld.errors import JoinAbandonedError, JoinError, MultiworldError, StoreUnreachableError
+from multiworld.errors import (
+    JoinAbandonedError,
+    JoinError,
+    JoinTimeoutError,
+    MultiworldError,
+    StoreUnreachableError,
+)
+from multiworld.events import Cause
 from multiworld.registry import registry
 
 if TYPE_CHECKING:
@@ -42,7 +49,10 @@ if TYPE_CHECKING:
     from multiworld.events import Breakage
     from multiworld.watchdog import Watchdog
 
-__all__ = ["Terms", "build", "keep_devices"]
+__all__ = ["LOST", "Terms", "build", "keep_devices"]
+
+LOST = frozenset({Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE, Cause.LEFT})
+"""Causes after which a member is not waited for. One with a failed operation may well come again."""
 
 SEAT = 12
 """Characters of the process's id that are the seat of a member that was given none."""
@@ -60,6 +70,7 @@ class Terms:
         machine: of the generation to be.
         past: where ranks are assigned, the generation that this process was in last; None if there was none.
         lost: ranks of its members that are known to be lost.
+        gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
     """
@@ -70,6 +81,7 @@ class Terms:
     cancelled: Callable[[], bool]
     past: Roster | None = None
     lost: tuple[int, ...] = ()
+    gone: set[str] = field(default_factory=set)
 
 
 def keep_devices() -> Callable[[], None]:
@@ -157,6 +169,31 @@ def _steps(
     store, rendezvous, roster, door = _agree(terms, watchdog, holds, undo, attempt.begin)
     machine.generation, machine.rank = roster.generation, roster.rank
     registry.note(plan.name, roster.generation)
+    try:
+        return _with_members(terms, watchdog, undo, attempt, store, rendezvous, roster, door)
+    except BaseException as exc:
+        ranks = exc.missing if isinstance(exc, JoinTimeoutError) else ()
+        if machine.verdict is not None and machine.verdict.cause in LOST:
+            ranks = machine.verdict.ranks
+        terms.gone.update(roster.members[rank].process for rank in ranks)
+        raise
+
+
+def _with_members(
+    terms: Terms,
+    watchdog: Watchdog,
+    undo: contextlib.ExitStack,
+    attempt: _Attempt,
+    store: StoreHandle,
+    rendezvous: Rendezvous,
+    roster: Roster,
+    door: Door | None,
+) -> Resources:
+    """Build the generation that was agreed on."""
+    plan, machine = terms.plan, terms.machine
+    deadline = terms.deadline
+    if plan.assigned:  # the others go on without a member that does not connect
+        deadline = min(deadline, time.monotonic() + plan.hang_timeout)
 
     def check() -> None:
         rendezvous.check()
@@ -166,7 +203,7 @@ def _steps(
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
-        deadline=terms.deadline,
+        deadline=deadline,
         cancelled=_raised(check),
         on_busy=busy.note,
     )

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from kits.meetkit import Joiner, MemoryStore, Simulation, ask
-
 from multiworld._core.membership import admission
 from multiworld._core.membership.ledger import decode
 from multiworld._core.membership.request import JoinRequest

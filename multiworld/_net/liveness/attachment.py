@@ -145,12 +145,14 @@ class Attachment:
             place = f"pid {member.pid} on {member.hostname}, {member.endpoint.host}:{member.endpoint.port}"
             told.append(f"{rank} ({place}{': ' + note if note else ''})")
         who = f"rank{'' if len(told) == 1 else 's'} {', '.join(told)}" if told else "a member"
-        return JoinTimeoutError(
+        error = JoinTimeoutError(
             self.roster.world,
             f"{who} of {self.roster.key} did not connect in time",
             rule="Every member connects to every other one before the timeout",
             next_step="See whether those processes run, and whether their addresses can be reached from here",
         )
+        error.missing = tuple(sorted(missing))
+        return error
 
     def broke(self, breakage: Breakage) -> None:
         """Record the verdict and report it, once. Called by the watchdog's thread."""

@@ -1,0 +1,443 @@
+"""Worlds whose ranks are assigned: they shrink when members are lost, and let newcomers in when they reform."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from kits.meetkit import until
+from torch.distributed.device_mesh import init_device_mesh
+from worldkit import HANG, PATIENCE, SOON, free_port, left_over, outcome, threads_ended
+
+import multiworld as mw
+from multiworld._net.stores.record import WorldRecord
+
+LONG = 10 * PATIENCE
+"""Seconds, of each operation and join: what ends before was ended by the verdict."""
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def enter(me, size, **options):
+    given = {
+        "seat": f"s{me.rank}",
+        "store": me.store,
+        "timeout": LONG,
+        "hang_timeout": HANG,
+        "last_call": LONG,
+    }
+    return mw.join("w", None, size, **(given | options))
+
+
+def tell(me, w):
+    """What this member knows of its world, and the sum of everybody's 1 + rank."""
+    t = torch.ones(1) + w.rank
+    w.all_reduce(t)
+    me.emit("in", rank=w.rank, size=w.world_size, seats=w.seats, generation=w.generation, sum=t.item())
+
+
+def member(me, size="1:4", late=0.0, stop=None, **options):
+    """Works in its world until it is killed, or told to close it or to fail in it; reforms it when it breaks.
+
+    `late`: seconds before it comes to its first reform. `stop`: a point of that reform at which it stands still.
+    """
+    w = enter(me, size, **options)
+    if stop is not None:
+        stand_still(me, stop)
+    shrinks = options.get("on_loss") == "shrink"
+    known = 0
+    while True:
+        try:
+            if known != w.generation:
+                tell(me, w)
+                known = w.generation
+            word = me.hear() if me._conn.poll(0) else ""
+            if word == "close":
+                w.close()
+            w.all_reduce(torch.ones(2 if word == "fail" else 1))
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
+            me.emit("broken", cause=broken.cause, text=str(broken))
+            late = time.sleep(late) or 0.0
+            began = time.monotonic()
+            (w.wait_active if shrinks else w.reform)(LONG)
+            me.emit("reformed", took=time.monotonic() - began)
+        except mw.WorldClosedError:
+            me.emit("closed")
+            return
+
+
+def stand_still(me, point):
+    """Emit "there" at a point of the next join, and go no further; it is killed there."""
+    from multiworld._c10d import groups
+    from multiworld._join import lane, steps
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld.watchdog import Watchdog
+
+    def halt(*_args, **_keywords):
+        me.emit("there")
+        time.sleep(LONG)
+
+    def after(call):
+        def run(*args, **keywords):
+            found = call(*args, **keywords)
+            halt()
+            return found
+
+        return run
+
+    if point == "claimed":
+        Rendezvous._claim = after(Rendezvous._claim)
+    elif point == "agreed":
+        Rendezvous.agree = after(Rendezvous.agree)
+    elif point == "attached":
+        Watchdog.attach = after(Watchdog.attach)
+    elif point == "connected":
+        lane.connect = steps.lane.connect = after(lane.connect)
+    elif point == "built":
+        groups.build = steps.groups.build = after(groups.build)
+    elif point == "ready":
+        Rendezvous._raise_if_closed = halt
+
+
+POINTS = ["claimed", "agreed", "attached", "connected", "built", "ready"]
+
+
+# -- what tests expect ------------------------------------------------------------------------------------------------
+
+
+def everyone(actors, generation=None, size=None):
+    """All are in one generation, of themselves, and its sums are right; returns its seats by rank."""
+    told = [actor.expect("in") for actor in actors]
+    size = size or len(actors)
+    assert {each.seats for each in told} == {told[0].seats}, told
+    assert set(told[0].seats) >= {f"s{actor.rank}" for actor in actors}
+    assert all(each.seats[each.rank] == f"s{actor.rank}" for actor, each in zip(actors, told, strict=True))
+    assert {each.size for each in told} == {size} == {len(told[0].seats)}
+    assert {each.sum for each in told} == {size * (size + 1) / 2}
+    assert {each.generation for each in told} == {told[0].generation if generation is None else generation}
+    return told[0].seats
+
+
+def claimed(cast, *seats):
+    """Wait until these are the seats that are claimed for the next generation."""
+    record = WorldRecord(cast.server, "w", time.sleep)
+
+    def seen():
+        record.read()
+        waiting = record.ledger.waiting
+        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
+
+    until(seen)
+
+
+def without(actors, *gone):
+    return [actor for actor in actors if actor not in gone]
+
+
+def of_seat(actors, seat):
+    return next(actor for actor in actors if f"s{actor.rank}" == seat)
+
+
+def four(cast, **options):
+    members = [cast.start(member, number, **options) for number in range(4)]
+    return members, everyone(members, 1)
+
+
+# -- shrinking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_loss", ["break", "shrink"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_killed_member_is_left_out(cast, rank, on_loss):
+    members, seats = four(cast, on_loss=on_loss)
+    victim = of_seat(members, seats[rank])
+    victim.kill()
+    rest = without(members, victim)
+    for each in rest:
+        assert each.expect("broken").cause == "crashed"
+        assert each.expect("reformed").took < SOON
+    assert everyone(rest, 2) == tuple(seat for seat in seats if seat != seats[rank]), "in their old order"
+
+
+def test_one_after_the_other_down_to_one(cast):
+    members, _ = four(cast)
+    for generation in (2, 3, 4):
+        members.pop(0).kill()
+        everyone(members, generation)
+
+
+def test_two_at_once(cast):
+    members, seats = four(cast)
+    for seat in seats[:2]:
+        of_seat(members, seat).kill()
+    rest = [of_seat(members, seat) for seat in seats[2:]]
+    # They may see one loss before the other, and reform once or twice.
+    seen = [rest[0].expect("in"), rest[1].expect("in")]
+    assert [each.seats for each in seen] == [seats[2:]] * 2
+
+
+@pytest.mark.parametrize("store", ["tcp", "file"])
+def test_a_store_that_a_member_serves_goes_on_without_it(cast, store, tmp_path):
+    """Another process of that host serves it then, and knows of the world what its members remember."""
+    where = f"tcp://127.0.0.1:{free_port()}" if store == "tcp" else f"file://{tmp_path}/store"
+    members, _ = four(cast, store=where)
+    for generation in (2, 3, 4):  # whoever serves it is among them
+        members.pop(0).kill()
+        everyone(members, generation)
+
+
+def test_a_stopped_member_is_left_out_and_comes_back_last(cast):
+    members, seats = four(cast)
+    victim = of_seat(members, seats[0])
+    victim.stop()
+    rest = without(members, victim)
+    assert {each.expect("broken").cause for each in rest} == {"hung"}
+    assert everyone(rest, 2) == seats[1:]
+    victim.go_on()
+    claimed(cast, seats[0])
+    of_seat(members, seats[1]).kill()
+    rest = [of_seat(members, seat) for seat in (seats[2], seats[3], seats[0])]
+    assert everyone(rest, 3) == (seats[2], seats[3], seats[0])
+
+
+def test_a_member_leaves_and_the_others_go_on(cast):
+    members, seats = four(cast)
+    members[1].say("close")
+    members[1].expect("closed")
+    rest = without(members, members[1])
+    assert {each.expect("broken").cause for each in rest} == {"left"}
+    assert everyone(rest, 2) == tuple(seat for seat in seats if seat != "s1")
+    assert members[1].finish() == 0
+
+
+def test_a_failed_operation_loses_nobody(cast):
+    members, seats = four(cast)
+    members[2].say("fail")
+    assert {each.expect("broken").cause for each in members} == {"failed"}
+    assert everyone(members, 2) == seats
+
+
+def test_another_world_of_the_same_processes_stays(cast):
+    members = [cast.start(in_two, number) for number in range(3)]
+    for each in members:
+        each.expect("in")
+    members[2].kill()
+    for each in members[:2]:
+        assert each.expect("told").data == {"pair": 2.0, "generation": 1, "shrunk": 2, "sum": 2.0}
+
+
+def in_two(me):
+    w = enter(me, 3)  # a fixed size, and assigned ranks
+    pair = mw.join("pair", me.rank, 2, store=me.store, timeout=LONG) if me.rank < 2 else None
+    me.emit("in")
+    assert outcome(lambda: w.recv(torch.ones(1), src=(w.rank + 1) % 3))["cause"] == "crashed"
+    with pytest.raises(mw.JoinTimeoutError, match="of at least 3 members"):
+        w.reform(1.0)
+    w.close()
+    shrunk = mw.join("w2", None, "2:3", store=me.store, timeout=LONG, last_call=0.5)
+    t, u = torch.ones(1), torch.ones(1)
+    pair.all_reduce(t)
+    shrunk.all_reduce(u)
+    me.emit("told", pair=t.item(), generation=pair.generation, shrunk=shrunk.world_size, sum=u.item())
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_member_lost_while_they_reform_is_left_out(cast, point, how):
+    members = [cast.start(member, number, stop=point if number == 2 else None) for number in range(4)]
+    everyone(members, 1)
+    members[0].kill()
+    members[2].expect("there")
+    getattr(members[2], how)()
+    rest = [members[1], members[3]]
+    seen = [each.expect("in") for each in rest]
+    assert {each.seats for each in seen} in ({("s1", "s3")}, {("s3", "s1")}), seen
+    assert {each.sum for each in seen} == {3.0}
+
+
+def test_a_member_that_is_late_is_waited_for(cast):
+    members, seats = late_one(cast, last_call=LONG)
+    members[0].kill()
+    assert set(everyone(members[1:], 2)) == set(seats) - {"s0"}
+
+
+def test_a_member_that_is_too_late_comes_in_next_time(cast):
+    members, _ = late_one(cast, last_call=0.5)
+    members[0].kill()
+    assert set(everyone(members[2:], 2)) == {"s2", "s3"}
+    claimed(cast, "s1")
+    members[2].kill()
+    assert everyone([members[3], members[1]], 3) == ("s3", "s1")
+
+
+def late_one(cast, **options):
+    """Four members, of which s1 comes to its first reform three seconds late."""
+    members = [cast.start(member, number, late=3.0 if number == 1 else 0.0, **options) for number in range(4)]
+    return members, everyone(members, 1)
+
+
+# -- newcomers --------------------------------------------------------------------------------------------------------
+
+
+def test_too_few_wait_and_a_newcomer_lets_them_go_on(cast):
+    members = [cast.start(member, number, size="3:4", last_call=0.5) for number in range(3)]
+    seats = everyone(members, 1)
+    members[1].kill()
+    rest = without(members, members[1])
+    for each in rest:
+        each.expect("broken")
+    newcomer = cast.start(member, 7, size="3:4", last_call=0.5)
+    assert everyone([*rest, newcomer], 2) == (*(seat for seat in seats if seat != "s1"), "s7")
+
+
+def test_a_newcomer_waits_unnoticed_and_comes_in_at_the_next_reform(cast):
+    members, seats = four(cast)
+    waiting = cast.start(member, 5)
+    late = cast.start(member, 6)
+    claimed(cast, "s5", "s6")
+    assert not any(each.conn.poll(0) for each in members), "the members heard nothing"
+    members[0].kill()
+    # There is room for one of the two.
+    seen = [each.expect("in") for each in members[1:]]
+    assert seen[0].seats[:3] == tuple(seat for seat in seats if seat != "s0")
+    assert seen[0].seats[3] in {"s5", "s6"}
+    assert {each.seats for each in seen} == {seen[0].seats}
+    came = waiting if seen[0].seats[3] == "s5" else late
+    assert came.expect("in").generation == 2
+
+
+def test_a_process_that_is_started_again_takes_its_seat(cast):
+    members, _ = four(cast)
+    members[3].kill()
+    again = cast.start(member, 3)
+    everyone(members[:3], 2)
+    claimed(cast, "s3")
+    members[0].kill()
+    assert everyone([members[1], members[2], again], 3)[-1] == "s3"
+
+
+def test_two_of_one_seat(cast):
+    members = [cast.start(one_seat, number) for number in range(2)]
+    kinds = sorted(each.expect("told").kinds[0] for each in members)
+    assert kinds == ["JoinTimeoutError", "RankTakenError"]
+
+
+def one_seat(me):
+    me.emit("told", **outcome(lambda: enter(me, "2:3", seat="the one", timeout=6.0)))
+
+
+def test_newcomers_of_another_kind_are_refused_alone(cast):
+    members = [cast.start(member, number, size="2:3", last_call=LONG) for number in range(2)]
+    claimed(cast, "s0", "s1")
+    odd = cast.start(another_kind, 5)
+    assert odd.expect("told").kinds[0] == "MismatchError"
+    members.append(cast.start(member, 2, size="2:3", last_call=LONG))
+    everyone(members, 1)
+
+
+def another_kind(me):
+    me.emit("told", **outcome(lambda: enter(me, "2:9", timeout=6.0)))
+
+
+# -- what it is for torch ---------------------------------------------------------------------------------------------
+
+
+def test_sub_groups_and_meshes_are_made_anew(cast):
+    members = [cast.start(with_groups, number) for number in range(4)]
+    for each in members:
+        each.expect("in")
+    members[1].kill()
+    for each in without(members, members[1]):
+        told = each.expect("told")
+        assert (told.world, told.mesh) == (3, [3])
+        assert told.sum == (2.0 if told.rank < 2 else 3.0)
+
+
+def with_groups(me):
+    w = enter(me, "2:4")
+    with w:
+        dist.new_group([0, 1])
+    me.emit("in")
+    assert outcome(lambda: w.recv(torch.ones(1), src=(w.rank + 1) % 4))["cause"] == "crashed"
+    with w.reform():
+        group = dist.new_group([0, 1])
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        t = torch.ones(1)
+        dist.all_reduce(t, group=group if dist.get_rank() < 2 else mesh.get_group())
+        if dist.get_rank() < 2:
+            dist.all_reduce(torch.ones(1), group=mesh.get_group())
+        seen = {"rank": w.rank, "world": dist.get_world_size(), "mesh": list(mesh.mesh.shape)}
+        me.emit("told", **seen, sum=t.item())
+    w.barrier()
+
+
+def test_awaited(cast):
+    members = [cast.start(awaiting, number) for number in range(3)]
+    for each in members:
+        each.expect("in")
+    members[0].kill()
+    for each in members[1:]:
+        assert each.expect("told").data == {"size": 2, "sum": 2.0}
+
+
+def awaiting(me):
+    async def main():
+        w = await mw.join_async(
+            "w", None, "1:3", store=me.store, seat=f"s{me.rank}", timeout=LONG, last_call=LONG
+        )
+        me.emit("in")
+        with pytest.raises(mw.BrokenWorldException):
+            while True:
+                await w.aio.all_reduce(torch.ones(1))
+        assert await w.reform_async() is w
+        t = torch.ones(1)
+        await w.aio.all_reduce(t)
+        me.emit("told", size=w.world_size, sum=t.item())
+        await w.aio.barrier()
+
+    asyncio.run(main())
+
+
+# -- alone ------------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_calls():
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        with (
+            mw.join("fixed", 0, 1, store=store) as w,
+            pytest.raises(mw.InvalidJoinError, match="keeps its size"),
+        ):
+            w.reform()
+        w.close()
+        with mw.join("w", None, "1:2", store=store, last_call=0) as w:
+            assert (w.rank, w.world_size, len(w.seats)) == (0, 1, 1)
+            with pytest.raises(mw.InvalidJoinError, match="is active"):
+                w.reform()
+        w.close()
+        assert w.reform() is w
+        assert w.generation == 2
+        w.close()
+
+
+def test_nothing_is_left_behind():
+    with tempfile.TemporaryDirectory() as folder:
+        mw.join("warm", 0, 1, store=f"file://{folder}/store").close()
+        assert threads_ended() == []
+        before = left_over()
+        for _ in range(5):
+            w = mw.join("w", None, "1:2", store=f"file://{folder}/store", last_call=0)
+            w.close()
+            w.reform()
+            w.close()
+        del w
+        gc.collect()
+        assert threads_ended() == []
+        after = left_over()
+        assert after["sockets"] <= before["sockets"]
+        assert after["fds"] <= before["fds"]
