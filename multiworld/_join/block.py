@@ -10,9 +10,8 @@ from multiworld._join.arguments import LAST_CALL
 from multiworld._join.join import join, join_async
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import datetime as dt
+    from types import TracebackType
 
     import torch
     from torch._C._distributed_c10d import Store

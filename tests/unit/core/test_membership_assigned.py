@@ -1,0 +1,310 @@
+"""Ledgers of worlds whose ranks are assigned, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from kits.lifekit import seat
+from kits.meetkit import ask
+
+from multiworld._core.membership import admission, assigned
+from multiworld._core.membership.admission import Phase
+from multiworld._core.membership.ledger import Attempt, Ledger, decode, encode
+from multiworld._core.membership.request import validate
+from multiworld._core.membership.roster import LaneAddress
+from multiworld.errors import InvalidJoinError, JoinError
+
+TOKEN = "ab" * 16
+
+
+def me(request):
+    return f"id-{request.seat}"
+
+
+def claim(ledger, *requests, **options):
+    """Each request claims, and sees all others alive."""
+    for request in requests:
+        waiting = ledger.waiting
+        seen = frozenset(each.id for each in waiting.claims) if waiting else frozenset()
+        move = admission.claim(ledger, request, me(request), TOKEN, **({"seen": seen} | options))
+        assert move.refusal is None, move.refusal
+        ledger = move.ledger
+        assert decode(encode(ledger), "w") == ledger
+    return ledger
+
+
+def active(ledger, *requests):
+    ledger = claim(ledger, *requests)
+    for request in requests:
+        ledger = admission.ready(ledger, ledger.current.number, me(request))
+    assert ledger.current.active
+    return ledger
+
+
+def again(ledger, request, *lost, **changes):
+    """The request with which a member of the ledger's generation comes to the next one."""
+    now = ledger.current
+    mine = next(each for each in now.claims if each.member.process == request.process)
+    return dataclasses.replace(
+        request,
+        last_generation=now.generation, past=tuple(each.member for each in now.claims),
+        past_generation=now.generation, past_rank=mine.rank, lost=lost, **changes,
+    )  # fmt: skip
+
+
+def seats(ledger):
+    return [each.slot for each in ledger.current.claims]
+
+
+A, B, C, D = (seat(who, 2, 3) for who in range(4))
+
+
+def test_the_largest_size_seals_and_ranks_follow_the_claims():
+    ledger = claim(Ledger(), B, A)
+    assert ledger.current is None, "two are enough, and a third may come"
+    ledger = claim(ledger, C)
+    assert [each.rank for each in ledger.current.claims] == [0, 1, 2]
+    assert seats(ledger) == ["s1", "s0", "s2"]
+    roster = admission.roster(ledger.current, A, me(A))
+    assert (roster.rank, roster.size, roster.members[1].seat) == (1, 3, "s0")
+
+
+def test_the_last_call_seals_what_is_enough():
+    ledger = claim(Ledger(), A)
+    assert admission.seal(ledger, 1, me(A), TOKEN, last_call=True) is ledger, "one is not enough"
+    ledger = claim(ledger, B)
+    assert admission.seal(ledger, 1, me(A), TOKEN) is ledger
+    assert seats(admission.seal(ledger, 1, me(A), TOKEN, last_call=True)) == ["s0", "s1"]
+
+
+def test_survivors_wait_for_each_other_and_not_for_the_lost():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, again(ledger, C, 0))
+    assert ledger.current.lost == (0,)
+    assert not assigned.complete(ledger)
+    assert [each.slot for each in assigned.expected(ledger)] == ["s1"]
+    after = claim(ledger, again(ledger, B, 0))
+    assert after.current.generation == 2
+    assert seats(after) == ["s1", "s2"], "in their old order"
+    assert after.before.generation == 1, "until the next one is active"
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_survivor_whose_process_is_gone_is_not_waited_for(dead):
+    ledger = active(Ledger(), A, B, C)
+    gone = frozenset({me(B)}) if dead else frozenset()
+    ledger = claim(ledger, again(ledger, A), again(ledger, C), dead=gone)
+    assert (ledger.current.generation == 2) is dead
+
+
+def test_a_member_that_left_is_not_waited_for():
+    ledger = active(Ledger(), A, B, C)
+    ledger = admission.over(ledger, 1, me(B), left=True)
+    assert (ledger.current.over, ledger.current.lost) == ((1,), (1,))
+    assert admission.over(ledger, 1, me(B), left=True) is ledger
+    ledger = claim(ledger, again(ledger, C), again(ledger, A))
+    assert seats(ledger) == ["s0", "s2"]
+
+
+def test_a_generation_that_is_over_for_all_is_kept_until_all_have_left():
+    ledger = active(Ledger(), A, B, C)
+    for each in (A, B, C):
+        ledger = admission.over(ledger, 1, me(each))
+    assert ledger.current.over == (0, 1, 2)
+    for each in (A, B, C):
+        ledger = admission.over(ledger, 1, me(each), left=True)
+    assert ledger.current is None
+    assert ledger.last == 1
+
+
+def test_a_reform_that_fails_is_followed_by_one_of_those_that_are_left():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, again(ledger, A, 2), again(ledger, B, 2))
+    sealed = ledger.current
+    failed = admission.fail(ledger, sealed.number, me(A), admission.refusals.abandoned(0, "B died"))
+    assert failed.current.generation == 1, "whose members are waited for"
+    assert failed.before is None
+    assert failed.failure_of(sealed.number).value == "B died"
+    after = claim(failed, again(failed, A, 1, 2))
+    assert after.current is failed.current or after.current.generation == 1
+    one = seat(0, 1, 3)
+    assert admission.claim_state(failed, sealed.number, me(A), one).phase is Phase.CLOSED
+
+
+def test_a_number_is_used_once_though_its_attempt_failed():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, again(ledger, A, 2), again(ledger, B, 2))
+    assert ledger.last == 2
+    ledger = admission.fail(ledger, ledger.current.number, me(A), admission.refusals.abandoned(0, "no"))
+    ledger = claim(ledger, again(ledger, A, 2), again(ledger, B, 2))
+    assert ledger.current.generation == 3
+    ledger = admission.ready(
+        admission.ready(ledger, ledger.current.number, me(A)), ledger.current.number, me(B)
+    )
+    assert ledger.before is None
+
+
+def test_newcomers_come_last_and_those_without_room_stay_waiting():
+    ledger = active(Ledger(), A, B, C)
+    late = [seat(who, 2, 3) for who in (7, 8)]
+    ledger = claim(ledger, *late)
+    assert ledger.current.generation == 1, "they wait for its end"
+    number = ledger.waiting.number
+    ledger = claim(ledger, again(ledger, C, 0), again(ledger, B, 0))
+    assert seats(ledger) == ["s1", "s2", "s7"]
+    assert ledger.current.number == number
+    assert [(each.slot, each.rank) for each in ledger.waiting.claims] == [("s8", 0)]
+    assert ledger.number == ledger.waiting.number == number + 1
+    state = admission.claim_state(ledger, number, me(late[1]), late[1])
+    assert state.phase is Phase.OPEN
+    assert state.attempt.number == number + 1, "it was moved on"
+
+
+def test_newcomers_alone_wait_for_their_last_call():
+    ledger = active(Ledger(), A, B, C)
+    late = [seat(who, 2, 3) for who in (7, 8)]
+    ledger = claim(ledger, *late)
+    number = ledger.waiting.number
+    everyone = frozenset(me(each) for each in (A, B, C))
+    assert admission.seal(ledger, number, me(late[0]), TOKEN, gone=1, dead=everyone) is ledger
+    ledger = admission.seal(ledger, number, me(late[0]), TOKEN, gone=1, dead=everyone, last_call=True)
+    assert (ledger.current.generation, seats(ledger)) == (2, ["s7", "s8"])
+
+
+def test_a_store_that_is_new_learns_from_the_first_survivor():
+    known = active(Ledger(), A, B, C)
+    ledger = claim(Ledger(), again(known, B, 0))
+    assert (ledger.last, ledger.current.generation, ledger.current.lost) == (1, 1, (0,))
+    assert ledger.current.active
+    ledger = claim(ledger, again(known, C, 0))
+    assert (ledger.current.generation, seats(ledger)) == (2, ["s1", "s2"])
+
+
+def test_an_older_memory_teaches_nothing():
+    known = active(Ledger(), A, B, C)
+    newer = active(known, again(known, A), again(known, B), again(known, C))
+    old = again(known, C, 0, 1)
+    assert assigned.remembered(newer, old) is newer
+    assert assigned.remembered(newer, dataclasses.replace(old, past=())) is newer
+    sealed = claim(newer, again(newer, A), again(newer, B), again(newer, C))
+    more = assigned.remembered(sealed, again(newer, A, 1))
+    assert (more.before.lost, more.current) == ((1,), sealed.current)
+
+
+def test_an_open_attempt_goes_on_without_who_gives_up():
+    ledger = claim(Ledger(), A, B)
+    failure = admission.refusals.abandoned(1, "A gave up")
+    left = admission.fail(ledger, 1, me(A), failure)
+    assert [(each.slot, each.rank) for each in left.waiting.claims] == [("s1", 0)]
+    assert left.failures == ()
+    assert admission.refuse(left, failure) is left
+    assert admission.withdraw(left, 1, me(B)).waiting is None
+    late = admission.expire(ledger, 1, me(A), A, timeout=3.0)
+    assert "2 of at least 2 members" in late.refusal.value
+    assert len(late.ledger.waiting.claims) == 1
+    short = admission.expire(claim(Ledger(), A), 1, me(A), A, timeout=3.0)
+    assert "1 of at least 2 members" in short.refusal.value
+    assert "missing: 1" in short.refusal.value
+
+
+def test_a_newcomer_that_waited_in_vain():
+    ledger = active(Ledger(), A, B, C)
+    new = seat(7, 2, 3)
+    ledger = claim(ledger, new)
+    move = admission.expire(ledger, ledger.waiting.number, me(new), new, timeout=3.0)
+    assert move.refusal.kind == "JoinTimeoutError"
+    assert "waited 3.0 s to be let in" in move.refusal.value
+    same = dataclasses.replace(new, seat="s1", process=D.process)
+    ledger = claim(active(Ledger(), A, B, C), same)
+    move = admission.expire(ledger, ledger.waiting.number, me(same), same, timeout=3.0)
+    assert move.refusal.kind == "RankTakenError"
+    assert "holds seat 's1'" in move.refusal.value
+
+
+def test_a_seat_that_is_claimed_twice():
+    ledger = claim(Ledger(), A)
+    twin = dataclasses.replace(D, seat="s0")
+    asked = admission.claim(ledger, twin, "other", TOKEN)
+    assert asked.holder.id == me(A)
+    lost = admission.claim(ledger, twin, "other", TOKEN, living=me(A))
+    assert lost.refusal.kind == "RankTakenError"
+    assert "Seat 's0'" in lost.refusal.value
+    assert lost.ledger.waiting == ledger.waiting, "the others hear nothing of it"
+    taken = admission.claim(ledger, twin, "other", TOKEN, dead=frozenset({me(A)}))
+    assert [each.id for each in taken.ledger.waiting.claims] == ["other"]
+
+
+def test_an_older_claim_of_the_same_process_is_dropped():
+    ledger = claim(Ledger(), A, dataclasses.replace(A, seat="another"))
+    assert [each.slot for each in ledger.waiting.claims] == ["another"]
+
+
+def test_newcomers_that_disagree_are_refused_alone_and_yield_to_survivors():
+    ledger = active(Ledger(), A, B, C)
+    odd, odder = seat(7, 1, 9), seat(8, 1, 8)
+    ledger = claim(ledger, odd)
+    refused = admission.claim(ledger, odder, "x", TOKEN)
+    assert refused.refusal.kind == "MismatchError"
+    assert "world_size='1:8'" in refused.refusal.value
+    assert refused.ledger.waiting.claims == ledger.waiting.claims
+    first = again(ledger, A, 2)
+    after = claim(ledger, first)
+    assert [each.slot for each in after.waiting.claims] == ["s0"]
+    assert admission.claim_state(after, ledger.waiting.number, me(odd), odd).failure.kind == "MismatchError"
+    fixed = ask(0, 3, 9)
+    assert admission.claim(after, fixed, "y", TOKEN).refusal.kind == "MismatchError"
+
+
+def test_a_wait_says_for_what():
+    ledger = claim(Ledger(), A)
+    told = admission.refusals.awaited(ledger.waiting, A, 5.0, 25.0)
+    assert (
+        told
+        == "Seat 's0' of world 'w' waits for 1 more (1 of at least 2 members are there): 5 s so far, 25 s are left"
+    )
+    told = admission.refusals.awaited(claim(ledger, B).waiting, A, 5.0, 25.0)
+    assert "waits for members that may still come (2 of at least 2 members are there)" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"least": 4}, "4:3"), ({"seat": ""}, "seat"), ({"seat": "x" * 201}, "seat"), ({"seat": 3}, "seat")],
+)
+def test_requests_that_no_world_can_have(change, words):
+    validate(A)
+    with pytest.raises(InvalidJoinError, match=words):
+        validate(dataclasses.replace(A, **change))
+
+
+def test_records_keep_seats_lanes_and_losses():
+    laned = dataclasses.replace(B, lane=LaneAddress(2, "here", 77, 1))
+    ledger = active(Ledger(), A, laned, C)
+    ledger = claim(ledger, again(ledger, A, 2))
+    assert decode(encode(ledger), "w") == ledger
+    assert ledger.current.claims[1].member.lane.port == 77
+
+
+def broken_rows():
+    good = active(Ledger(), A, B, C)
+    text = encode(good)
+    yield text.replace('"gloo","cpu",2]', '"gloo","cpu",4]'), "a world of"
+    yield text.replace('"gloo","cpu",2]', '"gloo","cpu",0]'), "a world of"
+    yield text.replace('"gloo","cpu",2]', '"gloo","cpu"]'), "seats belong"
+    yield text.replace('["s1",0,0]', '["",0,0]'), "seats belong"
+    yield text.replace('[["s1",0,0]]'[1:-1], '["s1",0,0],7'), "goes on with"
+    ranks = dataclasses.replace(good.current, claims=good.current.claims[1:])
+    yield encode(dataclasses.replace(good, current=ranks)), "assigned ranks"
+
+
+@pytest.mark.parametrize(("text", "words"), list(broken_rows()))
+def test_records_that_are_none(text, words):
+    with pytest.raises(JoinError, match=words):
+        decode(text, "w")
+
+
+def test_what_an_attempt_counts():
+    attempt = Attempt(1, A.terms, claim(Ledger(), A).waiting.claims)
+    assert (attempt.size, attempt.missing, attempt.unready) == (1, (1,), (0,))
+    assert attempt.at("s0").id == attempt.of(me(A)).id
+    assert attempt.at("s9") is attempt.of("x") is None
