@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kits.lifekit import seat
-
 from multiworld._core.membership import admission
 from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import Attempt, Ledger
@@ -282,7 +281,7 @@ def stuck(explorer: Explorer, steps: dict[State, list[tuple[str, State]]]) -> li
     """The states from which no settled one can be reached without a further fault."""
     before: dict[State, list[State]] = {}
     for state, nexts in steps.items():
-        for name, after in nexts:
+        for _, after in nexts:
             if after.faults == state.faults:
                 before.setdefault(after, []).append(state)
     good = {state for state in steps if explorer.settled(state)}

@@ -64,7 +64,7 @@ def _with_lost(attempt: Attempt | None, generation: int, lost: set[int]) -> Atte
 def survives(ledger: Ledger, generation: int) -> bool:
     """Whether a member of this generation is a survivor of the world's last active one."""
     base = ledger.before or ledger.current
-    return base is not None and base.active and base.generation == generation
+    return base is not None and base.generation == generation
 
 
 def with_claim(waiting: Attempt, mine: Claim) -> tuple[Claim, ...]:

@@ -109,6 +109,7 @@ def test_a_member_that_left_is_not_waited_for():
 
 def test_a_generation_that_is_over_for_all_is_kept_until_all_have_left():
     ledger = active(Ledger(), A, B, C)
+    known = ledger
     for each in (A, B, C):
         ledger = admission.over(ledger, 1, me(each))
     assert ledger.current.over == (0, 1, 2)
@@ -116,6 +117,10 @@ def test_a_generation_that_is_over_for_all_is_kept_until_all_have_left():
         ledger = admission.over(ledger, 1, me(each), left=True)
     assert ledger.current is None
     assert ledger.last == 1
+    # One of them comes back all the same: the others may, too.
+    ledger = claim(ledger, again(known, B))
+    assert (ledger.current.generation, ledger.current.over) == (1, (1,))
+    assert [each.slot for each in assigned.expected(ledger)] == ["s0", "s2"]
 
 
 def test_a_reform_that_fails_is_followed_by_one_of_those_that_are_left():
