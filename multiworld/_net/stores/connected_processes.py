@@ -6,6 +6,8 @@ there.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 from multiworld._net import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
 __all__ = ["callers", "others"]
 
@@ -23,17 +25,20 @@ _MAPPED = ("0000000000000000FFFF0000", "00000000000000000000FFFF")
 """Prefix of an IPv4-mapped IPv6 address, in words of the machine's byte order."""
 
 
-def callers(table: str, port: int, own: Container[int]) -> int:
+def callers(table: Iterable[str], port: int, own: Container[int]) -> int:
     """Count the connections of other processes to a server of this one.
 
     Args:
-        table: text of ``/proc/net/tcp`` and ``tcp6``, one after the other (proc_pid_net(5)).
+        table: lines of ``/proc/net/tcp`` and ``tcp6``, one after the other (proc_pid_net(5)). A busy host
+            has tens of thousands, nearly all of connections that have ended: they are not kept.
         port: that the server listens at.
         own: inodes of this process's sockets.
     """
     accepted: list[tuple[str, str]] = []
     ours: set[tuple[str, str]] = set()
-    for line in table.splitlines():
+    for line in table:
+        if f" {_ESTABLISHED} " not in line:
+            continue
         row = line.split()
         if len(row) < 10 or row[3] != _ESTABLISHED or int(row[9]) not in own:
             continue
@@ -57,10 +62,11 @@ def others(port: int, server: int = 0) -> bool | None:
         own = _sockets("/proc/self/fd")
         if server:
             own |= _sockets(f"/proc/self/task/{server}/fd")
-        paths = [Path("/proc/thread-self/net", name) for name in _TABLES]
-        # Without IPv6 there is only one table.
-        tables = [each.read_text(encoding="ascii") for each in paths if each.exists()]
-        return callers("".join(tables), port, own) > 0 if tables else None
+        with contextlib.ExitStack() as stack:
+            paths = [Path("/proc/thread-self/net", name) for name in _TABLES]
+            # Without IPv6 there is only one table.
+            tables = [stack.enter_context(each.open(encoding="ascii")) for each in paths if each.exists()]
+            return callers(itertools.chain(*tables), port, own) > 0 if tables else None
     except (OSError, ValueError):
         return None
 

@@ -100,7 +100,7 @@ def row(local, remote, inode, state="01"):
 
 class TestCallers:
     def count(self, *rows, own=(1, 2, 3)):
-        return callers(HEAD + "\n" + "".join(rows), 0x73AA, set(own))
+        return callers([HEAD, *rows], 0x73AA, set(own))
 
     def test_a_connection_from_elsewhere_counts_and_the_listener_does_not(self):
         assert self.count(row(SERVER, "00000000:0000", 1, state="0A")) == 0
