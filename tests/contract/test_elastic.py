@@ -260,6 +260,32 @@ def test_a_member_lost_while_they_reform_is_left_out(cast, point, how):
     assert {each.sum for each in seen} == {3.0}
 
 
+def test_a_member_that_cannot_build_its_group_is_left_out(cast):
+    members = [cast.start(member, number) for number in range(3)]
+    members.append(cast.start(cannot_build, 3))
+    everyone(members, 1)
+    members[0].kill()
+    assert set(everyone(members[1:3])) == {"s1", "s2"}
+    assert "no room" in members[3].expect("told").text
+
+
+def cannot_build(me):
+    from multiworld._join import steps
+
+    w = enter(me, "1:4")
+    tell(me, w)
+
+    def build(*_):
+        raise mw.BackendError("w", "no room on the device")
+
+    steps.groups.build = build
+    with pytest.raises(mw.BrokenWorldException):
+        while True:
+            w.all_reduce(torch.ones(1))
+    me.emit("told", **outcome(lambda: w.reform(LONG)))
+    me.hear()
+
+
 def test_a_member_that_is_late_is_waited_for(cast):
     members, seats = late_one(cast, last_call=LONG)
     members[0].kill()

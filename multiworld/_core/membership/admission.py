@@ -286,10 +286,17 @@ def ready(ledger: Ledger, number: int, me: str) -> Ledger:
     return dataclasses.replace(ledger, current=said, before=None if said.active else ledger.before)
 
 
-def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
+def fail(ledger: Ledger, number: int, me: str, failure: Failure, *, left: bool = False) -> Ledger:
     """Close the attempt with a reason; an active generation, or another attempt, is left unchanged.
 
     Where ranks are assigned, an open attempt goes on without this member.
+
+    Args:
+        ledger: the current one.
+        number: of the attempt.
+        me: id of the claim.
+        failure: the reason.
+        left: whether this member will not try again, so that the others need not wait for it.
     """
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.number == number and waiting.has(me):
@@ -298,7 +305,10 @@ def fail(ledger: Ledger, number: int, me: str, failure: Failure) -> Ledger:
         return _close(ledger, waiting, failure).ledger
     if now is not None and now.number == number and now.has(me) and not now.active:
         failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=number))
-        return dataclasses.replace(ledger, current=ledger.before, before=None, failures=failures)
+        before = ledger.before
+        if left and before is not None and (mine := now.of(me)) is not None:
+            before = assigned.without_process(before, mine.member.process)
+        return dataclasses.replace(ledger, current=before, before=None, failures=failures)
     return ledger
 
 

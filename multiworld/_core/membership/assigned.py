@@ -27,7 +27,16 @@ from multiworld._core.membership.ledger import Attempt, Claim, Ledger
 if TYPE_CHECKING:
     from multiworld._core.membership.request import JoinRequest
 
-__all__ = ["choose", "complete", "expected", "ranked", "remembered", "survives", "with_claim"]
+__all__ = [
+    "choose",
+    "complete",
+    "expected",
+    "ranked",
+    "remembered",
+    "survives",
+    "with_claim",
+    "without_process",
+]
 
 _NO_TOKEN = "0" * 32  # of a generation that a survivor remembers: nobody joins it any more
 
@@ -59,6 +68,12 @@ def _with_lost(attempt: Attempt | None, generation: int, lost: set[int]) -> Atte
         return attempt
     known = tuple(sorted(rank for rank in lost | set(attempt.lost) if rank < attempt.size))
     return dataclasses.replace(attempt, lost=known)
+
+
+def without_process(attempt: Attempt, process: str) -> Attempt:
+    """Return the attempt with the member of this process among the lost."""
+    gone = {each.rank for each in attempt.claims if each.member.process == process}
+    return dataclasses.replace(attempt, lost=tuple(sorted(gone | set(attempt.lost))))
 
 
 def survives(ledger: Ledger, generation: int) -> bool:

@@ -195,9 +195,12 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
 
 
 def failure_from(error: Exception, request: JoinRequest) -> Failure:
-    """Return the failure that the other members raise for an error of this one."""
+    """Return the failure that the other members raise for an error of this one.
+
+    Where ranks are assigned, this member is one that they go on without: the attempt was abandoned for them.
+    """
     kind = type(error).__name__
-    if not isinstance(error, JoinError) or kind not in _KINDS:
+    if not isinstance(error, JoinError) or kind not in _KINDS or request.assigned:
         kind = "JoinAbandonedError"
     value = error.value if isinstance(error, errors.MultiworldError) else f"{type(error).__name__}: {error}"
     rule = error.rule if isinstance(error, JoinError) else ""

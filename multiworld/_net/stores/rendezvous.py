@@ -26,7 +26,15 @@ from multiworld._core.membership.request import JoinRequest, validate
 from multiworld._net.patience import NoAnswerError, in_time
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.record import StoreLike, WorldRecord
-from multiworld.errors import InvalidJoinError, JoinAbandonedError, JoinError, StoreUnreachableError
+from multiworld.errors import (
+    BrokenWorldException,
+    InvalidJoinError,
+    JoinAbandonedError,
+    JoinError,
+    JoinTimeoutError,
+    StaleGenerationError,
+    StoreUnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -57,6 +65,8 @@ _PROBE_EVERY = 0.5
 _SEAL_AFTER = 0.02
 """Seconds before other members try to seal an attempt: the claim that completes it normally does."""
 T = TypeVar("T")
+_TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
+"""Errors of a join after which a member of a world whose ranks are assigned tries again."""
 _log = logging.getLogger(__name__)
 
 
@@ -183,7 +193,8 @@ class Rendezvous:
         """
         if self._active:
             return self.over(keys)
-        return self._part(lambda: self._leave(refusals.failure_from(error, self.request)), keys)
+        failure, left = refusals.failure_from(error, self.request), not isinstance(error, _TRIED_AGAIN)
+        return self._part(lambda: self._leave(failure, left=left), keys)
 
     def over(self, keys: Iterable[str] = (), *, left: bool = False) -> None:
         """Report the generation ended, broken or closed, for this process, so that the next may begin.
@@ -430,13 +441,13 @@ class Rendezvous:
         self._leave(failure)
         return self._error(failure)
 
-    def _leave(self, failure: Failure) -> None:
+    def _leave(self, failure: Failure, *, left: bool = False) -> None:
         if self._number:
-            self._record.apply(lambda ledger: Move(self._left(ledger, failure)))
+            self._record.apply(lambda ledger: Move(self._closed(ledger, failure, left=left)))
 
-    def _left(self, ledger: Ledger, failure: Failure) -> Ledger:
+    def _closed(self, ledger: Ledger, failure: Failure, *, left: bool) -> Ledger:
         # The generation may have become active on other members meanwhile: then report it over.
-        closed = admission.fail(ledger, self._number, self._me, failure)
+        closed = admission.fail(ledger, self._number, self._me, failure, left=left)
         if closed is ledger:
             closed = admission.over(ledger, self._number, self._me)
         return closed

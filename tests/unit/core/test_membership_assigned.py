@@ -137,6 +137,17 @@ def test_a_reform_that_fails_is_followed_by_one_of_those_that_are_left():
     assert admission.claim_state(failed, sealed.number, me(A), one).phase is Phase.CLOSED
 
 
+def test_a_member_that_cannot_take_part_is_not_waited_for():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, *(again(ledger, each) for each in (A, B, C)))
+    failure = admission.refusals.failure_from(JoinError("w", "no memory"), B)
+    assert failure.kind == "JoinAbandonedError"
+    ledger = admission.fail(ledger, ledger.current.number, me(B), failure, left=True)
+    assert (ledger.current.generation, ledger.current.lost) == (1, (1,))
+    first = admission.fail(claim(Ledger(), A, B, C), 1, me(B), failure, left=True)
+    assert first.current is None
+
+
 def test_a_number_is_used_once_though_its_attempt_failed():
     ledger = active(Ledger(), A, B, C)
     ledger = claim(ledger, again(ledger, A, 2), again(ledger, B, 2))
