@@ -74,6 +74,8 @@ TARGETS = (
     Target("a crash is detected, median", "≤ 3 ms, at 100 worlds too", ("detection/crash/*/p50",)),
     Target("a crash is detected, 99th percentile", "≤ 20 ms, at 100 worlds too", ("detection/crash/*/p99",)),
     Target("a 4-member world is whole again, its replacement waiting", "≤ 100 ms", ("rebuild/*",)),
+    Target("4 members lose one, and the others operate again", "≤ 50 ms", ("elastic/4/*",)),
+    Target("32 members lose one, and the others operate again", "≤ 250 ms", ("elastic/32/*",)),
     Target("toolchain", "", ("toolchain/*",)),
 )  # fmt: skip
 

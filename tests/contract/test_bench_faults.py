@@ -1,4 +1,4 @@
-"""The parts worlds, detection, rebuild and overheads of the benchmarks, in their smallest size."""
+"""The parts worlds, detection, rebuild, elastic and overheads of the benchmarks, in their smallest size."""
 
 from __future__ import annotations
 
@@ -78,3 +78,15 @@ def test_overheads():
     assert found["publish/10"].value > found["publish/0"].value > 0
     assert found["get_rank/world"].samples == 2
     assert found["join_and_close/10_subscribers"].value > 0
+
+
+def test_elastic():
+    kinds = ("4/file/reform", "4/tcp/reform", "4/file/shrink")
+    found = measured("elastic", "--rounds", "1", "--warm-up", "0", "--kinds", *kinds)
+    assert [*found] == [*kinds]
+    for figure in found.values():
+        line = figure.series["timeline"]
+        assert (
+            0 < line["noticed"] <= line["active"] <= line["first"] == pytest.approx(figure.value, abs=0.001)
+        )
+        assert figure.goal is not None
