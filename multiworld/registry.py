@@ -36,6 +36,7 @@ class RegisteredWorld(Protocol):
     """A `multiworld.World`, as the registry and joins know it."""
 
     _gen: Generation
+    _unreachable: Callable[[], None]
 
     @property
     def name(self) -> str:
@@ -170,10 +171,13 @@ class Registry:
             if self._joining.get(name, self) is not join:
                 return
             del self._joining[name]
+            before = self._worlds.get(name)
             if world is not None:
                 if world._gen.state is not State.CLOSED:  # noqa: SLF001  (a callback may have)
                     self._worlds[name] = world
                 self._last[name] = (generation, rank)
+        if before is not None and world is not None and before is not world:
+            before._unreachable()  # noqa: SLF001  (the registry owns the process's worlds)
 
     def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world."""

@@ -70,7 +70,9 @@ class World(Selecting, ObjectCollectives):
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._told: Generation | None = None  # whose breakage the watchers heard of
-        self._unreachable = _nothing  # closes the listener by which others see that this process lives
+        self._unreachable: Callable[[], None] = (
+            _nothing  # closes the listener by which others see that this process lives
+        )
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._aio: Aio | None = None
 
@@ -216,11 +218,11 @@ class World(Selecting, ObjectCollectives):
         wait in `multiworld.join` to be let in. Ranks are dense: members keep their order, newcomers come last.
         A member that is lost meanwhile is left out. Fewer than MIN members wait for others.
 
-        Members that are alive and do not come are waited for as long as ``last_call`` says; they may come
-        later, as newcomers.
+        Members that are alive and do not come are waited for as long as ``last_call`` says, and at most until
+        shortly before the timeout; they may come later, as newcomers.
 
         Args:
-            timeout: seconds, or a timedelta; None takes the join's own.
+            timeout: seconds, or a timedelta, of this and from then on of operations; None takes the last one.
 
         Returns:
             This world, in its new generation. What was selected by ``with`` before stays the old generation.
@@ -331,6 +333,8 @@ class World(Selecting, ObjectCollectives):
             before = self._unreachable
             self._unreachable = registry.watchdog().stay_reachable(gen.roster.members[gen.rank].endpoint.host)
             before()
+            if gen.state is State.CLOSED:  # by another thread
+                self._unreachable()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 

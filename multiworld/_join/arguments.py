@@ -138,15 +138,15 @@ def make_plan(
             raise refuse(
                 f"rank {rank!r}", f"It is a whole number from 0 to {most - 1}", "Give each member its own"
             )
-        if seat is not None or on_loss != "break":
+        if seat is not None or on_loss != "break" or last_call != LAST_CALL:
             raise refuse(
-                f"seat {seat!r}, on_loss {on_loss!r} with rank {rank}",
-                "A member that chooses its rank has no seat, and its world breaks when one is lost",
+                f"seat {seat!r}, on_loss {on_loss!r}, last_call {last_call!r} with rank {rank}",
+                "These belong to worlds whose ranks are assigned: with others the world keeps its members",
                 "Give rank=None, and a range as in world_size='2:8'",
             )
     if seat is not None and (not isinstance(seat, str) or not 1 <= len(seat) <= 200 or not _is_unicode(seat)):
         raise refuse(f"seat {seat!r}", "It is Unicode text of 1 to 200 characters", "Give another, or none")
-    if on_loss not in {"break", "shrink"}:
+    if on_loss not in ("break", "shrink"):  # no set: it may be anything
         raise refuse(f"on_loss {on_loss!r}", "It is 'break' or 'shrink'", "Give one of them")
     for_last = durations.seconds(last_call)
     if for_last is None or not 0 <= for_last <= settings.MAX_TIMEOUT:
@@ -218,8 +218,8 @@ def make_plan(
 
 def _sizes(size: object) -> tuple[int, int] | None:
     """The smallest and the largest size; None where it is none."""
-    if isinstance(size, str) and size.count(":") == 1 and size.isascii():
-        texts = size.split(":")
+    if isinstance(size, str) and size.isascii() and len(size) < 20:
+        texts = (size if ":" in size else f"{size}:{size}").split(":")
         size = tuple(int(each) for each in texts) if all(each.isdigit() for each in texts) else None
     if isinstance(size, int):
         size = (size, size)

@@ -206,7 +206,8 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
             joined = _join_once(plan, world, given_up, deadline, gone)
         except (JoinAbandonedError, JoinTimeoutError, StaleGenerationError):  # noqa: PERF203  (few tries)
             # A member was lost, or was late. The others go on, and this one with them.
-            if given_up() or time.monotonic() + AGAIN >= deadline:
+            other = world is not None and registry.worlds().get(plan.name, world) is not world
+            if other or given_up() or time.monotonic() + AGAIN >= deadline:
                 raise
             time.sleep(AGAIN)
         else:

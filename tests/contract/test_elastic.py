@@ -292,6 +292,17 @@ def test_a_member_that_is_late_is_waited_for(cast):
     assert set(everyone(members[1:], 2)) == set(seats) - {"s0"}
 
 
+@pytest.mark.parametrize("wait", [6.0, 60.0])
+def test_the_last_call_ends_in_time_to_build(cast, wait):
+    """Whatever it says: a world that has enough members comes about before the timeout."""
+    members = [cast.start(in_time, number, wait=wait) for number in range(2)]
+    assert [each.expect("in").size for each in members] == [2, 2]
+
+
+def in_time(me, wait):
+    tell(me, enter(me, "2:4", timeout=6.0, last_call=wait))
+
+
 def test_a_member_that_is_too_late_comes_in_next_time(cast):
     members, _ = late_one(cast, last_call=0.5)
     members[0].kill()
@@ -449,6 +460,23 @@ def test_wrong_calls():
         assert w.reform() is w
         assert w.generation == 2
         w.close()
+
+
+def test_a_handle_that_is_succeeded_holds_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        mw.join("warm", 0, 1, store=store).close()
+        assert threads_ended() == []
+        first = mw.join("w", None, "1:2", store=store, last_call=0)
+        first._gen.verdict(mw.Breakage(mw.Cause.FAILED, (), "a test", time.monotonic()))
+        second = mw.join("w", None, "1:2", store=store, last_call=0)
+        second._gen.verdict(mw.Breakage(mw.Cause.FAILED, (), "a test", time.monotonic()))
+        began = time.monotonic()
+        with pytest.raises(mw.StaleGenerationError):
+            first.reform(30.0)
+        assert time.monotonic() - began < SOON
+        second.close()
+        assert threads_ended() == []
 
 
 def test_nothing_is_left_behind():

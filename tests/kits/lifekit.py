@@ -131,8 +131,8 @@ class Lives(Simulation):
     """`Simulation` of lives until `end`.
 
     Attributes:
-        blind, deaf: probabilities, until `calm`, that a probe finds a living process gone, and that an answer of the
-            store is lost.
+        blind, deaf: probabilities, until `calm`, that a living process does not answer a probe, and that an answer of
+            the store is lost.
         store_dies: simulated seconds, ascending.
     """
 
@@ -166,10 +166,8 @@ class Lives(Simulation):
 
     def probe(self, endpoints: Iterable[Endpoint], within: float) -> dict[Endpoint, bool | None]:
         gone = {each.request.endpoint for each in self.lives if each.dead or each.left}
-        return {
-            end: end not in gone and not (self.now < self.calm and self.random.random() < self.blind)
-            for end in endpoints
-        }
+        unseen = self.now < self.calm and self.random.random() < self.blind
+        return {end: False if end in gone else None if unseen else True for end in endpoints}
 
     def lost(self, roster: Roster) -> tuple[int, ...]:
         """Ranks of members that died or left."""

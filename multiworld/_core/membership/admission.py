@@ -143,7 +143,7 @@ def claim(
     if request.assigned:
         ledger = assigned.remembered(ledger, request)
         mine = dataclasses.replace(mine, was=request.past_generation, held=request.past_rank)
-        ledger = _yielding(ledger, request)
+    ledger = _yielding(ledger, request)
     waiting = ledger.waiting
     if waiting is None:
         opened = Attempt(
@@ -154,7 +154,7 @@ def claim(
     waiting = _without(waiting, dead)
     if waiting.claims and waiting.terms != request.terms:
         failure = refusals.mismatch(waiting, request)
-        if waiting.terms.assigned:
+        if waiting.terms.assigned and request.assigned:
             return Move(ledger, waiting.number, refusal=failure)
         return _close(ledger, waiting, failure)
     holder = waiting.at(request.slot)
@@ -402,14 +402,17 @@ def _without(attempt: Attempt, dead: frozenset[str]) -> Attempt:
 
 
 def _yielding(ledger: Ledger, request: JoinRequest) -> Ledger:
-    """The ledger without an open attempt of newcomers that disagree with this survivor of the world."""
-    waiting = ledger.waiting
-    if (
-        waiting is None
-        or waiting.terms == request.terms
-        or not assigned.survives(ledger, request.past_generation)
-        or any(assigned.survives(ledger, each.was) for each in waiting.claims)
-    ):
+    """The ledger without an open attempt of newcomers that disagree with the world as it is.
+
+    It yields to members of that world, and where ranks are assigned to newcomers that agree with it.
+    """
+    waiting, now = ledger.waiting, ledger.current
+    if waiting is None or now is None or waiting.terms == request.terms or now.terms != request.terms:
+        return ledger
+    members = {each.member.process for each in now.claims}
+    if not request.assigned and request.process not in members:
+        return ledger
+    if any(each.member.process in members for each in waiting.claims):
         return ledger
     return _close(ledger, waiting, refusals.mismatch(waiting, request)).ledger
 

@@ -116,14 +116,11 @@ def expected(ledger: Ledger, dead: frozenset[str] = frozenset()) -> tuple[Claim,
     if now is None or not now.terms.assigned:
         return ()
     there = () if waiting is None else waiting.claims
-    processes, seats = {each.member.process for each in there}, {each.slot for each in there}
+    processes = {each.member.process for each in there}
     return tuple(
         each
         for each in now.claims
-        if each.rank not in now.lost
-        and each.id not in dead
-        and each.member.process not in processes
-        and each.slot not in seats
+        if each.rank not in now.lost and each.id not in dead and each.member.process not in processes
     )
 
 

@@ -52,6 +52,8 @@ CHECK_EVERY = 0.01
 """Seconds between two reads of the store by `Rendezvous.check`."""
 REFUSING = 1.0
 """Seconds for which a process that cannot claim a rank tries to tell the members that wait for it."""
+BUILDING = 5.0
+"""Seconds before its deadline, or a quarter of its timeout, at which a member ends the last call."""
 PARTING = 0.5
 """Seconds that `fail`, `over` and other final reports may take."""
 MISSED_AFTER = 5.0
@@ -105,6 +107,7 @@ class Rendezvous:
         self._deadline = deadline
         self._last_call = last_call
         self._enough_since: float | None = None
+        self._silent_since: float | None = None
         self._cancelled = cancelled
         self._clock = clock
         self._sleep = sleep
@@ -308,7 +311,7 @@ class Rendezvous:
         if self._number == 0:
             # The holder was found neither alive nor dead, so only this process's join fails.
             raise self._error(watch.failure if watch is not None else None)
-        if not self._seal(last_call=True):
+        if not self._seal():
             self._expire()
 
     def _expire(self) -> None:
@@ -364,7 +367,7 @@ class Rendezvous:
         self._record.apply(lambda ledger: Move(admission.refuse(ledger, failure)))
         return self._error(failure)
 
-    def _seal(self, *, last_call: bool = False) -> bool:
+    def _seal(self) -> bool:
         """Seal this member's open attempt, or find it no longer open; False if it stays open.
 
         Two things delay sealing: claims of members that died while they waited, which are dropped, and a
@@ -375,7 +378,8 @@ class Rendezvous:
         now, waiting = ledger.current, ledger.waiting
         if now is not None and not admission.may_seal(ledger, self._gone):
             found = self._probe([claim.member.endpoint for claim in now.claims], _PROBE_WITHIN)
-            if any(found.values()):
+            if any(found.values()) or not self._silent_for_long(None in found.values()):
+                self._silent_since = None if any(found.values()) else self._silent_since
                 return False
             self._gone = now.number
         claims = waiting.claims if waiting is not None else ()
@@ -383,18 +387,37 @@ class Rendezvous:
         gone, seen = self._look_at((*claims, *late))
         if not {claim.id for claim in claims} <= gone | seen:
             return False
-        last_call = last_call or self._waited_long()
+        last_call = self._waited_long(alone=not late)
         move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone, last_call=last_call)))
         return (
             admission.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
         )
 
-    def _waited_long(self) -> bool:
-        """Whether the last call is over; it begins when this is asked first."""
+    def _silent_for_long(self, unknown: bool) -> bool:
+        """Whether processes of which none answers are gone; `unknown`: some did not refuse either.
+
+        Where ranks are assigned, their hosts may only be cut off from here: that takes a last call's time.
+        """
+        if not unknown or not self.request.assigned:
+            return True
+        now = self._clock()
+        if self._silent_since is None:
+            self._silent_since = now
+        return now - self._silent_since >= self._last_call
+
+    def _waited_long(self, *, alone: bool) -> bool:
+        """Whether the last call is over; it begins when this is asked first.
+
+        It ends while this member has the time to build the generation. A newcomer whose time is up does not
+        end it for members of the generation before: it leaves them `alone` only where none is expected.
+        """
         now = self._clock()
         if self._enough_since is None:
             self._enough_since = now
-        return now - self._enough_since >= self._last_call
+        if now - self._enough_since >= self._last_call:
+            return True
+        late = now >= self._deadline - min(BUILDING, self._timeout / 4)
+        return late and (alone or bool(self.request.past))
 
     def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool) -> Ledger:
         left = admission.drop(ledger, self._number, self._me, gone)
@@ -494,8 +517,16 @@ class Rendezvous:
         now = self._clock()
         age = now - news
         wait = min(max(0.0002, age / 50), max(0.005, min(age / 400, 0.02)))
-        wait = max(wait, min(self.request.size**2 * 6.5e-6, 0.5))
+        wait = max(wait, min(self._size() ** 2 * 6.5e-6, 0.5))
         self._sleep(max(0.0, min(wait, self._deadline - now)))
+
+    def _size(self) -> int:
+        """How many members read the record, about."""
+        if not self.request.assigned:
+            return self.request.size
+        ledger = self._record.ledger
+        attempts = (ledger.current, ledger.waiting)
+        return max(len(each.claims) if each is not None else 1 for each in attempts)
 
     def _part(self, last_words: Callable[[], object], keys: Iterable[str] = ()) -> None:
         names = list(keys)

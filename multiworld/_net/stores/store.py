@@ -387,7 +387,9 @@ class _Attempt:
                 # nothing.
                 self._foreign_since = self._foreign_since or now
                 patience = _SILENT if isinstance(error.__cause__, TimeoutError) else _FOREIGN
-                if refused is not None and time.monotonic() - self._foreign_since > patience:
+                # Where others may serve it, a stopped one is waited for: it may go on, or end.
+                silent = patience == _SILENT and not self.only
+                if refused is not None and not silent and time.monotonic() - self._foreign_since > patience:
                     raise self._cannot(self.last) from error
             except OSError as error:
                 self.last = str(error)

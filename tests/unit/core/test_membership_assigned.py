@@ -272,6 +272,39 @@ def test_newcomers_that_disagree_are_refused_alone_and_yield_to_survivors():
     assert admission.claim(after, fixed, "y", TOKEN).refusal.kind == "MismatchError"
 
 
+def test_newcomers_that_agree_with_the_world_push_out_those_that_do_not():
+    ledger = claim(active(Ledger(), A, B, C), seat(7, 1, 9))
+    after = claim(ledger, seat(8, 2, 3))
+    assert [each.slot for each in after.waiting.claims] == ["s8"]
+
+
+def test_members_of_a_fixed_world_push_out_newcomers_that_disagree():
+    ledger = Ledger()
+    for rank in range(2):
+        seen = frozenset(str(each) for each in range(2))
+        ledger = admission.claim(ledger, ask(rank), str(rank), TOKEN, seen=seen).ledger
+    for rank in range(2):
+        ledger = admission.ready(ledger, 1, str(rank))
+    ledger = claim(ledger, seat(7, 1, 2))
+    again = dataclasses.replace(ask(0), last_generation=1, held_rank=0)
+    move = admission.claim(ledger, again, "again", TOKEN)
+    assert move.refusal is None
+    assert [each.id for each in move.ledger.waiting.claims] == ["again"]
+    new = admission.claim(ledger, ask(1, 2, 9), "new", TOKEN)
+    assert new.refusal.kind == "MismatchError"
+    assert new.ledger.waiting is None, "all hear of it"
+
+
+def test_the_seat_of_a_member_that_lives_stays_its_own():
+    ledger = active(Ledger(), A, B, C)
+    thief = dataclasses.replace(D, seat="s1")
+    ledger = claim(admission.claim(ledger, thief, "thief", TOKEN).ledger, again(ledger, C, 0))
+    assert [each.slot for each in assigned.expected(ledger)] == ["s1"], "the one that lives"
+    ledger = claim(ledger, again(ledger, B, 0))
+    assert seats(ledger) == ["s1", "s2"]
+    assert ledger.current.claims[0].member.process == B.process
+
+
 def test_a_wait_says_for_what():
     ledger = claim(Ledger(), A)
     told = admission.refusals.awaited(ledger.waiting, A, 5.0, 25.0)

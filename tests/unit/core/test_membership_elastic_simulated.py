@@ -166,7 +166,7 @@ def test_whatever_happens_they_agree_and_go_on(data, seed):
     most = data.draw(st.integers(least, 5), "most")
     sim = Lives(
         seed, end=30.0,
-        blind=data.draw(st.sampled_from([0.0, 0.0, 0.1]), "probes that fail"),
+        blind=data.draw(st.sampled_from([0.0, 0.0, 0.01]), "probes without answer"),
         deaf=data.draw(st.sampled_from([0.0, 0.0, 0.02]), "answers that are lost"),
     )  # fmt: skip
     sim.calm = 10.0
