@@ -36,7 +36,7 @@ class RegisteredWorld(Protocol):
     """A `multiworld.World`, as the registry and joins know it."""
 
     _gen: Generation
-    _unreachable: Callable[[], None]
+    _stop_listening: Callable[[], None]
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ class Registry:
                     self._worlds[name] = world
                 self._last[name] = (generation, rank)
         if before is not None and world is not None and before is not world:
-            before._unreachable()  # noqa: SLF001  (the registry owns the process's worlds)
+            before._stop_listening()  # noqa: SLF001  (the registry owns the process's worlds)
 
     def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world."""

@@ -70,9 +70,8 @@ class World(Selecting, ObjectCollectives):
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._told: Generation | None = None  # whose breakage the watchers heard of
-        self._unreachable: Callable[[], None] = (
-            _nothing  # closes the listener by which others see that this process lives
-        )
+        # Others see by its listener that this process lives, where ranks are assigned.
+        self._stop_listening: Callable[[], None] = _nothing
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._aio: Aio | None = None
 
@@ -310,7 +309,7 @@ class World(Selecting, ObjectCollectives):
         return freed
 
     def _leave_registry(self) -> None:
-        self._unreachable()
+        self._stop_listening()
         registry.remove(self.name, self)
         with self._changed:
             self._changed.notify_all()
@@ -330,11 +329,13 @@ class World(Selecting, ObjectCollectives):
         """A join made `gen`: from here on this handle means it."""
         if plan.assigned:
             # A broken world's members wait for those that can be reached, until these come or close it.
-            before = self._unreachable
-            self._unreachable = registry.watchdog().stay_reachable(gen.roster.members[gen.rank].endpoint.host)
+            before = self._stop_listening
+            self._stop_listening = registry.watchdog().stay_reachable(
+                gen.roster.members[gen.rank].endpoint.host
+            )
             before()
             if gen.state is State.CLOSED:  # by another thread
-                self._unreachable()
+                self._stop_listening()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 
@@ -363,7 +364,7 @@ class World(Selecting, ObjectCollectives):
         self._watch_lock = threading.Lock()
         self._changed = threading.Condition(self._watch_lock)
         self._watchers, self._next = (), None
-        self._unreachable = _nothing
+        self._stop_listening = _nothing
         self._gen.forked()
 
 

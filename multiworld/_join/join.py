@@ -247,8 +247,15 @@ def _join_once(
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
             past, lost = _past(world, gone) if plan.assigned else (None, ())
-            giving_up = lambda: cancelled() or machine.state is State.CLOSED  # noqa: E731
-            terms = steps.Terms(plan, machine, deadline, giving_up, past, lost, gone)
+            terms = steps.Terms(
+                plan,
+                machine,
+                deadline,
+                lambda: cancelled() or machine.state is State.CLOSED,
+                past=past,
+                lost=lost,
+                gone=gone,
+            )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)
 
