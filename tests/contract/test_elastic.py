@@ -292,19 +292,18 @@ def test_a_member_that_is_late_is_waited_for(cast):
     assert set(everyone(members[1:], 2)) == set(seats) - {"s0"}
 
 
-@pytest.mark.parametrize("wait", [6.0, 60.0])
-def test_the_last_call_ends_in_time_to_build(cast, wait):
-    """Whatever it says: a world that has enough members comes about before the timeout."""
-    members = [cast.start(in_time, number, wait=wait) for number in range(2)]
+def test_the_last_call_ends_in_time_to_build(cast):
+    """However long it is: a world that has enough members comes about before the timeout."""
+    members = [cast.start(in_time, number) for number in range(2)]
     assert [each.expect("in").size for each in members] == [2, 2]
 
 
-def in_time(me, wait):
-    tell(me, enter(me, "2:4", timeout=6.0, last_call=wait))
+def in_time(me):
+    tell(me, enter(me, "2:4", timeout=SOON, last_call=LONG))
 
 
 def test_a_member_that_is_too_late_comes_in_next_time(cast):
-    members, _ = late_one(cast, last_call=0.5)
+    members, _ = late_one(cast, late=SOON, last_call=0.5)
     members[0].kill()
     assert set(everyone(members[2:], 2)) == {"s2", "s3"}
     claimed(cast, "s1")
@@ -312,9 +311,11 @@ def test_a_member_that_is_too_late_comes_in_next_time(cast):
     assert everyone([members[3], members[1]], 3) == ("s3", "s1")
 
 
-def late_one(cast, **options):
-    """Four members, of which s1 comes to its first reform three seconds late."""
-    members = [cast.start(member, number, late=3.0 if number == 1 else 0.0, **options) for number in range(4)]
+def late_one(cast, late=3.0, **options):
+    """Four members, of which s1 comes to its first reform some seconds late."""
+    members = [
+        cast.start(member, number, late=late if number == 1 else 0.0, **options) for number in range(4)
+    ]
     return members, everyone(members, 1)
 
 
@@ -365,7 +366,7 @@ def test_two_of_one_seat(cast):
 
 
 def one_seat(me):
-    me.emit("told", **outcome(lambda: enter(me, "2:3", seat="the one", timeout=6.0)))
+    me.emit("told", **outcome(lambda: enter(me, "2:3", seat="the one", timeout=SOON)))
 
 
 def test_newcomers_of_another_kind_are_refused_alone(cast):
