@@ -278,6 +278,14 @@ def test_newcomers_that_agree_with_the_world_push_out_those_that_do_not():
     assert [each.slot for each in after.waiting.claims] == ["s8"]
 
 
+def test_a_member_that_waits_with_other_terms_is_not_pushed_out():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, dataclasses.replace(A, size=9))
+    refused = admission.claim(ledger, seat(8, 2, 3), "new", TOKEN)
+    assert refused.refusal.kind == "MismatchError"
+    assert refused.ledger.waiting == ledger.waiting
+
+
 def test_members_of_a_fixed_world_push_out_newcomers_that_disagree():
     ledger = Ledger()
     for rank in range(2):
