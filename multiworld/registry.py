@@ -179,6 +179,11 @@ class Registry:
         if before is not None and world is not None and before is not world:
             before._stop_listening()  # noqa: SLF001  (the registry owns the process's worlds)
 
+    def moved(self, name: str, generation: int, rank: int) -> None:
+        """Note that the world of this name went on to another generation, in which this process has `rank`."""
+        with self._lock:
+            self._last[name] = (generation, rank)
+
     def remove(self, name: str, world: RegisteredWorld) -> None:
         """Forget a closed world."""
         with self._lock:

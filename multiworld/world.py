@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from multiworld import settings
 from multiworld._core import durations
@@ -37,14 +37,45 @@ _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
 
 
+class Advances(Protocol):
+    """What a world's advances need: `multiworld._join.advancing.Advancing`."""
+
+    @property
+    def count(self) -> int:
+        """How many advances the world has made."""
+
+    def begin(self, count: int) -> None:
+        """Begin with a generation that was joined."""
+
+    def advance(self) -> bool:
+        """See `World.advance`."""
+
+    def counted(self) -> bool:
+        """Count an advance; return whether `enter` is to be called."""
+
+    def enter(self) -> bool:
+        """Enter the next generation if it is due at this advance; may wait."""
+
+    def leave(self) -> None:
+        """See `World.leave`."""
+
+    def stop(self, deadline: float) -> None:
+        """Wait until nothing is prepared any more."""
+
+    def forked(self) -> None:
+        """In a forked child: it is the parent's."""
+
+
 class Rejoins(NamedTuple):
-    """What makes a world's next generation: the functions of `multiworld._join.join`, which makes worlds.
+    """What makes a world's next generation: the functions of `multiworld._join`, which makes worlds.
 
     Attributes:
+        advancing: makes what prepares it beside a working one.
         blocking: of `World.rejoin`: the world, the timeout and the store.
         awaited: of `World.rejoin_async`.
     """
 
+    advancing: Callable[[World], Advances]
     blocking: Callable[[World, float | dt.timedelta | None, str | Store | None], World]
     awaited: Callable[[World, float | dt.timedelta | None, str | Store | None], Awaitable[World]]
 
@@ -65,6 +96,7 @@ class World(Selecting, ObjectCollectives):
         self._plan = plan
         self._rejoins = rejoins
         self._gen = make_generation(self)
+        self._advances = rejoins.advancing(self)
         self._next: StateMachine | None = None  # of the generation that a rejoin makes
         self._watchers: tuple[_Watcher, ...] = ()
         self._watch_lock = threading.Lock()
@@ -131,6 +163,11 @@ class World(Selecting, ObjectCollectives):
     def seats(self) -> tuple[str, ...]:
         """The members' names by rank, which they keep when ranks are assigned anew; else the ranks as text."""
         return tuple(member.seat or str(member.rank) for member in self._gen.roster.members)
+
+    @property
+    def step(self) -> int:
+        """How many times its members have called `advance`: a newcomer has the count of the others."""
+        return self._advances.count
 
     @property
     def group(self) -> ProcessGroup:
@@ -240,11 +277,52 @@ class World(Selecting, ObjectCollectives):
         self._require_assigned()
         return await self._rejoins.awaited(self, timeout, None)
 
+    def advance(self) -> bool:
+        """Say that a step has ended; enter the world's next generation if it is due here.
+
+        All members call this at the end of each step, equally often. Where processes wait in `multiworld.join` to
+        be let in, or a member wants to leave (`leave`), the next generation is prepared in the background, and
+        entered by all members at the same advance: no operation fails. Nothing that was begun before may still be
+        under way; groups, and ``with world:`` blocks, that were made before belong to the old generation. Where
+        nothing is due this only counts.
+
+        Returns:
+            Whether rank, size and members have changed; for a member that left, that this world is closed.
+
+        Raises:
+            BrokenWorldException: a member was lost: see `reform`.
+            WorldClosedError: this process closed or left the world.
+            JoinTimeoutError: the members have not agreed on the next generation within ``timeout``.
+        """
+        return self._advances.advance()
+
+    async def advance_async(self) -> bool:
+        """`advance`, awaitable: what may wait runs in a thread."""
+        if not self._advances.counted():
+            return False
+        from asyncio import to_thread  # noqa: PLC0415  (asyncio is loaded by those who await)
+
+        return await to_thread(self._advances.enter)
+
+    def leave(self) -> None:
+        """Ask to leave at one of the next advances, without a breakage: go on, and call `advance` as before.
+
+        The `advance` at which this member leaves returns when no member is in the generation any more, and
+        this world is closed. As long as fewer than MIN members would be left, nothing happens.
+
+        Raises:
+            InvalidJoinError: its members chose their ranks when they joined.
+            BrokenWorldException, WorldClosedError: the world is over.
+            StoreUnreachableError: the store does not answer.
+        """
+        self._require_assigned()
+        self._advances.leave()
+
     def _require_assigned(self) -> None:
         if not self._plan.assigned:
             raise InvalidJoinError(
                 self.name,
-                f"world {self.name!r} of {self.world_size} was to be reformed",
+                f"world {self.name!r} of {self.world_size} was to change its members",
                 rule="A world whose members chose their ranks keeps its size",
                 next_step="Use rejoin, or join with rank=None and a range of sizes, as world_size='2:8'",
             )
@@ -305,6 +383,7 @@ class World(Selecting, ObjectCollectives):
         if joining is not None:
             joining.apply(CloseAsked(deadline, failure))
         freed = self._gen.close(deadline, failure)
+        self._advances.stop(deadline)
         self._leave_registry()
         return freed
 
@@ -365,6 +444,7 @@ class World(Selecting, ObjectCollectives):
         self._changed = threading.Condition(self._watch_lock)
         self._watchers, self._next = (), None
         self._stop_listening = _nothing
+        self._advances.forked()
         self._gen.forked()
 
 

@@ -20,7 +20,7 @@ from multiworld.events import Breakage, State
 
 __all__ = [
     "LATE", "STATES", "TABLE", "Action", "Announced", "Broke", "CloseAsked", "Forked", "IllegalStepError",
-    "JoinFailed", "Joined", "RetireAsked", "Row", "Stage", "StageEvent", "step", "why",
+    "JoinFailed", "Joined", "Replaced", "RetireAsked", "Row", "Stage", "StageEvent", "step", "why",
 ]  # fmt: skip
 
 
@@ -43,6 +43,8 @@ class Stage(enum.Enum):
     """A member is lost: operations raise. Its resources are still held."""
     RETIRED = "retired"
     """It broke, and its resources are released, or about to be."""
+    REPLACED = "replaced"
+    """This process went on to the generation that was prepared beside it. Others may not have yet."""
     CLOSED = "closed"
     """This process closed it."""
     INHERITED = "inherited"
@@ -58,6 +60,7 @@ STATES = {
     Stage.ACTIVE: State.ACTIVE,
     Stage.BROKEN: State.BROKEN,
     Stage.RETIRED: State.BROKEN,
+    Stage.REPLACED: State.CLOSED,
     Stage.CLOSED: State.CLOSED,
     Stage.INHERITED: State.CLOSED,
 }
@@ -121,8 +124,15 @@ class Broke:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """This process goes on to the generation that was prepared beside it; `by`: its number, 0: it leaves."""
+
+    by: int = 0
+
+
+@dataclass(frozen=True)
 class RetireAsked:
-    """A broken generation is to release its resources, until `deadline`."""
+    """A generation that broke, or was replaced, is to release its resources, until `deadline`."""
 
     deadline: float = 0.0
 
@@ -140,7 +150,7 @@ class Forked:
     """This process is a forked child."""
 
 
-StageEvent = Joined | JoinFailed | Announced | Broke | RetireAsked | CloseAsked | Forked
+StageEvent = Joined | JoinFailed | Announced | Broke | Replaced | RetireAsked | CloseAsked | Forked
 
 
 class IllegalStepError(RuntimeError):
@@ -198,6 +208,10 @@ TABLE: dict[tuple[Stage, type[StageEvent]], Row] = {
     (Stage.DOOMED, CloseAsked): Row(Stage.CLOSED, (*_LEAVE, Action.TELL_CLOSED)),
     (Stage.ACTIVE, Broke): Row(Stage.BROKEN, _BREAK),
     (Stage.ACTIVE, CloseAsked): Row(Stage.CLOSED, _CLOSE),
+    (Stage.ACTIVE, Replaced): Row(Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
+    # No member needs it any more: what was sent in it may still have to be received.
+    (Stage.REPLACED, RetireAsked): Row(Stage.CLOSED, (Action.DRAIN, *_LEAVE[1:])),
+    (Stage.REPLACED, CloseAsked): Row(Stage.CLOSED, (Action.DRAIN, *_LEAVE[1:])),
     (Stage.BROKEN, RetireAsked): Row(Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
     (Stage.BROKEN, CloseAsked): Row(
         Stage.CLOSED,
@@ -218,10 +232,11 @@ LATE: dict[Stage, tuple[type[StageEvent], ...]] = {
     Stage.LOST: (Broke,),
     Stage.ABANDONED: (Joined, JoinFailed, Broke, CloseAsked),
     Stage.DOOMED: (Broke,),
-    Stage.BROKEN: (Broke,),
-    Stage.RETIRED: (Broke,),
-    Stage.CLOSED: (Announced, Broke),
-    Stage.INHERITED: (Announced, Broke, RetireAsked, CloseAsked),
+    Stage.BROKEN: (Broke, Replaced),
+    Stage.RETIRED: (Broke, Replaced),
+    Stage.REPLACED: (Announced, Broke),
+    Stage.CLOSED: (Announced, Broke, Replaced),
+    Stage.INHERITED: (Announced, Broke, Replaced, RetireAsked, CloseAsked),
 }
 """Events that come too late to matter: the first verdict holds, and a generation that is over stays so."""
 
@@ -249,6 +264,8 @@ def why(event: StageEvent) -> str:
         return f"{event.breakage.cause}: {event.breakage.detail}"
     if isinstance(event, JoinFailed):
         return f"{type(event.error).__name__}: {event.error}"
+    if isinstance(event, Replaced):
+        return f"replaced by generation {event.by}" if event.by else "this process leaves as planned"
     if isinstance(event, CloseAsked):
         return f"closed by this process{', which ends: ' + event.failure if event.failure else ''}"
     return _WHY[type(event)]

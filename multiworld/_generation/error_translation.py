@@ -63,6 +63,14 @@ def over_error(machine: StateMachine) -> BrokenWorldException | WorldClosedError
             rule="A world's connections are its own process's",
             next_step="Use it there, or join a world of another name here",
         )
+    if machine.replaced is not None:
+        gone_on = f"was replaced by generation {machine.replaced}" if machine.replaced else "was left as planned"
+        return WorldClosedError(
+            world,
+            f"generation {number} of world {world!r} {gone_on}",
+            rule="Groups, and blocks that were entered, belong to the generation in which they were made",
+            next_step="Enter `with world:` again, and make its groups anew",
+        )
     if verdict is not None and stage is not Stage.CLOSED:
         return BrokenWorldException(
             world, verdict.detail, generation=number, cause=verdict.cause.value, ranks=verdict.ranks

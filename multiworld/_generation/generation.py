@@ -140,6 +140,11 @@ class Generation:
         return self.machine.breakage
 
     @property
+    def resources(self) -> Resources | None:
+        """What the join made; None once it is released."""
+        return self._holdings.resources
+
+    @property
     def busy(self) -> tuple[int, ...]:
         """Ranks of the members that run, but do not answer."""
         return self._busy.ranks
@@ -198,9 +203,10 @@ class Generation:
         self._holdings.abort(LEFT_GRACE if left else 0.0)
 
     def _drain(self, event: StageEvent) -> None:
-        if isinstance(event, CloseAsked) and not event.failure:
-            now = time.monotonic()
-            self._holdings.drain(now + DRAIN_SHARE * (event.deadline - now))
+        if isinstance(event, CloseAsked) and event.failure:
+            return
+        now = time.monotonic()
+        self._holdings.drain(now + DRAIN_SHARE * (_deadline_of(event) - now))
 
     def _say_goodbye(self, event: StageEvent) -> None:
         self._attachment.leave(event.failure if isinstance(event, CloseAsked) else "")

@@ -44,6 +44,7 @@ class Resources:
         store: this generation's hold on the store.
         group_store: what the process group was built over.
         lane: the connections for messages; None where they go through gloo.
+        step: how many advances its members have made when it begins.
     """
 
     roster: Roster
@@ -55,6 +56,7 @@ class Resources:
     store: StoreHandle
     group_store: PollingStore
     lane: Endpoint | None
+    step: int = 0
 
     @property
     def keys(self) -> list[str]:
@@ -72,11 +74,14 @@ class Holdings:
 
     Args:
         resources: all of them.
+
+    Attributes:
+        resources: all of them; None once a thread releases them.
     """
 
     def __init__(self, resources: Resources) -> None:
         self._lock = threading.Lock()
-        self._resources: Resources | None = resources
+        self.resources: Resources | None = resources
         self._store: StoreHandle | None = resources.store
         self._unfreed: Group | None = None  # what a close left behind that ran out of time
         self._aborter: threading.Timer | None = None
@@ -84,7 +89,7 @@ class Holdings:
 
     def abort(self, delay: float = 0.0) -> None:
         """Let pending operations raise, at once or after `delay` seconds."""
-        resources = self._resources  # a close in another thread may take it meanwhile
+        resources = self.resources  # a close in another thread may take it meanwhile
         if resources is None:
             return
         if not delay:
@@ -97,7 +102,7 @@ class Holdings:
 
     def drain(self, deadline: float) -> None:
         """Wait until the other members have received what was sent to them, at most until `deadline`."""
-        resources = self._resources
+        resources = self.resources
         if resources is not None and resources.lane is not None:
             resources.lane.drain(deadline, resources.attachment.ask_to_read)
 
@@ -109,7 +114,7 @@ class Holdings:
             left: whether this process leaves the world, and will not be in its next generation.
         """
         with self._lock:
-            resources, self._resources = self._resources, None
+            resources, self.resources = self.resources, None
         if resources is None:
             return
         if self._aborter is not None:
@@ -172,10 +177,10 @@ class Holdings:
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: return the parent's resources, for the caller to keep, and hold none of them."""
-        kept = (self._resources, self._store, self._unfreed, self._aborter)
+        kept = (self.resources, self._store, self._unfreed, self._aborter)
         self._lock, self._released = threading.Lock(), threading.Event()
         self._released.set()
-        self._resources = self._store = self._unfreed = self._aborter = None
+        self.resources = self._store = self._unfreed = self._aborter = None
         return kept
 
 

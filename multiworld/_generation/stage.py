@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from multiworld._core.state_machine import STATES, Broke, Forked, Stage, StageEvent, step, why
+from multiworld._core.state_machine import STATES, Broke, Forked, Replaced, Stage, StageEvent, step, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +40,13 @@ class StateMachine:
         stage, state: where it stands, and what programs see of it; only `apply` changes them.
         verdict: the first breakage that was seen.
         breakage: the same, once the generation is broken by it.
+        replaced: number of the generation to which this process went on without a breakage, 0 where it left; None
+            as long as it has not.
     """
 
-    __slots__ = ("_executor", "_lock", "breakage", "generation", "rank", "stage", "state", "verdict", "world")
+    __slots__ = (
+        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "stage", "state", "verdict", "world",
+    )  # fmt: skip
 
     def __init__(self, world: str, rank: int) -> None:
         self.world = world
@@ -52,6 +56,7 @@ class StateMachine:
         self.state = STATES[self.stage]
         self.verdict: Breakage | None = None
         self.breakage: Breakage | None = None
+        self.replaced: int | None = None
         self._executor: Executor | None = None
         self._lock = threading.Lock()
 
@@ -82,6 +87,8 @@ class StateMachine:
             self.verdict = event.breakage
         if stage is Stage.BROKEN:
             self.breakage = self.verdict
+        if isinstance(event, Replaced):
+            self.replaced = event.by
         self.stage, self.state = stage, STATES[stage]
 
     def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:

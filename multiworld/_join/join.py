@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
+from multiworld._join.advancing import Advancing
 from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, make_plan
 from multiworld._join.rejoining import Rejoiner
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StaleGenerationError
@@ -246,6 +247,8 @@ def _join_once(
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
+            if world is not None:
+                world._advances.stop(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
             past, lost = _past(world, gone) if plan.assigned else (None, ())
             terms = steps.Terms(
                 plan,
@@ -255,6 +258,7 @@ def _join_once(
                 past=past,
                 lost=lost,
                 gone=gone,
+                step=0 if world is None else world.step,
             )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)
@@ -262,13 +266,14 @@ def _join_once(
                 def make(owner: World) -> Generation:
                     return generation.Generation(machine, resources, owner, plan.timeout)
 
-                handle = World(plan, make, Rejoins(rejoin, rejoin_async)) if world is None else world
+                handle = World(plan, make, Rejoins(_advancing, rejoin, rejoin_async)) if world is None else world
                 made = handle._gen if world is None else make(world)  # noqa: SLF001
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: _destroyed(made)
                 if machine.apply(Joined()) is Stage.ABANDONED:
                     raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers, as others are)
                 handle._enter(plan, made)  # noqa: SLF001
+                handle._advances.begin(resources.step)  # noqa: SLF001
                 undo.pop_all()
             if machine.state is State.CLOSED:
                 raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
@@ -298,6 +303,10 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
     lost = set(breakage.ranks) if breakage is not None and breakage.cause in LOST else set()
     lost.update(member.rank for member in gen.roster.members if member.process in gone)
     return gen.roster, tuple(sorted(lost))
+
+
+def _advancing(world: World) -> Advancing:
+    return Advancing(world, _destroyed)
 
 
 def _closed_meanwhile(plan: JoinPlan) -> JoinAbandonedError:

@@ -73,6 +73,8 @@ class Terms:
         gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
+        step: how many advances this process has made.
+        limit: where `past` still works, and the next generation is prepared beside it: see `Rendezvous.commit`.
     """
 
     plan: JoinPlan
@@ -82,6 +84,8 @@ class Terms:
     past: Roster | None = None
     lost: tuple[int, ...] = ()
     gone: set[str] = field(default_factory=set)
+    step: int = 0
+    limit: Callable[[], int] | None = None
 
 
 def keep_devices() -> Callable[[], None]:
@@ -239,7 +243,7 @@ def _with_members(
     undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
     undo.callback(attachment.detach)  # before: members that are active hear of it, not of closed connections
     raise_if_lost(machine)
-    rendezvous.commit(lambda: raise_if_lost(machine))
+    rendezvous.commit(lambda: raise_if_lost(machine), terms.limit)
     made = Resources(
         roster=roster,
         attachment=attachment,
@@ -250,6 +254,7 @@ def _with_members(
         store=store,
         group_store=polling,
         lane=endpoint,
+        step=rendezvous.entry or roster.step,
     )
     undo.callback(lambda: rendezvous.over(made.keys))
     group.joined()
@@ -337,6 +342,8 @@ def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) 
         past_generation=0 if past is None else past.generation,
         past_rank=0 if past is None else past.rank,
         lost=terms.lost,
+        step=terms.step,
+        working=terms.limit is not None,
     )
 
 

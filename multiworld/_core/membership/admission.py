@@ -142,7 +142,13 @@ def claim(
     mine = Claim(me, request.member, request.last_generation)
     if request.assigned:
         ledger = assigned.remembered(ledger, request)
-        mine = dataclasses.replace(mine, was=request.past_generation, held=request.past_rank)
+        settled = assigned.settled(ledger, request)
+        if settled is None:
+            return Move(ledger, refusal=refusals.not_working(request))
+        ledger = settled
+        mine = dataclasses.replace(
+            mine, was=request.past_generation, step=request.step, working=request.working
+        )
     ledger = _yielding(ledger, request)
     waiting = ledger.waiting
     if waiting is None:
@@ -247,6 +253,8 @@ def seal(
             failures, refusals.abandoned(before.number, "All its members joined anew before it was active")
         )
     sealed = dataclasses.replace(waiting, claims=claims, generation=generation, token=token)
+    if before is not None and assigned.working(waiting):
+        sealed = dataclasses.replace(sealed, after=before.generation, limits=(0,) * before.size)
     ledger = dataclasses.replace(ledger, last=generation, current=sealed, waiting=None, failures=failures)
     if not waiting.terms.assigned:
         return ledger
@@ -390,6 +398,7 @@ def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:
         members=tuple(each.member for each in attempt.claims),
         token=bytes.fromhex(attempt.token),
         hang_timeout=request.hang_timeout,
+        steps=tuple(each.step if each.was else None for each in attempt.claims) if request.assigned else (),
     )
 
 

@@ -13,6 +13,12 @@ An attempt is complete when it has enough members and
 
 The first of these needs a survivor: an attempt of newcomers alone is filled up, or waits for its last call.
 
+A generation that works is succeeded without a breakage where newcomers wait or members want to leave (`due`):
+all its members but those that leave claim again, as ``working``, and only with all of them is the attempt
+complete. It is active once all are ready and have agreed at which of their advances they enter it: each says
+one that it will not pass before it knows of all others (`Attempt.limits`), and the highest of these is taken.
+Until then a failure leaves the generation before as it was.
+
 A store that is started anew knows nothing of the world. Each survivor brings its last generation along
 (`remembered`), so that numbers never go back and survivors wait for each other.
 """
@@ -28,14 +34,21 @@ if TYPE_CHECKING:
     from multiworld._core.membership.request import JoinRequest
 
 __all__ = [
+    "all_entered",
     "choose",
     "complete",
+    "due",
+    "enter",
     "expected",
+    "leave",
+    "limit",
     "ranked",
     "remembered",
+    "settled",
     "survives",
     "with_claim",
     "without_process",
+    "working",
 ]
 
 _NO_TOKEN = "0" * 32  # of a generation that a survivor remembers: nobody joins it any more
@@ -48,12 +61,12 @@ def remembered(ledger: Ledger, request: JoinRequest) -> Ledger:
     number, lost = request.past_generation, set(request.lost)
     if ledger.last < number or (ledger.last == number and ledger.current is None):
         claims = tuple(
-            Claim(member.process[:16], member, number, number, member.rank) for member in request.past
+            Claim(member.process[:16], member, number, number) for member in request.past
         )
         everyone = tuple(member.rank for member in request.past)
         past = Attempt(
             0, request.terms, claims, number, _NO_TOKEN,
-            ready=everyone, over=(request.past_rank,), lost=tuple(sorted(lost)),
+            ready=everyone, over=() if request.working else (request.past_rank,), lost=tuple(sorted(lost)),
         )  # fmt: skip
         return dataclasses.replace(ledger, last=number, current=past, before=None)
     if (now := _with_lost(ledger.current, number, lost)) is not ledger.current:
@@ -76,10 +89,104 @@ def without_process(attempt: Attempt, process: str) -> Attempt:
     return dataclasses.replace(attempt, lost=tuple(sorted(gone | set(attempt.lost))))
 
 
-def survives(ledger: Ledger, generation: int) -> bool:
-    """Whether a member of this generation is a survivor of the world's last active one."""
+def survives(ledger: Ledger, claim: Claim) -> Claim | None:
+    """Return the claim of the same process in the world's last active generation; None for a newcomer.
+
+    A process that was in that generation, and came back without what it knew of it, is a newcomer. One that has
+    not entered it when it broke is a survivor: it was in the generation beside which that one was prepared.
+    """
     base = ledger.before or ledger.current
-    return base is not None and base.generation == generation
+    if base is None or not claim.was or claim.was not in {base.generation, base.after}:
+        return None
+    return _of(base, claim.member.process)
+
+
+def due(ledger: Ledger, generation: int, dead: frozenset[str] = frozenset()) -> bool:
+    """Whether this generation, which works, is to be succeeded by one with other members.
+
+    Args:
+        ledger: the current one.
+        generation: the active one's number.
+        dead: ids of claims whose processes are gone.
+    """
+    now, waiting = ledger.current, ledger.waiting
+    if now is None or now.generation != generation or not now.active or now.over or not now.terms.assigned:
+        return False
+    staying = [each for each in now.claims if each.rank not in now.leaving]
+    coming = 0
+    if waiting is not None and waiting.terms == now.terms:
+        taken = {each.slot for each in staying}
+        coming = sum(
+            each.slot not in taken and each.id not in dead and _of(now, each.member.process) is None
+            for each in waiting.claims
+        )
+    size = min(len(staying) + coming, now.terms.size)
+    return size >= now.terms.least and (size > len(staying) or len(staying) < now.size)
+
+
+def leave(ledger: Ledger, generation: int, rank: int) -> Ledger:
+    """Note that a member of the active generation wants to leave at an advance."""
+    now = ledger.current
+    if now is None or now.generation != generation or not now.terms.assigned or rank in now.leaving:
+        return ledger
+    leaving = tuple(sorted((*now.leaving, rank)))
+    return dataclasses.replace(ledger, current=dataclasses.replace(now, leaving=leaving))
+
+
+def limit(ledger: Ledger, after: int, rank: int, advance: int) -> Ledger:
+    """Say for a member of the generation `after` which advance it will not pass before all have said theirs.
+
+    The last one makes the generation that is prepared beside it active. Nothing changes unless all members of
+    that are ready.
+    """
+    now = ledger.current
+    if now is None or now.after != after or now.unready or now.limits[rank]:
+        return ledger
+    limits = (*now.limits[:rank], advance, *now.limits[rank + 1 :])
+    said = dataclasses.replace(now, limits=limits)
+    return dataclasses.replace(ledger, current=said, before=None if said.active else ledger.before)
+
+
+def enter(ledger: Ledger, after: int, rank: int) -> Ledger:
+    """Note that a member of the generation `after` has left it for the one that was prepared beside it."""
+    now = ledger.current
+    if now is None or not after or now.after != after or rank in now.entered:
+        return ledger
+    entered = tuple(sorted((*now.entered, rank)))
+    return dataclasses.replace(ledger, current=dataclasses.replace(now, entered=entered))
+
+
+def all_entered(ledger: Ledger, after: int) -> bool:
+    """Whether no member is in the generation `after` any more, as far as the ledger knows."""
+    now = ledger.current
+    return now is None or now.after != after or len(now.entered) == len(now.limits)
+
+
+def settled(ledger: Ledger, request: JoinRequest) -> Ledger | None:
+    """Return the ledger in which a claimant of the present generation may claim; None where it may not.
+
+    Members say in different moments that their generation broke. Who says so ends the preparation of the next one
+    beside it: the claims of members for which it still works are dropped. After that it works for none.
+    """
+    now, waiting = ledger.current, ledger.waiting
+    mine = None if now is None else _of(now, request.process)
+    if now is None or mine is None:
+        return None if request.working else ledger
+    there = () if waiting is None else waiting.claims
+    members = {each.member.process for each in now.claims}
+    if request.working:
+        works = now.active and not now.over and now.generation == request.past_generation
+        reforming = any(each.member.process in members and not each.working for each in there)
+        return ledger if works and not reforming else None
+    if waiting is None or not working(waiting):
+        return ledger
+    left = ranked(tuple(each for each in there if not each.working))
+    waiting = dataclasses.replace(waiting, claims=left) if left else None
+    return dataclasses.replace(ledger, waiting=waiting)
+
+
+def _of(attempt: Attempt, process: str) -> Claim | None:
+    return next((each for each in attempt.claims if each.member.process == process), None)
 
 
 def with_claim(waiting: Attempt, mine: Claim) -> tuple[Claim, ...]:
@@ -132,23 +239,34 @@ def complete(ledger: Ledger, *, dead: frozenset[str] = frozenset(), last_call: b
         dead: ids of claims, of the open attempt or the one before, whose processes are gone.
         last_call: whether its last call is over.
     """
-    waiting = ledger.waiting
+    waiting, now = ledger.waiting, ledger.current
     if waiting is None or waiting.missing:
         return False
+    if working(waiting):
+        there = {each.member.process for each in waiting.claims if each.working}
+        return (
+            now is not None
+            and due(ledger, now.generation, dead)
+            and all(each.member.process in there for each in now.claims if each.rank not in now.leaving)
+        )
     if last_call:
         return True
     if expected(ledger, dead):
         return False
     return len(waiting.claims) >= waiting.terms.size or any(
-        survives(ledger, each.was) for each in waiting.claims
+        survives(ledger, each) is not None for each in waiting.claims
     )
+
+
+def working(attempt: Attempt) -> bool:
+    """Whether an attempt is that of a generation which is prepared beside one that works."""
+    return any(each.working for each in attempt.claims)
 
 
 def choose(ledger: Ledger, waiting: Attempt) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
     """Return the claims that make the generation, with their ranks, and those that wait for the next one."""
-    survivors = sorted(
-        (each for each in waiting.claims if survives(ledger, each.was)), key=lambda each: each.held
-    )
-    order = (*survivors, *(each for each in waiting.claims if not survives(ledger, each.was)))
-    size = waiting.terms.size
+    held = {each.id: past.rank for each in waiting.claims if (past := survives(ledger, each)) is not None}
+    survivors = sorted((each for each in waiting.claims if each.id in held), key=lambda each: held[each.id])
+    newcomers = [dataclasses.replace(each, was=0) for each in waiting.claims if each.id not in held]
+    order, size = (*survivors, *newcomers), waiting.terms.size
     return ranked(order[:size]), ranked(order[size:])

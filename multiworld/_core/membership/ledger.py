@@ -69,15 +69,18 @@ class Claim:
         id: drawn anew for every join: two joins of one process are two claims.
         member: the claimant, with its rank; where ranks are assigned, one by the order of claims until then.
         last: the last generation of the world that its process knows of.
-        was: the last generation that its process was a member of; 0 if none, and where members choose ranks.
-        held: its rank there.
+        was: the last generation that its process was a member of; 0 if none, and where members choose ranks. In a
+            sealed attempt 0 as well for a member that comes new.
+        step: how many advances its process had made when it claimed (`World.advance`).
+        working: whether its generation still works: the next one is to be prepared beside it.
     """
 
     id: str
     member: Member
     last: int
     was: int = 0
-    held: int = 0
+    step: int = 0
+    working: bool = False
 
     @property
     def rank(self) -> int:
@@ -104,6 +107,11 @@ class Attempt:
         over: ranks for which the generation is over, ascending.
         lost: ranks that will not come to the next generation, ascending: those that died, and those that
             left. Kept only where ranks are assigned.
+        leaving: ranks that want to leave at an advance, ascending.
+        after: the generation beside which this one is prepared; 0 where that was over.
+        limits: by rank in that generation, the advance that its member does not pass before all have said theirs;
+            0: it has not said. Empty without `after`.
+        entered: ranks in that generation of those that have left it for this one, or for good.
     """
 
     number: int
@@ -114,6 +122,10 @@ class Attempt:
     ready: tuple[int, ...] = ()
     over: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+    after: int = 0
+    limits: tuple[int, ...] = ()
+    entered: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -134,8 +146,16 @@ class Attempt:
 
     @property
     def active(self) -> bool:
-        """Whether every member has reported ready."""
-        return self.generation > 0 and not self.unready
+        """Whether every member has reported ready and, where it is prepared beside another, when it begins."""
+        return self.generation > 0 and not self.unready and all(self.limits)
+
+    @property
+    def entry(self) -> int:
+        """The advance at which members of the generation before enter this one; 0: not known, or at once.
+
+        It is one that none of them has passed, because none passes its own limit before this is known.
+        """
+        return max(self.limits) if self.limits and all(self.limits) else 0
 
     def at(self, slot: int | str) -> Claim | None:
         """Return the claim of a rank; of a seat where ranks are assigned."""
@@ -258,7 +278,11 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
         "over": list(attempt.over),
         "claims": [_claim_to_json(claim) for claim in attempt.claims],
     }
-    return fields | {"lost": list(attempt.lost)} if terms.assigned else fields
+    if not terms.assigned:
+        return fields
+    more = {"leaving": attempt.leaving, "limits": attempt.limits, "entered": attempt.entered}
+    fields |= {name: list(numbers) for name, numbers in more.items() if numbers}
+    return fields | {"lost": list(attempt.lost)} | ({"after": attempt.after} if attempt.after else {})
 
 
 def _claim_to_json(claim: Claim) -> list[Any]:
@@ -266,7 +290,7 @@ def _claim_to_json(claim: Claim) -> list[Any]:
     where = [member.endpoint.host, member.endpoint.port]
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
     lane = [] if member.lane is None else [list(astuple(member.lane))]
-    seat = [[member.seat, claim.was, claim.held]] if member.seat else []
+    seat = [[member.seat, claim.was, claim.step, int(claim.working)]] if member.seat else []
     return [*row, *lane, *seat]
 
 
@@ -289,6 +313,10 @@ def _attempt_from_json(fields: Any) -> Attempt:
         ready=_ranks(fields, "ready", size),
         over=_ranks(fields, "over", size),
         lost=_ranks(fields, "lost", size),
+        leaving=_ranks(fields, "leaving", size),
+        after=_number(fields, "after") if "after" in fields else 0,
+        limits=tuple(_row(limits := _list(fields, "limits"), (int,) * len(limits))),
+        entered=_ranks(fields, "entered", size),
     )
     ranks = [claim.rank for claim in claims]
     if ranks != sorted(set(ranks)) or not all(0 <= rank < size for rank in ranks):
@@ -297,6 +325,8 @@ def _attempt_from_json(fields: Any) -> Attempt:
         raise _Garbage("seats belong to worlds whose ranks are assigned, and to all of their members")
     if assigned and ranks != list(range(len(ranks))):
         raise _Garbage(f"assigned ranks {ranks}")
+    if bool(attempt.after) is not bool(attempt.limits) or len(attempt.limits) > MAX_SIZE:
+        raise _Garbage(f"{len(attempt.limits)} limits after generation {attempt.after}")
     if attempt.generation and (attempt.missing or not _is_token(attempt.token)):
         raise _Garbage("a sealed attempt without all its members or its token")
     return attempt
@@ -305,16 +335,17 @@ def _attempt_from_json(fields: Any) -> Attempt:
 def _claim_from_json(row: Any) -> Claim:
     kinds = (int, str, str, str, int, int, str, int)
     lane: LaneAddress | None = None
-    seat, was, held = "", 0, 0
+    seat, was, step, working = "", 0, 0, 0
     base, more = (row[: len(kinds)], row[len(kinds) :]) if isinstance(row, list) else (row, [])
-    if more and isinstance(more[-1], list) and len(more[-1]) == 3:
-        seat, was, held = _row(more.pop(), (str, int, int))
+    if more and isinstance(more[-1], list) and more[-1] and type(more[-1][0]) is str:
+        seat, was, step, working = _row(more.pop(), (str, int, int, int))
     if len(more) == 1:
         lane = LaneAddress(*_row(more.pop(), (int, str, int, int)))
     if more:
         raise _Garbage(f"a claim goes on with {more!r}"[:200])
     rank, me, process, host, port, pid, hostname, last = _row(base, kinds)
-    return Claim(me, Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat), last, was, held)
+    member = Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat)
+    return Claim(me, member, last, was, step, bool(working))
 
 
 def _failure_from_json(row: Any) -> Failure:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch",
-    "replaced", "stale",
+    "not_working", "replaced", "stale",
 ]  # fmt: skip
 
 _ANOTHER_RANK = "Give every process a rank of its own, or wait until the other one has closed the world"
@@ -139,6 +139,13 @@ def held(now: Attempt, request: JoinRequest, holder: Claim | None, timeout: floa
         f"{_who(request.member)} waited {timeout:.1f} s for its end",
         "A rank is free again when the generation that holds it is over",
         _ANOTHER_RANK,
+    )
+
+
+def not_working(request: JoinRequest) -> Failure:
+    """Return the failure of a member that prepares for what comes after a generation that is over."""
+    return abandoned(
+        0, f"Generation {request.past_generation} of world {request.world!r} is over: others reform"
     )
 
 

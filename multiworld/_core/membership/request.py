@@ -39,6 +39,8 @@ class JoinRequest:
         past_generation: that generation's number; 0 if there was none.
         past_rank: its rank there.
         lost: ranks of members of that generation that it knows to be lost.
+        step: how many advances this process has made (`World.advance`).
+        working: whether that generation still works: the next one is prepared beside it.
     """
 
     world: str
@@ -61,6 +63,8 @@ class JoinRequest:
     past_generation: int = 0
     past_rank: int = 0
     lost: tuple[int, ...] = ()
+    step: int = 0
+    working: bool = False
 
     @property
     def assigned(self) -> bool:

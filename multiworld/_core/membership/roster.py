@@ -79,6 +79,8 @@ class Roster:
         token: 16 random bytes that authenticate the members to each other, drawn by the member that completes
             the generation.
         hang_timeout: seconds, this process's own.
+        steps: where ranks are assigned, by rank, how many advances each member had made; None for one that comes
+            new, without the world's state. Empty where members choose their ranks.
     """
 
     world: str
@@ -87,6 +89,12 @@ class Roster:
     members: tuple[Member, ...]
     token: bytes
     hang_timeout: float
+    steps: tuple[int | None, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """How many advances the members had made: the most of any."""
+        return max((each for each in self.steps if each is not None), default=0)
 
     @property
     def size(self) -> int:

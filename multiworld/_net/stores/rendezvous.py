@@ -128,6 +128,12 @@ class Rendezvous:
         """Prefix of the store keys of this attempt's process group; known after `agree`."""
         return f"{self._record.root}/{self._number}/pg"
 
+    @property
+    def entry(self) -> int:
+        """The advance at which members enter the generation, see `Attempt.entry`; known after `commit`."""
+        now = self._record.ledger.current
+        return 0 if now is None or now.number != self._number else now.entry
+
     def agree(self) -> Roster:
         """Claim the rank, or the seat, and wait until all members are there.
 
@@ -170,18 +176,22 @@ class Rendezvous:
         self._next_check = now + CHECK_EVERY
         self._within(self._look, max(self._deadline, now) + _SLACK)
 
-    def commit(self, check: Callable[[], None] = lambda: None) -> None:
+    def commit(
+        self, check: Callable[[], None] = lambda: None, limit: Callable[[], int] | None = None
+    ) -> None:
         """Report this member ready and wait until all are: the generation is then active on every member.
 
         Args:
             check: called often, in another thread, while this waits; raises to end the wait, as when a member
                 died that was not ready. Its error is raised here; call `fail` with it.
+            limit: where this member's generation still works: asked once all are ready for the advance that
+                it does not pass until this returns or raises.
 
         Raises:
             JoinTimeoutError: not every member was ready before the first deadline.
             JoinError: the kind that every member of the attempt raises.
         """
-        self._within(lambda: self._commit(check), max(self._deadline, self._clock()) + _SLACK)
+        self._within(lambda: self._commit(check, limit), max(self._deadline, self._clock()) + _SLACK)
         self._active = True
 
     def fail(self, error: Exception, keys: Iterable[str] = ()) -> None:
@@ -254,6 +264,8 @@ class Rendezvous:
                         raise self._cancel()
                     return admission.roster(attempt, self.request, self._me)
                 now = self._clock()
+                if self.request.working and self._nothing_due():
+                    raise self._cancel()
                 if attempt.missing:
                     next_seal, self._enough_since = now + _SEAL_AFTER, None
                 elif now >= next_seal:
@@ -272,6 +284,10 @@ class Rendezvous:
             if self._record.read():
                 news = self._clock()
             self._keep_time(watch)
+
+    def _nothing_due(self) -> bool:
+        """Whether what a working generation was to be succeeded for has gone away."""
+        return not assigned.due(self._record.ledger, self.request.past_generation)
 
     def _claim(self, watch: _Watch | None) -> _Watch | None:
         """Claim the rank; where another process holds it, return a watch of that process."""
@@ -433,10 +449,16 @@ class Rendezvous:
         if self._clock() >= self._deadline:
             self._expire()
 
-    def _commit(self, check: Callable[[], None] = lambda: None) -> None:
+    def _commit(
+        self, check: Callable[[], None] = lambda: None, limit: Callable[[], int] | None = None
+    ) -> None:
         began = self._clock()
         self._record.apply(lambda ledger: Move(admission.ready(ledger, self._number, self._me)))
         while self._raise_if_closed() is not Phase.ACTIVE:
+            if limit is not None and self._all_ready():
+                self._say_limit(limit())
+                limit, began = None, self._clock()
+                continue
             try:
                 check()
             except BaseException:
@@ -448,6 +470,14 @@ class Rendezvous:
                 raise
             self._pause(began)
             self._look()
+
+    def _all_ready(self) -> bool:
+        now = self._record.ledger.current
+        return now is not None and now.number == self._number and not now.unready
+
+    def _say_limit(self, advance: int) -> None:
+        after, rank = self.request.past_generation, self.request.past_rank
+        self._record.apply(lambda ledger: Move(assigned.limit(ledger, after, rank, advance)))
 
     def _raise_if_closed(self) -> Phase:
         state = admission.claim_state(self._record.ledger, self._number, self._me, self.request)

@@ -1,0 +1,85 @@
+"""Count of a member's advances, and the one at which it stops because its world changes there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["AdvanceCounter"]
+
+_LOOK_EVERY = 0.05
+"""Seconds between two looks at whether the generation still works; decisions wake the waiting thread."""
+
+
+class AdvanceCounter:
+    """Counts, and stops where it was told to.
+
+    The members of a generation enter the next one at the same advance, and none waits for that unless it comes to
+    its limit: the background says a limit for this member (`propose`), learns from all limits at which advance
+    they enter (`decide`), or that nothing comes of it (`withdraw`).
+
+    Attributes:
+        count: of advances so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stop = 0  # the advance at which it stops; 0: none
+        self._entry = 0  # the one at which it enters; 0: not decided
+        self._changed = threading.Condition(threading.Lock())
+
+    def advance(self) -> bool:
+        """Count one more; return whether it stops there."""
+        with self._changed:
+            self.count += 1
+            return self.count == self._stop
+
+    def begin(self, count: int) -> None:
+        """Begin a generation at `count`, without a stop."""
+        with self._changed:
+            self.count, self._stop, self._entry = count, 0, 0
+            self._changed.notify_all()
+
+    def propose(self) -> int:
+        """Return the next advance, which this member does not pass before it is decided."""
+        with self._changed:
+            self._stop = self.count + 1
+            return self._stop
+
+    def decide(self, entry: int) -> None:
+        """Stop at the advance `entry`, at which this member enters the next generation."""
+        with self._changed:
+            self._stop = self._entry = entry
+            self._changed.notify_all()
+
+    def withdraw(self) -> None:
+        """Stop nowhere."""
+        with self._changed:
+            self._stop = self._entry = 0
+            self._changed.notify_all()
+
+    def enters(self, works: Callable[[], bool], deadline: float) -> bool:
+        """Wait at a stop until it is decided; return whether the next generation is entered here.
+
+        Args:
+            works: whether the generation still works; False ends the wait.
+            deadline: ``time.monotonic()`` seconds.
+
+        Raises:
+            TimeoutError: it is not decided at the deadline.
+        """
+        with self._changed:
+            while self._stop and not self._entry and works():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"advance {self.count}: the members have not agreed on the next generation")
+                self._changed.wait(min(left, _LOOK_EVERY))
+            return self._entry == self.count and works()
+
+    def forked(self) -> None:
+        """In a forked child: another thread may have held the lock."""
+        self._changed = threading.Condition(threading.Lock())
