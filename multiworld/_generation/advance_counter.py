@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AdvanceCounter"]
+__all__ = ["HEADROOM", "AdvanceCounter"]
+
+HEADROOM = 0.05
+"""Seconds that a limit lies ahead at the pace of the advances so far: the members agree in less, so none waits."""
+MAX_AHEAD = 10_000
+"""Advances that a limit lies ahead at most."""
 
 _LOOK_EVERY = 0.05
 """Seconds between two looks at whether the generation still works; decisions wake the waiting thread."""
@@ -22,12 +27,17 @@ class AdvanceCounter:
     its limit: the background says a limit for this member (`propose`), learns from all limits at which advance
     they enter (`decide`), or that nothing comes of it (`withdraw`).
 
+    Args:
+        clock: monotonic seconds.
+
     Attributes:
         count: of advances so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._clock = clock
+        self._before = (0, clock())  # the count some time ago, and when that was
         self._stop = 0  # the advance at which it stops; 0: none
         self._entry = 0  # the one at which it enters; 0: not decided
         self._changed = threading.Condition(threading.Lock())
@@ -42,12 +52,19 @@ class AdvanceCounter:
         """Begin a generation at `count`, without a stop."""
         with self._changed:
             self.count, self._stop, self._entry = count, 0, 0
+            self._before = (count, self._clock())
             self._changed.notify_all()
 
+    def look(self) -> None:
+        """Note the pace from here on; called from time to time."""
+        self._before = (self.count, self._clock())
+
     def propose(self) -> int:
-        """Return the next advance, which this member does not pass before it is decided."""
+        """Return an advance, which this member does not pass before it is decided."""
         with self._changed:
-            self._stop = self.count + 1
+            count, at = self._before
+            pace = (self.count - count) / max(self._clock() - at, HEADROOM)
+            self._stop = self.count + 1 + min(int(pace * HEADROOM), MAX_AHEAD)
             return self._stop
 
     def decide(self, entry: int) -> None:
@@ -67,14 +84,14 @@ class AdvanceCounter:
 
         Args:
             works: whether the generation still works; False ends the wait.
-            deadline: ``time.monotonic()`` seconds.
+            deadline: by the clock.
 
         Raises:
             TimeoutError: it is not decided at the deadline.
         """
         with self._changed:
             while self._stop and not self._entry and works():
-                left = deadline - time.monotonic()
+                left = deadline - self._clock()
                 if left <= 0:
                     raise TimeoutError(f"advance {self.count}: the members have not agreed on the next generation")
                 self._changed.wait(min(left, _LOOK_EVERY))

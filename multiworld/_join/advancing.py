@@ -213,7 +213,9 @@ class Advancing:
             succession = self._succession(gen)
             if self._leaving:
                 succession.leave()
-            if not succession.due():
+            due = succession.due()
+            self._counter.look()
+            if not due:
                 return LOOK_EVERY
         except MultiworldError as error:
             _log.info("world %r cannot see who waits to join it: %s", gen.world, error)
@@ -228,9 +230,7 @@ class Advancing:
 
     def _prepare(self, gen: Generation, succession: Succession) -> None:
         try:
-            if self._leaving:
-                self._await_departure(gen, succession)
-            else:
+            if not self._leaving or not self._departed(gen, succession):
                 self._build(gen, succession)
         except MultiworldError as error:
             _log.info("world %r: the next generation is not prepared: %s", gen.world, error)
@@ -284,11 +284,13 @@ class Advancing:
         self._pause = AGAIN
         self._see_off(gen, succession, made)
 
-    def _await_departure(self, gen: Generation, succession: Succession) -> None:
-        """Say this member's limit when the others have prepared to go on without it."""
+    def _departed(self, gen: Generation, succession: Succession) -> bool:
+        """Say this member's limit when the others have prepared to go on without it; False if it has to stay."""
         said, pause = 0, LOOK_EVERY
         while self._works(gen):
             found = succession.departing()
+            if not found.leaves:
+                return False
             if found.asked and found.asked != said:
                 succession.limit(self._counter.propose())
                 said, pause = found.asked, WAIT
@@ -296,11 +298,12 @@ class Advancing:
             if found.entry:
                 self._offer(gen, _Next(None), found.entry)
                 self._see_off(gen, succession, None)
-                return
+                return True
             if said and not found.asked:  # it came to nothing
                 said, pause = 0, LOOK_EVERY
                 self._counter.withdraw()
             time.sleep(pause)
+        return True
 
     def _offer(self, gen: Generation, following: _Next, entry: int) -> None:
         """Have the program's thread enter `following` at its advance `entry`; return when it has.

@@ -78,7 +78,7 @@ def test_a_newcomer_comes_in_at_an_advance(cast):
     seats = everyone(members, 1)
     members.append(cast.start(working, 3))
     assert everyone(members, 2) == (*seats, "s3")
-    print("longest", reports(members))
+    print("longest", reports(members), time.monotonic())
 
 
 def test_a_member_leaves_at_an_advance(cast):

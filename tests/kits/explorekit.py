@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kits.lifekit import seat
-from multiworld._core.membership import admission
+from multiworld._core.membership import admission, assigned
 from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import Attempt, Ledger
 from multiworld._core.membership.refusals import abandoned
@@ -22,13 +22,17 @@ TOKEN = "ab" * 16
 
 @dataclass(frozen=True)
 class Process:
-    """One process: `phase` is out, open, sealed, ready, active or dead.
+    """One process: `phase` is out, open, sealed, ready, active, leaving, gone or dead.
 
     Attributes:
         number: of its attempt.
         generation: that it agreed on last, of `members`, by rank.
         was: the last generation that was active for it, of `past`.
         claims: how many more it may make.
+        after: the generation from which it entered this one, without a breakage; 0: none.
+        leaves: whether it will want to leave, at an advance.
+        next: what it prepares beside the active generation: number, phase (open, sealed, ready or limited), generation,
+            members.
     """
 
     phase: str = "out"
@@ -38,6 +42,9 @@ class Process:
     was: int = 0
     past: tuple[int, ...] = ()
     claims: int = 0
+    after: int = 0
+    leaves: bool = False
+    next: tuple[int, str, int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,27 @@ class Explorer:
         claims: that each process may make.
         faults: of the `kinds`: "death" of a process, "server": the death of a member together with the store that it
             serves, "timeout" of a join.
+        advances: whether generations that work let newcomers in.
+        leaver: the process that wants to leave at an advance, if any.
     """
 
     def __init__(
-        self, size: int, least: int, most: int, *, claims: int, faults: int, kinds: tuple[str, ...]
+        self,
+        size: int,
+        least: int,
+        most: int,
+        *,
+        claims: int,
+        faults: int,
+        kinds: tuple[str, ...],
+        advances: bool = False,
+        leaver: int | None = None,
     ) -> None:
+        self.advances = advances
         self.requests = [seat(who, least, most) for who in range(size)]
         self.least, self.claims, self.kinds = least, claims, kinds
-        self.first = State(Ledger(), (Process(claims=claims),) * size, faults)
+        processes = tuple(Process(claims=claims, leaves=who == leaver) for who in range(size))
+        self.first = State(Ledger(), processes, faults)
 
     def explore(self) -> dict[State, list[tuple[str, State]]]:
         """All states, each with its steps; raises AssertionError with the way to a state that must not be."""
@@ -93,7 +113,7 @@ class Explorer:
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         for who, process in enumerate(state.processes):
-            if process.phase == "dead":
+            if process.phase in {"dead", "gone"}:
                 continue
             for name, after in getattr(self, f"_{process.phase}")(state, who, process):
                 yield f"{who} {name}", after
@@ -135,7 +155,7 @@ class Explorer:
             return
         gone, dead = 0, self._dead(state)
         now = state.ledger.current
-        if now is not None and all(each.id in dead for each in now.claims):
+        if now is not None and all(each.id in dead for each in now.holders):
             gone = now.number
         for last_call in (False, True) if self._seeded(state) else (False,):
             left = admission.drop(state.ledger, found.attempt.number, me, dead)
@@ -175,7 +195,7 @@ class Explorer:
             state.ledger, process.number, self._id(who, process.claims + 1), self.requests[who]
         )
         if found.phase is Phase.ACTIVE:
-            after = replace(process, phase="active", was=process.generation, past=process.members)
+            after = replace(process, phase="active", was=process.generation, past=process.members, after=0)
             yield "is active", self._with(state, who, after)
         else:
             yield from self._gives_up(state, who, process)
@@ -196,10 +216,141 @@ class Explorer:
 
     def _active(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
         if self._lost(state, process):
-            out = self._with(state, who, replace(process, phase="out"))
+            out = self._with(state, who, replace(process, phase="out", next=None, leaves=False))
             yield "breaks", out
-            ledger = admission.over(state.ledger, process.number, self._id(who, process.claims + 1))
+            ledger = state.ledger
+            if process.next is not None:
+                ledger = self._given_up(ledger, who, process)
+            ledger = admission.over(ledger, process.number, self._id(who, process.claims + 1))
             yield "breaks and says so", replace(out, ledger=ledger)
+            if process.next is None:
+                return
+        ledger, mine = state.ledger, process.generation
+        if process.leaves and (said := assigned.leave(ledger, mine, process.members.index(who))) is not ledger:
+            yield "wants to leave", replace(state, ledger=said)
+        after_mine = ledger.current is not None and ledger.current.after == mine
+        if process.leaves and (after_mine or assigned.leaves(ledger, mine, process.members.index(who))):
+            if process.next is None:
+                yield from self._leaves(state, who, process)
+                return
+        if process.next is not None:
+            yield from getattr(self, f"_next_{process.next[1]}")(state, who, process)
+        elif self.advances and process.claims and assigned.due(state.ledger, process.generation):
+            yield from self._claims_beside(state, who, process)
+
+    # -- the next generation, beside the active one
+
+    def _claims_beside(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        me, dead = self._id(who, process.claims), self._dead(state)
+        there = () if state.ledger.waiting is None else state.ledger.waiting.claims
+        seen = frozenset(each.id for each in there) - dead
+        request = replace(self._request(state, who), lost=(), working=True)
+        move = admission.claim(state.ledger, request, me, TOKEN, dead=dead, seen=seen)
+        after = replace(process, claims=process.claims - 1)
+        if move.refusal is None and move.holder is None:
+            after = replace(after, next=(move.attempt, "open", 0, ()))
+        yield "claims beside", self._with(replace(state, ledger=move.ledger), who, after)
+
+    def _next_open(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        number, me = self._beside(process), self._id(who, process.claims + 1)
+        found = admission.claim_state(state.ledger, number, me, self.requests[who])
+        if found.attempt is None:
+            yield "hears that it is closed", self._with(state, who, replace(process, next=None))
+        elif found.phase is not Phase.OPEN:
+            attempt = found.attempt
+            members = tuple(int(str(each.slot)[1:]) for each in attempt.claims)
+            assert attempt.generation > process.generation, "a number went back"
+            assert attempt.after == process.generation, "it is prepared beside another generation"
+            sealed = (attempt.number, "sealed", attempt.generation, members)
+            yield "agrees", self._with(state, who, replace(process, next=sealed))
+        elif not assigned.due(state.ledger, process.generation):
+            yield "has nothing to do", self._without_next(state, who, process)
+        else:
+            dead = self._dead(state)
+            left = admission.drop(state.ledger, found.attempt.number, me, dead)
+            after = admission.seal(left, found.attempt.number, me, TOKEN, dead=dead)
+            if after != state.ledger:
+                yield "seals", replace(state, ledger=after)
+
+    def _next_sealed(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        yield from self._fails_beside(state, who, process)
+        ledger = admission.ready(state.ledger, self._beside(process), self._id(who, process.claims + 1))
+        assert process.next is not None
+        ready = replace(process, next=(process.next[0], "ready", *process.next[2:]))
+        yield "is ready", self._with(replace(state, ledger=ledger), who, ready)
+
+    def _next_ready(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        yield from self._fails_beside(state, who, process)
+        yield from self._says_limit(state, who, process)
+
+    def _next_limited(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        me = self._id(who, process.claims + 1)
+        found = admission.claim_state(state.ledger, self._beside(process), me, self.requests[who])
+        if found.phase is not Phase.ACTIVE:
+            yield from self._fails_beside(state, who, process)
+            return
+        assert process.next is not None
+        number, _, generation, members = process.next
+        entered = replace(
+            process,
+            number=number,
+            generation=generation,
+            members=members,
+            was=generation,
+            past=members,
+            after=process.generation,
+            next=None,
+        )
+        rank = process.members.index(who)
+        ledger = assigned.enter(state.ledger, process.generation, rank)
+        yield "enters", self._with(replace(state, ledger=ledger), who, entered)
+
+    def _says_limit(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        ledger = assigned.limit(state.ledger, process.generation, process.members.index(who), 1)
+        if ledger is not state.ledger and process.next is not None:
+            said = replace(process, next=(process.next[0], "limited", *process.next[2:]))
+            yield "says its limit", self._with(replace(state, ledger=ledger), who, said)
+
+    def _fails_beside(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        me = self._id(who, process.claims + 1)
+        found = admission.claim_state(state.ledger, self._beside(process), me, self.requests[who])
+        assert process.next is not None
+        if found.attempt is None:
+            yield "hears that it failed", self._with(state, who, replace(process, next=None))
+        elif any(state.processes[each].phase in {"dead", "out"} for each in process.next[3]):
+            yield "sees a death", self._without_next(state, who, process)
+
+    def _without_next(self, state: State, who: int, process: Process) -> State:
+        ledger = self._given_up(state.ledger, who, process)
+        return self._with(replace(state, ledger=ledger), who, replace(process, next=None))
+
+    def _given_up(self, ledger: Ledger, who: int, process: Process) -> Ledger:
+        number, me = self._beside(process), self._id(who, process.claims + 1)
+        failed = admission.fail(ledger, number, me, abandoned(number, "it came to nothing"))
+        return failed if failed is not ledger else admission.over(ledger, number, me)
+
+    def _beside(self, process: Process) -> int:
+        assert process.next is not None
+        return process.next[0]
+
+    def _leaves(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        """What a member does that leaves at an advance."""
+        generation, rank = process.generation, process.members.index(who)
+        now = state.ledger.current
+        if now is None or now.after != generation:
+            return
+        ledger = assigned.limit(state.ledger, generation, rank, 1)
+        if ledger is not state.ledger:
+            yield "says its limit", replace(state, ledger=ledger)
+        if now.active:
+            ledger = assigned.enter(state.ledger, generation, rank)
+            yield "leaves", self._with(
+                replace(state, ledger=ledger), who, replace(process, phase="leaving")
+            )
+
+    def _leaving(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
+        if assigned.all_entered(state.ledger, process.generation) or self._lost(state, process):
+            yield "is gone", self._with(state, who, replace(process, phase="gone"))
 
     # -- what must hold
 
@@ -210,23 +361,33 @@ class Explorer:
                 assert agreed.setdefault(each.generation, each.members) == each.members, (
                     "two rosters of a number"
                 )
-        stable = {
-            each.generation
-            for each in state.processes
-            if each.phase == "active" and not self._lost(state, each)
-        }
-        assert len(stable) <= 1, f"generations {stable} are active at once, and none ends"
+            if each.phase == "active" and each.next is not None and each.next[2]:
+                assert agreed.setdefault(each.next[2], each.next[3]) == each.next[3], "two rosters of a number"
+        lasting = [each for each in state.processes if each.phase == "active" and not self._lost(state, each)]
+        stable = {each.generation for each in lasting}
+        # On the way from one to the next, members are in both.
+        now = state.ledger.current
+        assert len(stable) <= 1 or (now is not None and stable == {now.after, now.generation}), (
+            f"generations {stable} are active at once, and none ends"
+        )
 
     def settled(self, state: State) -> bool:
         """Whether nothing more has to happen: one active generation, or too few processes are left."""
-        living = [each for each in state.processes if each.phase != "dead"]
-        if any(each.phase == "out" and not each.claims for each in living):
+        living = [each for each in state.processes if each.phase not in {"dead", "gone"}]
+        if any(each.phase in {"out", "active"} and not each.claims for each in living):
             return True  # beyond the bound
         if len(living) < self.least:
             return True
         active = [each for each in living if each.phase == "active"]
         others = {each.phase for each in living} - {"active"}
-        return bool(active) and others <= {"open"} and not any(self._lost(state, each) for each in active)
+        if self.advances and active and assigned.due(state.ledger, active[0].generation, self._dead(state)):
+            return False
+        return (
+            bool(active)
+            and others <= {"open"}
+            and len({each.generation for each in active}) == 1
+            and not any(each.next or self._lost(state, each) for each in active)
+        )
 
     # -- helpers
 
@@ -242,6 +403,14 @@ class Explorer:
         for who in process.members:
             other = state.processes[who]
             late = other.generation < process.generation  # it has not read yet that the attempt was sealed
+            if other.phase == "leaving":
+                continue
+            if other.phase == "gone":
+                if process.after and who not in process.members:
+                    continue
+                return True
+            if other.phase == "active" and other.after == process.generation:
+                continue  # it is in both, until all are in the next one
             if other.phase == "dead" or other.generation > process.generation:
                 return True
             if other.phase in {"out", "open"} and not (late and other.number == process.number):

@@ -207,9 +207,11 @@ def may_seal(ledger: Ledger, gone: int = 0) -> bool:
         gone: number of an attempt all of whose processes are dead, as the caller found.
     """
     now, waiting = ledger.current, ledger.waiting
-    if now is None or now.over or now.number == gone or waiting is None:
+    if now is None or now.number == gone or waiting is None:
         return waiting is not None
-    before = {each.member.process for each in now.claims}
+    if any(each.rank in now.over for each in now.holders):
+        return True
+    before = {each.member.process for each in now.holders}
     return any(each.member.process in before for each in waiting.claims)
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "enter",
     "expected",
     "leave",
+    "leaves",
     "limit",
     "ranked",
     "remembered",
@@ -98,7 +99,7 @@ def survives(ledger: Ledger, claim: Claim) -> Claim | None:
     base = ledger.before or ledger.current
     if base is None or not claim.was or claim.was not in {base.generation, base.after}:
         return None
-    return _of(base, claim.member.process)
+    return next((each for each in base.holders if each.member.process == claim.member.process), None)
 
 
 def due(ledger: Ledger, generation: int, dead: frozenset[str] = frozenset()) -> bool:
@@ -112,7 +113,7 @@ def due(ledger: Ledger, generation: int, dead: frozenset[str] = frozenset()) -> 
     now, waiting = ledger.current, ledger.waiting
     if now is None or now.generation != generation or not now.active or now.over or not now.terms.assigned:
         return False
-    staying = [each for each in now.claims if each.rank not in now.leaving]
+    staying = _staying(now)
     coming = 0
     if waiting is not None and waiting.terms == now.terms:
         taken = {each.slot for each in staying}
@@ -131,6 +132,18 @@ def leave(ledger: Ledger, generation: int, rank: int) -> Ledger:
         return ledger
     leaving = tuple(sorted((*now.leaving, rank)))
     return dataclasses.replace(ledger, current=dataclasses.replace(now, leaving=leaving))
+
+
+def leaves(ledger: Ledger, generation: int, rank: int) -> bool:
+    """Whether a member of the active generation is not to be in the next one, as it wanted."""
+    now = ledger.current
+    return now is not None and now.generation == generation and all(each.rank != rank for each in _staying(now))
+
+
+def _staying(attempt: Attempt) -> tuple[Claim, ...]:
+    """The members that prepare the next generation; where all want to leave, they first let newcomers in."""
+    staying = tuple(each for each in attempt.claims if each.rank not in attempt.leaving)
+    return staying or attempt.claims
 
 
 def limit(ledger: Ledger, after: int, rank: int, advance: int) -> Ledger:
@@ -247,7 +260,7 @@ def complete(ledger: Ledger, *, dead: frozenset[str] = frozenset(), last_call: b
         return (
             now is not None
             and due(ledger, now.generation, dead)
-            and all(each.member.process in there for each in now.claims if each.rank not in now.leaving)
+            and all(each.member.process in there for each in _staying(now))
         )
     if last_call:
         return True

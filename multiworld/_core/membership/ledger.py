@@ -150,6 +150,16 @@ class Attempt:
         return self.generation > 0 and not self.unready and all(self.limits)
 
     @property
+    def holders(self) -> tuple[Claim, ...]:
+        """The members whose generation it is: newcomers only once a member of the one before has entered it.
+
+        Before that these know nothing of the world, and must not go on with it alone.
+        """
+        if not self.after or self.entered:
+            return self.claims
+        return tuple(claim for claim in self.claims if claim.was)
+
+    @property
     def entry(self) -> int:
         """The advance at which members of the generation before enter this one; 0: not known, or at once.
 

@@ -393,7 +393,7 @@ class Rendezvous:
         ledger = self._record.ledger
         now, waiting = ledger.current, ledger.waiting
         if now is not None and not admission.may_seal(ledger, self._gone):
-            found = self._probe([claim.member.endpoint for claim in now.claims], _PROBE_WITHIN)
+            found = self._probe([claim.member.endpoint for claim in now.holders], _PROBE_WITHIN)
             if any(found.values()) or not self._silent_for_long(None in found.values()):
                 self._silent_since = None if any(found.values()) else self._silent_since
                 return False

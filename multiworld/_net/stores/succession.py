@@ -36,11 +36,13 @@ class Departing:
     Attributes:
         asked: number of the attempt in which its limit is to be said; 0: none.
         entry: the advance at which it leaves; 0: not decided.
+        leaves: whether it leaves at all; not where all members want to, and none would stay.
     """
 
-    def __init__(self, asked: int = 0, entry: int = 0) -> None:
+    def __init__(self, asked: int = 0, entry: int = 0, *, leaves: bool = True) -> None:
         self.asked = asked
         self.entry = entry
+        self.leaves = leaves
 
 
 class Succession:
@@ -82,9 +84,12 @@ class Succession:
 
         def look() -> Departing:
             self._record.read()
-            now = self._record.ledger.current
-            if now is None or now.after != self._request.past_generation:
-                return Departing()
+            ledger, request = self._record.ledger, self._request
+            now = ledger.current
+            if now is None or now.after != request.past_generation:
+                return Departing(
+                    leaves=assigned.leaves(ledger, request.past_generation, request.past_rank)
+                )
             return Departing(0 if now.unready else now.number, now.entry)
 
         return self._in_time(look)
