@@ -44,7 +44,8 @@ class Resources:
         store: this generation's hold on the store.
         group_store: what the process group was built over.
         lane: the connections for messages; None where they go through gloo.
-        step: how many advances its members have made when it begins.
+        steps: where ranks are assigned, by rank, how many advances each member has made when it begins; None for
+            one that comes new, without the world's state.
     """
 
     roster: Roster
@@ -56,7 +57,12 @@ class Resources:
     store: StoreHandle
     group_store: PollingStore
     lane: Endpoint | None
-    step: int = 0
+    steps: tuple[int | None, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """How many advances its members have made: the most of any."""
+        return max((each for each in self.steps if each is not None), default=0)
 
     @property
     def keys(self) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld import settings
 from multiworld._core import durations
@@ -11,14 +12,28 @@ from multiworld.errors import InvalidJoinError
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Callable
 
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["LAST_CALL", "JoinPlan", "Size", "make_plan"]
+__all__ = ["LAST_CALL", "JoinPlan", "Size", "StateLike", "Stateful", "make_plan"]
 
 LAST_CALL = 30.0
 """Seconds; the ``last_call_timeout`` of torch elastic's rendezvous, by default."""
+
+class Stateful(Protocol):
+    """What has a state, as `torch.distributed.checkpoint.stateful.Stateful`: a module, an optimizer, ..."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: nested dicts, lists and tuples of tensors, numbers, texts and bytes."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take a state over."""
+
+
+StateLike = Stateful | Mapping[str, Stateful]
+"""A world's state: one object that has it, or several by names that are the same on all members."""
 
 Size = int | str | tuple[int, int]
 """A world's size: a number of members, or a range as "MIN:MAX" or (MIN, MAX)."""
@@ -42,6 +57,7 @@ class JoinPlan:
         seat: as given; "" for one that is made for the process.
         last_call: seconds for which members that may still come are waited for once there are `least`.
         on_loss: as given.
+        state: as given.
     """
 
     name: str
@@ -58,6 +74,7 @@ class JoinPlan:
     seat: str = ""
     last_call: float = LAST_CALL
     on_loss: str = "break"
+    state: StateLike | None = None
 
     @property
     def assigned(self) -> bool:
@@ -103,6 +120,7 @@ def make_plan(
     seat: str | None = None,
     on_loss: str = "break",
     last_call: float | dt.timedelta = LAST_CALL,
+    state: StateLike | None = None,
 ) -> JoinPlan:
     """Check what can be checked without anybody else.
 
@@ -138,9 +156,9 @@ def make_plan(
             raise refuse(
                 f"rank {rank!r}", f"It is a whole number from 0 to {most - 1}", "Give each member its own"
             )
-        if seat is not None or on_loss != "break" or last_call != LAST_CALL:
+        if seat is not None or on_loss != "break" or last_call != LAST_CALL or state is not None:
             raise refuse(
-                f"seat {seat!r}, on_loss {on_loss!r}, last_call {last_call!r} with rank {rank}",
+                f"seat {seat!r}, on_loss {on_loss!r}, last_call {last_call!r} or a state with rank {rank}",
                 "These belong to worlds whose ranks are assigned: with others the world keeps its members",
                 "Give rank=None, and a range as in world_size='2:8'",
             )
@@ -148,6 +166,8 @@ def make_plan(
         raise refuse(f"seat {seat!r}", "It is Unicode text of 1 to 200 characters", "Give another, or none")
     if on_loss not in ("break", "shrink"):  # no set: it may be anything
         raise refuse(f"on_loss {on_loss!r}", "It is 'break' or 'shrink'", "Give one of them")
+    if state is not None:
+        _check_state(state, on_loss, defaults, refuse)
     for_last = durations.seconds(last_call)
     if for_last is None or not 0 <= for_last <= settings.MAX_TIMEOUT:
         raise refuse(
@@ -213,7 +233,31 @@ def make_plan(
         seat=seat or "",
         last_call=for_last,
         on_loss=on_loss,
+        state=state,
     )
+
+
+def _check_state(
+    state: object, on_loss: str, chosen: settings.Settings, refuse: Callable[[str, str, str], InvalidJoinError]
+) -> None:
+    each = list(state.values()) if isinstance(state, Mapping) else [state]
+    for one in each:
+        if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
+            raise refuse(
+                f"state {type(one).__name__}",
+                "A state has state_dict() and load_state_dict(), as modules and optimizers have",
+                "Give such an object, or several by name: state={'model': model, 'optimizer': optimizer}",
+            )
+    if on_loss != "break":
+        raise refuse(
+            f"a state with on_loss={on_loss!r}",
+            "A state is sent while its program stands still, and not in the background",
+            "Call reform where an operation raises BrokenWorldException",
+        )
+    if not chosen.lane:
+        raise refuse(
+            "a state with M8D_LANE=0", "It travels over the lane", "Unset M8D_LANE, or give the state another way"
+        )
 
 
 def _sizes(size: object) -> tuple[int, int] | None:

@@ -254,7 +254,7 @@ def _with_members(
         store=store,
         group_store=polling,
         lane=endpoint,
-        step=rendezvous.entry or roster.step,
+        steps=tuple(each if each is None else rendezvous.entry or each for each in roster.steps),
     )
     undo.callback(lambda: rendezvous.over(made.keys))
     group.joined()
@@ -344,6 +344,7 @@ def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) 
         lost=terms.lost,
         step=terms.step,
         working=terms.limit is not None,
+        state=plan.state is not None,
     )
 
 

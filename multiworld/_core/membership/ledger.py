@@ -48,12 +48,14 @@ class Terms:
         backend: as given to the join, "gloo" for instance.
         device: the type of device, "cpu" or "cuda" for instance.
         least: how many members it has at least, where ranks are assigned; 0 where members choose them.
+        state: whether members that come get a state from the others.
     """
 
     size: int
     backend: str
     device: str
     least: int = 0
+    state: bool = False
 
     @property
     def assigned(self) -> bool:
@@ -281,7 +283,7 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     terms = attempt.terms
     fields = {
         "n": attempt.number,
-        "terms": [terms.size, terms.backend, terms.device, *([terms.least] if terms.assigned else [])],
+        "terms": [terms.size, terms.backend, terms.device, *([terms.least, int(terms.state)] if terms.assigned else [])],
         "g": attempt.generation,
         "token": attempt.token,
         "ready": list(attempt.ready),
@@ -308,8 +310,9 @@ def _attempt_from_json(fields: Any) -> Attempt:
     if not isinstance(fields, dict):
         raise _Garbage("an attempt is not an object")
     said = fields.get("terms")
-    assigned = isinstance(said, list) and len(said) == 4
-    terms = Terms(*_row(said, (int, str, str, int) if assigned else (int, str, str)))
+    assigned = isinstance(said, list) and len(said) == 5
+    size, backend, device, least, state = [*_row(said, (int, str, str, int, int)[: 5 if assigned else 3]), 0, 0][:5]
+    terms = Terms(size, backend, device, least, bool(state))
     if not 1 <= terms.size <= MAX_SIZE or not int(assigned) <= terms.least <= terms.size:
         raise _Garbage(f"a world of {said}")
     size = MAX_SIZE if assigned else terms.size

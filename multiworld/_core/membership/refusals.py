@@ -69,6 +69,7 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
             ("world_size", _size(ours), _size(theirs)),
             ("backend", ours.backend, theirs.backend),
             ("device", ours.device, theirs.device),
+            ("with a state", ours.state, theirs.state),
         )
         if mine != other
     ]
@@ -80,7 +81,7 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
         f"{_small(request.place)} ({_who(request.member)}) says "
         f"{', '.join(f'{name}={mine!r}' for name, mine, _ in said)}, "
         f"{others} say {', '.join(f'{name}={other!r}' for name, _, other in said)}",
-        "All members of a world say the same size, backend and device",
+        "All members of a world say the same size, backend and device, and all give a state or none does",
         "Change the call that is wrong, and join again on all members",
     )
 

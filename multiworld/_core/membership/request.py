@@ -41,6 +41,7 @@ class JoinRequest:
         lost: ranks of members of that generation that it knows to be lost.
         step: how many advances this process has made (`World.advance`).
         working: whether that generation still works: the next one is prepared beside it.
+        state: whether it has a state that newcomers get, or gets it.
     """
 
     world: str
@@ -65,6 +66,7 @@ class JoinRequest:
     lost: tuple[int, ...] = ()
     step: int = 0
     working: bool = False
+    state: bool = False
 
     @property
     def assigned(self) -> bool:
@@ -91,7 +93,7 @@ class JoinRequest:
     @property
     def terms(self) -> Terms:
         """What all members must say alike."""
-        return Terms(self.size, self.backend, self.device_type, self.least)
+        return Terms(self.size, self.backend, self.device_type, self.least, self.state)
 
 
 def validate(request: JoinRequest) -> None:

@@ -92,11 +92,6 @@ class Roster:
     steps: tuple[int | None, ...] = ()
 
     @property
-    def step(self) -> int:
-        """How many advances the members had made: the most of any."""
-        return max((each for each in self.steps if each is not None), default=0)
-
-    @property
     def size(self) -> int:
         """How many members the world has."""
         return len(self.members)
