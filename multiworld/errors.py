@@ -9,6 +9,7 @@
     │   ├── WrongDeviceError        a tensor lies where the world's backend cannot reach it (a ValueError too)
     │   ├── SizeMismatchError       a message does not fit the tensor it was received into (a ValueError too)
     │   ├── CollectiveMismatchError members called different collectives (a ValueError too); with M8D_CHECK=1
+    │   ├── StateTransferError      a member's state did not come whole: damaged, or the other end gave up
     │   └── JoinError               the world could not be joined; nothing half-made is left
     │       ├── InvalidJoinError        an argument breaks a rule (a ValueError too)
     │       ├── RankTakenError          two processes claim the same rank
@@ -19,6 +20,7 @@
     │       ├── BackendError            torch has no such backend here, or it could not be built
     │       ├── StaleGenerationError    this process holds a generation that is over
     │       └── JoinAbandonedError      the join was cancelled, or another member gave up
+    ├── StateError                  a state has what cannot be sent to another member (a ValueError too)
     ├── ShimError                   what multiworld changes in torch could not be put in place, or was refused
     │   ├── RouterError             this torch brings something the router does not know
     │   ├── PatchRequiredError      M8D_REQUIRE_PATCH=1, and this build of torch is not patched
@@ -51,6 +53,8 @@ __all__ = [
     "ShimError",
     "SizeMismatchError",
     "StaleGenerationError",
+    "StateError",
+    "StateTransferError",
     "StoreBindError",
     "StoreUnreachableError",
     "UnknownWorldError",
@@ -214,6 +218,13 @@ class CollectiveMismatchError(WorldError, ValueError):
         super().__init__(world, value, rule=rule, next_step=next_step)
 
 
+class StateTransferError(WorldError):
+    """A member's state did not come whole: it came damaged, or the other end gave up, or broke a rule.
+
+    Nothing half-loaded is returned; tensors that were to be received in place may have changed.
+    """
+
+
 class JoinError(WorldError):
     """The world could not be joined; nothing half-made is left in this process."""
 
@@ -261,6 +272,10 @@ class StaleGenerationError(JoinError):
 
 class JoinAbandonedError(JoinError):
     """The join was cancelled, or another member gave up."""
+
+
+class StateError(MultiworldError, ValueError):
+    """A state has what cannot be sent to another member; the message says where."""
 
 
 class ShimError(MultiworldError):

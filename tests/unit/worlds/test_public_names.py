@@ -16,7 +16,7 @@ def test_the_public_names_of_multiworld_are_these():
         "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event", "InstallError",
         "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
         "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError",
-        "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StoreBindError",
+        "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError", "__version__", "join",

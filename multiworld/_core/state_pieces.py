@@ -1,0 +1,93 @@
+"""How the tensors of a state are cut into pieces, and which pieces travel together.
+
+Both ends decide that by the shapes alone, and so alike. A piece is one message, of bytes in row-major order.
+The pieces of a part travel together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["CHUNK", "TOGETHER", "Index", "Piece", "cuts", "parts"]
+
+CHUNK = 64 << 20
+"""Bytes of a part, at most."""
+
+TOGETHER = 256
+"""Pieces of a part, at most."""
+
+Index = tuple[int | slice, ...]
+"""Of a tensor: what it picks is contiguous where the tensor is."""
+
+
+class Piece(NamedTuple):
+    """A piece of a tensor.
+
+    Attributes:
+        tensor: its number.
+        at: where in it.
+        size: bytes.
+    """
+
+    tensor: int
+    at: Index
+    size: int
+
+
+def cuts(shape: Sequence[int], itemsize: int, most: int) -> Iterator[Index]:
+    """Yield the pieces of a tensor, in order, of at most `most` bytes each; none of an empty one.
+
+    Args:
+        shape: of the tensor.
+        itemsize: bytes of an element.
+        most: at least `itemsize`.
+    """
+    size = itemsize * math.prod(shape)
+    if not size:
+        return
+    if size <= most:
+        yield ()
+        return
+    rows = shape[0]
+    row = size // rows
+    if row <= most:
+        step = most // row
+        for at in range(0, rows, step):
+            yield (slice(at, min(at + step, rows)),)
+        return
+    for at in range(rows):
+        for rest in cuts(shape[1:], itemsize, most):
+            yield (at, *rest)
+
+
+def parts(tensors: Iterable[tuple[int, Sequence[int], int]], most: int) -> Iterator[list[Piece]]:
+    """Yield the parts of tensors, given as number, shape and itemsize, in order.
+
+    Args:
+        tensors: number, shape, and bytes of an element.
+        most: bytes of a part.
+    """
+    part: list[Piece] = []
+    full = 0
+    for number, shape, itemsize in tensors:
+        for index in cuts(shape, itemsize, most):
+            size = _size(shape, itemsize, index)
+            if part and (full + size > most or len(part) == TOGETHER):
+                yield part
+                part, full = [], 0
+            part.append(Piece(number, index, size))
+            full += size
+    if part:
+        yield part
+
+
+def _size(shape: Sequence[int], itemsize: int, index: Index) -> int:
+    size = itemsize * math.prod(shape[len(index) :])
+    for each in index:
+        if isinstance(each, slice):
+            size *= int(each.stop - each.start)
+    return size
