@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-    "WorldJoinFailed",
-    "WorldJoining", "bus", "subscribe",
+    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "StateReceived", "WorldActive", "WorldBroken",
+    "WorldClosed", "WorldJoinFailed", "WorldJoining", "WorldReady", "bus", "subscribe",
 ]  # fmt: skip
 
 
@@ -120,6 +119,33 @@ class WorldBroken(Event):
 @dataclass(frozen=True)
 class WorldClosed(Event):
     """This process closed the world; its resources are free."""
+
+
+@dataclass(frozen=True)
+class StateReceived(Event):
+    """A part of the world's state has come; at most ten times a second, and at the end.
+
+    Attributes:
+        provider: rank of the member that sends it.
+        received, total: bytes of tensors.
+    """
+
+    provider: int
+    received: int
+    total: int
+
+
+@dataclass(frozen=True)
+class WorldReady(Event):
+    """This member of a world with a state has the latest one: what it serves from now on is right.
+
+    Attributes:
+        provider: rank of the member that it got the state from; -1 where it had it.
+        seconds: that this took since the generation began.
+    """
+
+    provider: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ class World(Selecting, ObjectCollectives):
         # Others see by its listener that this process lives, where ranks are assigned.
         self._stop_listening: Callable[[], None] = _nothing
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
+        self._whole: Generation | None = None  # the last one in which this member had the world's state
         self._aio: Aio | None = None
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -168,6 +169,12 @@ class World(Selecting, ObjectCollectives):
     def step(self) -> int:
         """How many times its members have called `advance`: a newcomer has the count of the others."""
         return self._advances.count
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is active and, where it was joined with a state, this member has the latest one."""
+        gen = self._gen
+        return self.state is State.ACTIVE and (self._plan.state is None or self._whole is gen)
 
     @property
     def group(self) -> ProcessGroup:
@@ -417,6 +424,10 @@ class World(Selecting, ObjectCollectives):
                 self._stop_listening()
         with self._watch_lock:
             self._plan, self._gen = plan, gen
+
+    def _state_is_whole(self, gen: Generation) -> None:
+        """This member has the world's state as it is in `gen`."""
+        self._whole = gen
 
     # -- for its generations ---------------------------------------------------------------------------------
 

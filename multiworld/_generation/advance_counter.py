@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADROOM", "AdvanceCounter"]
 
 HEADROOM = 0.05
-"""Seconds that a limit lies ahead at the pace of the advances so far: the members agree in less, so none waits."""
+"""Seconds that a limit lies ahead, at the pace so far: members agree in less, and none waits."""
 MAX_AHEAD = 10_000
 """Advances that a limit lies ahead at most."""
 
@@ -23,9 +23,9 @@ _LOOK_EVERY = 0.05
 class AdvanceCounter:
     """Counts, and stops where it was told to.
 
-    The members of a generation enter the next one at the same advance, and none waits for that unless it comes to
-    its limit: the background says a limit for this member (`propose`), learns from all limits at which advance
-    they enter (`decide`), or that nothing comes of it (`withdraw`).
+    Members of a generation enter the next one at the same advance, and none waits for that unless it comes to
+    its limit: the background says a limit for this member (`propose`), learns from all limits at which
+    advance they enter (`decide`), or that nothing comes of it (`withdraw`).
 
     Args:
         clock: monotonic seconds.
@@ -93,7 +93,9 @@ class AdvanceCounter:
             while self._stop and not self._entry and works():
                 left = deadline - self._clock()
                 if left <= 0:
-                    raise TimeoutError(f"advance {self.count}: the members have not agreed on the next generation")
+                    raise TimeoutError(
+                        f"advance {self.count}: the members have not agreed on the next generation"
+                    )
                 self._changed.wait(min(left, _LOOK_EVERY))
             return self._entry == self.count and works()
 

@@ -64,7 +64,9 @@ def over_error(machine: StateMachine) -> BrokenWorldException | WorldClosedError
             next_step="Use it there, or join a world of another name here",
         )
     if machine.replaced is not None:
-        gone_on = f"was replaced by generation {machine.replaced}" if machine.replaced else "was left as planned"
+        gone_on = (
+            f"was replaced by generation {machine.replaced}" if machine.replaced else "was left as planned"
+        )
         return WorldClosedError(
             world,
             f"generation {number} of world {world!r} {gone_on}",

@@ -44,8 +44,8 @@ class Resources:
         store: this generation's hold on the store.
         group_store: what the process group was built over.
         lane: the connections for messages; None where they go through gloo.
-        steps: where ranks are assigned, by rank, how many advances each member has made when it begins; None for
-            one that comes new, without the world's state.
+        steps: where ranks are assigned, by rank, how many advances each member has made when it begins; None
+            for one that comes new, without the world's state.
     """
 
     roster: Roster

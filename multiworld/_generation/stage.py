@@ -40,12 +40,13 @@ class StateMachine:
         stage, state: where it stands, and what programs see of it; only `apply` changes them.
         verdict: the first breakage that was seen.
         breakage: the same, once the generation is broken by it.
-        replaced: number of the generation to which this process went on without a breakage, 0 where it left; None
-            as long as it has not.
+        replaced: number of the generation to which this process went on without a breakage, 0 where it left;
+            None as long as it has not.
     """
 
     __slots__ = (
-        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "stage", "state", "verdict", "world",
+        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "stage", "state", "verdict",
+        "world",
     )  # fmt: skip
 
     def __init__(self, world: str, rank: int) -> None:

@@ -2,8 +2,8 @@
 
 A program calls `World.advance` at each step's end. Where newcomers wait in their joins, or a member wants to
 leave, all members prepare the next generation in the background: they join again beside the generation that
-works. Once it stands, they agree on an advance that none of them has passed (`AdvanceCounter`), and each enters
-the new generation there. Until they have agreed, whatever fails leaves the old one as it was.
+works. Once it stands, they agree on an advance that none of them has passed (`AdvanceCounter`), and each
+enters the new generation there. Until they have agreed, whatever fails leaves the old one as it was.
 
 The old generation is released when the last member has left it: nobody sees it end.
 """
@@ -22,6 +22,8 @@ from multiworld._generation.advance_counter import AdvanceCounter
 from multiworld._generation.background_release import Releaser
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
+from multiworld._join.kept_state import KeptState
+from multiworld._join.state import bring_up_to_date
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, MultiworldError, StoreUnreachableError
 from multiworld.events import Breakage, Cause, State, WorldActive, WorldClosed, bus
 from multiworld.registry import registry
@@ -98,7 +100,7 @@ class Advancing:
         return self._counter.count
 
     def begin(self, count: int) -> None:
-        """Begin with the world's first generation, or one after a breakage, whose members made so many advances."""
+        """Begin with the first generation, or one after a breakage, after `count` advances."""
         self._leaving = False
         self._counter.begin(count)
 
@@ -153,6 +155,8 @@ class Advancing:
             following.entered.set()
         if following.made is None:
             self._depart(gen)
+        else:
+            bring_up_to_date(self._world, KeptState())
         return True
 
     def stop(self, deadline: float) -> None:
@@ -272,7 +276,9 @@ class Advancing:
                 made = generation.Generation(machine, resources, world, plan.timeout)
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: self._destroyed(made)
-                undo.callback(resources.attachment.leave, f"generation {gen.number} broke before this one began")
+                undo.callback(
+                    resources.attachment.leave, f"generation {gen.number} broke before this one began"
+                )
                 self._offer(gen, _Next(made), resources.step)
             except BaseException as error:
                 undo.close()
@@ -285,7 +291,7 @@ class Advancing:
         self._see_off(gen, succession, made)
 
     def _departed(self, gen: Generation, succession: Succession) -> bool:
-        """Say this member's limit when the others have prepared to go on without it; False if it has to stay."""
+        """Say this member's limit when the others can go on without it; False if it has to stay."""
         said, pause = 0, LOOK_EVERY
         while self._works(gen):
             found = succession.departing()
@@ -315,7 +321,9 @@ class Advancing:
         self._counter.decide(entry)
         while not following.entered.wait(WAIT_AT_MOST):
             if not self._works(gen) and following.take():
-                raise JoinAbandonedError(gen.world, f"generation {gen.number} ended before the next one began")
+                raise JoinAbandonedError(
+                    gen.world, f"generation {gen.number} ended before the next one began"
+                )
         self._next = None
 
     def _see_off(self, gen: Generation, succession: Succession, made: Generation | None) -> None:

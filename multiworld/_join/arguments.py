@@ -22,6 +22,7 @@ __all__ = ["LAST_CALL", "JoinPlan", "Size", "StateLike", "Stateful", "make_plan"
 LAST_CALL = 30.0
 """Seconds; the ``last_call_timeout`` of torch elastic's rendezvous, by default."""
 
+
 class Stateful(Protocol):
     """What has a state, as `torch.distributed.checkpoint.stateful.Stateful`: a module, an optimizer, ..."""
 
@@ -238,11 +239,16 @@ def make_plan(
 
 
 def _check_state(
-    state: object, on_loss: str, chosen: settings.Settings, refuse: Callable[[str, str, str], InvalidJoinError]
+    state: object,
+    on_loss: str,
+    chosen: settings.Settings,
+    refuse: Callable[[str, str, str], InvalidJoinError],
 ) -> None:
     each = list(state.values()) if isinstance(state, Mapping) else [state]
     for one in each:
-        if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
+        if not callable(getattr(one, "state_dict", None)) or not callable(
+            getattr(one, "load_state_dict", None)
+        ):
             raise refuse(
                 f"state {type(one).__name__}",
                 "A state has state_dict() and load_state_dict(), as modules and optimizers have",
@@ -256,7 +262,9 @@ def _check_state(
         )
     if not chosen.lane:
         raise refuse(
-            "a state with M8D_LANE=0", "It travels over the lane", "Unset M8D_LANE, or give the state another way"
+            "a state with M8D_LANE=0",
+            "It travels over the lane",
+            "Unset M8D_LANE, or give the state another way",
         )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-    from multiworld._join.arguments import Size
+    from multiworld._join.arguments import Size, StateLike
     from multiworld.world import World
 
 __all__ = ["Joined", "joined"]
@@ -35,6 +35,7 @@ def joined(
     seat: str | None = None,
     on_loss: str = "break",
     last_call: float | dt.timedelta = LAST_CALL,
+    state: StateLike | None = None,
 ) -> Joined:
     """Join a world for one block: joined and selected where it begins, closed where it ends, in whatever way.
 
@@ -49,7 +50,7 @@ def joined(
         JoinError: where the block begins, as from `multiworld.join`; the block is not run then.
     """
     asked = partial(join, name, rank, world_size, store, backend, timeout, hang_timeout, device)
-    return Joined(partial(asked, seat=seat, on_loss=on_loss, last_call=last_call))
+    return Joined(partial(asked, seat=seat, on_loss=on_loss, last_call=last_call, state=state))
 
 
 class Joined:

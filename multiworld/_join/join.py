@@ -16,9 +16,16 @@ from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
 from multiworld._join.advancing import Advancing
-from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, make_plan
+from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, make_plan
+from multiworld._join.kept_state import KeptState
 from multiworld._join.rejoining import Rejoiner
-from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StaleGenerationError
+from multiworld._join.state import bring_up_to_date
+from multiworld.errors import (
+    BrokenWorldException,
+    JoinAbandonedError,
+    JoinTimeoutError,
+    StaleGenerationError,
+)
 from multiworld.events import State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.registry import Reservation, registry
 from multiworld.work import seen
@@ -65,6 +72,7 @@ def join(
     seat: str | None = None,
     on_loss: str = "break",
     last_call: float | dt.timedelta = LAST_CALL,
+    state: StateLike | None = None,
     **unknown: NoReturn,
 ) -> World:
     """Join the world `name` as `rank` of `world_size`; returns when everyone is there.
@@ -91,6 +99,10 @@ def join(
         on_loss: "break", or "shrink", which calls `World.reform` in the background whenever the world breaks.
         last_call: with ``rank=None``, seconds (or a timedelta) for which further members are waited for once
             MIN are there: those that are not known to be lost after a breakage, up to MAX of them at first.
+        state: with ``rank=None``, what has the world's state: an object with ``state_dict()`` and
+            ``load_state_dict()``, or several by name, the same on all members. One that comes new, or is a step
+            behind after a breakage, gets the latest from another before `join`, `World.reform` or
+            `World.advance` returns; in a world's first generation all get rank 0's.
         **unknown: there are no others; init_process_group's names are told what they are called here.
 
     Raises:
@@ -103,7 +115,7 @@ def join(
     _refuse_unknown("join", unknown)
     plan = make_plan(
         name, rank, world_size, store, backend, timeout, hang_timeout, device,
-        seat=seat, on_loss=on_loss, last_call=last_call,
+        seat=seat, on_loss=on_loss, last_call=last_call, state=state,
     )  # fmt: skip
     return _join(plan, None, threading.Event().is_set)
 
@@ -121,6 +133,7 @@ async def join_async(
     seat: str | None = None,
     on_loss: str = "break",
     last_call: float | dt.timedelta = LAST_CALL,
+    state: StateLike | None = None,
     **unknown: NoReturn,
 ) -> World:
     """`join`, awaitable. A cancelled one is undone, and the other members get JoinAbandonedError.
@@ -130,7 +143,7 @@ async def join_async(
     _refuse_unknown("join_async", unknown)
     plan = make_plan(
         name, rank, world_size, store, backend, timeout, hang_timeout, device,
-        seat=seat, on_loss=on_loss, last_call=last_call,
+        seat=seat, on_loss=on_loss, last_call=last_call, state=state,
     )  # fmt: skip
     return await _threaded(plan, lambda cancelled: _join(plan, None, cancelled))
 
@@ -184,6 +197,7 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
             seat=plan.seat or None,
             on_loss=plan.on_loss,
             last_call=plan.last_call,
+            state=plan.state,
         ),
         device=plan.device,
         gpu=plan.gpu,
@@ -196,25 +210,39 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     deadline = time.monotonic() + plan.timeout
     if not plan.assigned:
         return _join_once(plan, world, cancelled, deadline, set())
-    gone = set[str]()
+    gone, kept = set[str](), KeptState()
+    handle = world
     closes = world._closes if world is not None else 0  # noqa: SLF001  (joins make worlds)
 
     def given_up() -> bool:
-        return cancelled() or (world is not None and world._closes != closes)  # noqa: SLF001
+        return cancelled() or (handle is not None and handle._closes != closes)  # noqa: SLF001
 
     while True:
         try:
-            joined = _join_once(plan, world, given_up, deadline, gone)
-        except (JoinAbandonedError, JoinTimeoutError, StaleGenerationError):  # noqa: PERF203  (few tries)
+            handle = _join_once(plan, handle, given_up, deadline, gone)
+            bring_up_to_date(handle, kept)
+        except (  # noqa: PERF203  (few tries)
+            JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException,
+        ):  # fmt: skip
             # A member was lost, or was late. The others go on, and this one with them.
-            other = world is not None and registry.worlds().get(plan.name, world) is not world
+            other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
             if other or given_up() or time.monotonic() + AGAIN >= deadline:
+                _close_new(handle, world)
                 raise
             time.sleep(AGAIN)
+        except BaseException:
+            _close_new(handle, world)
+            raise
         else:
             if plan.on_loss == "shrink" and world is None:
-                Rejoiner(joined, lambda world, closed: rejoin(world, cancelled=closed))
-            return joined
+                Rejoiner(handle, lambda world, closed: rejoin(world, cancelled=closed))
+            return handle
+
+
+def _close_new(handle: World | None, world: World | None) -> None:
+    """Close the handle of a join that failed when it had come about already; not one that is joined again."""
+    if handle is not None and world is None:
+        handle.close(UNDO_BUDGET)
 
 
 def _join_once(
@@ -247,8 +275,6 @@ def _join_once(
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
-            if world is not None:
-                world._advances.stop(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
             past, lost = _past(world, gone) if plan.assigned else (None, ())
             terms = steps.Terms(
                 plan,
@@ -266,7 +292,9 @@ def _join_once(
                 def make(owner: World) -> Generation:
                     return generation.Generation(machine, resources, owner, plan.timeout)
 
-                handle = World(plan, make, Rejoins(_advancing, rejoin, rejoin_async)) if world is None else world
+                handle = (
+                    World(plan, make, Rejoins(_advancing, rejoin, rejoin_async)) if world is None else world
+                )
                 made = handle._gen if world is None else make(world)  # noqa: SLF001
                 undo.callback(made.refuse)
                 resources.c10d.on_destroyed = lambda: _destroyed(made)
@@ -296,7 +324,7 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
     """The generation that this process was in last, and its members that are known to be lost."""
     from multiworld._join.steps import LOST  # noqa: PLC0415  (it loads torch)
 
-    if world is None:
+    if world is None or (world._plan.state is not None and world._whole is None):  # noqa: SLF001
         return None, ()
     gen = world._gen  # noqa: SLF001  (joins make worlds)
     breakage = gen.breakage

@@ -74,7 +74,7 @@ class Terms:
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
         step: how many advances this process has made.
-        limit: where `past` still works, and the next generation is prepared beside it: see `Rendezvous.commit`.
+        limit: where `past` works, and the next generation is prepared beside it: see `Rendezvous.commit`.
     """
 
     plan: JoinPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
-from worldkit import HANG, PATIENCE, SOON
+from worldkit import HANG, PATIENCE
 
 import multiworld as mw
 
@@ -78,7 +78,7 @@ def test_a_newcomer_comes_in_at_an_advance(cast):
     seats = everyone(members, 1)
     members.append(cast.start(working, 3))
     assert everyone(members, 2) == (*seats, "s3")
-    print("longest", reports(members), time.monotonic())
+    reports(members)
 
 
 def test_a_member_leaves_at_an_advance(cast):
@@ -88,4 +88,118 @@ def test_a_member_leaves_at_an_advance(cast):
     assert not members[1].expect("left").wrong
     rest = [members[0], members[2]]
     assert everyone(rest, 2) == tuple(seat for seat in seats if seat != "s1")
-    print("longest", reports(rest))
+    reports(rest)
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+class Trained:
+    """Weights that grow by one in each step, and the number of the step."""
+
+    def __init__(self, size, seed):
+        self.weights = torch.full((size,), float(seed))
+        self.done = 0
+        self.loaded = 0
+
+    def state_dict(self):
+        return {"weights": self.weights, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.loaded += 1
+        self.weights.copy_(state["weights"])
+        self.done = state["done"]
+
+    def step(self, mean):
+        self.weights += mean
+        self.done += 1
+
+
+def training(me, size="1:4", bytes_=4096, pause=0.001, until=None, **options):
+    """Trains: each step adds the mean of ones. Whoever comes must have the weights of the step at which it enters."""
+    state = Trained(bytes_ // 4, 1000 * me.rank)
+    began = time.monotonic()
+    w = enter(me, size, state=state, **options)
+    me.emit("joined", took=time.monotonic() - began, ready=w.ready, loaded=state.loaded)
+    base, known = None, 0
+    while until is None or w.step < until:
+        try:
+            if known != w.generation:
+                first = state.weights[0].item() - state.done
+                base = first if base is None else base
+                seen = {
+                    "base": first,
+                    "whole": bool((state.weights == state.weights[0]).all()),
+                    "done": state.done,
+                }
+                me.emit(
+                    "in",
+                    rank=w.rank,
+                    size=w.world_size,
+                    seats=w.seats,
+                    generation=w.generation,
+                    step=w.step,
+                    **seen,
+                )
+                known = w.generation
+            word = me.hear() if me._conn.poll(0) else ""
+            if word == "leave":
+                w.leave()
+            t = torch.ones(1)
+            w.all_reduce(t)
+            time.sleep(pause)
+            state.step(t.item() / w.world_size)
+            w.advance()
+            if w.state is mw.State.CLOSED:
+                me.emit("left")
+                return
+        except mw.BrokenWorldException as broken:
+            me.emit("broken", cause=broken.cause, text=str(broken))
+            w.reform(LONG)
+    me.emit(
+        "done",
+        weights=(state.weights[0] - state.done).item(),
+        whole=bool((state.weights == state.weights[0]).all()),
+    )
+    w.barrier()
+
+
+def same_state(actors, generation=None):
+    """All are in one generation with the same whole state, that of rank 0 of the first one."""
+    told = [actor.expect("in") for actor in actors]
+    while generation is not None and any(each.generation < generation for each in told):
+        told = [
+            actor.expect("in") if each.generation < generation else each
+            for actor, each in zip(actors, told, strict=True)
+        ]
+    assert len({(each.generation, each.seats, each.base, each.done, each.step) for each in told}) == 1, told
+    assert all(each.whole for each in told)
+    assert sorted(told[0].seats) == sorted(f"s{actor.rank}" for actor in actors)
+    return told[0]
+
+
+def test_all_begin_with_one_state_and_a_newcomer_gets_the_latest(cast):
+    members = [cast.start(training, number, size="3:4", last_call=0.2) for number in range(3)]
+    first = same_state(members, 1)
+    assert first.base == 1000 * int(first.seats[0][1:]), "rank 0's"
+    members.append(cast.start(training, 3, size="3:4"))
+    grown = same_state(members, 2)
+    assert (grown.base, grown.seats[-1]) == (first.base, "s3")
+    assert grown.step > 0
+    assert grown.done == grown.step
+    assert members[3].expect("joined").ready
+
+
+def test_a_member_that_is_killed_is_replaced_with_the_state(cast):
+    members = [cast.start(training, number, size="2:3") for number in range(3)]
+    first = same_state(members, 1)
+    members[1].kill()
+    rest = [members[0], members[2]]
+    for each in rest:
+        assert each.expect("broken").cause == "crashed"
+    shrunk = same_state(rest, 2)
+    assert shrunk.base == first.base
+    assert shrunk.done == shrunk.step, "a member that was a step behind has the other's"
+    again = cast.start(training, 1, size="2:3")
+    grown = same_state([*rest, again], 3)
+    assert grown.base == first.base

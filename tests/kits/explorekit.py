@@ -226,13 +226,16 @@ class Explorer:
             if process.next is None:
                 return
         ledger, mine = state.ledger, process.generation
-        if process.leaves and (said := assigned.leave(ledger, mine, process.members.index(who))) is not ledger:
+        if (
+            process.leaves
+            and (said := assigned.leave(ledger, mine, process.members.index(who))) is not ledger
+        ):
             yield "wants to leave", replace(state, ledger=said)
         after_mine = ledger.current is not None and ledger.current.after == mine
-        if process.leaves and (after_mine or assigned.leaves(ledger, mine, process.members.index(who))):
-            if process.next is None:
-                yield from self._leaves(state, who, process)
-                return
+        away = after_mine or assigned.leaves(ledger, mine, process.members.index(who))
+        if process.leaves and away and process.next is None:
+            yield from self._leaves(state, who, process)
+            return
         if process.next is not None:
             yield from getattr(self, f"_next_{process.next[1]}")(state, who, process)
         elif self.advances and process.claims and assigned.due(state.ledger, process.generation):
@@ -344,9 +347,7 @@ class Explorer:
             yield "says its limit", replace(state, ledger=ledger)
         if now.active:
             ledger = assigned.enter(state.ledger, generation, rank)
-            yield "leaves", self._with(
-                replace(state, ledger=ledger), who, replace(process, phase="leaving")
-            )
+            yield "leaves", self._with(replace(state, ledger=ledger), who, replace(process, phase="leaving"))
 
     def _leaving(self, state: State, who: int, process: Process) -> Iterator[tuple[str, State]]:
         if assigned.all_entered(state.ledger, process.generation) or self._lost(state, process):
@@ -362,7 +363,9 @@ class Explorer:
                     "two rosters of a number"
                 )
             if each.phase == "active" and each.next is not None and each.next[2]:
-                assert agreed.setdefault(each.next[2], each.next[3]) == each.next[3], "two rosters of a number"
+                assert agreed.setdefault(each.next[2], each.next[3]) == each.next[3], (
+                    "two rosters of a number"
+                )
         lasting = [each for each in state.processes if each.phase == "active" and not self._lost(state, each)]
         stable = {each.generation for each in lasting}
         # On the way from one to the next, members are in both.

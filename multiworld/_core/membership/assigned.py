@@ -61,9 +61,7 @@ def remembered(ledger: Ledger, request: JoinRequest) -> Ledger:
         return ledger
     number, lost = request.past_generation, set(request.lost)
     if ledger.last < number or (ledger.last == number and ledger.current is None):
-        claims = tuple(
-            Claim(member.process[:16], member, number, number) for member in request.past
-        )
+        claims = tuple(Claim(member.process[-16:], member, number, number) for member in request.past)
         everyone = tuple(member.rank for member in request.past)
         past = Attempt(
             0, request.terms, claims, number, _NO_TOKEN,
@@ -93,8 +91,8 @@ def without_process(attempt: Attempt, process: str) -> Attempt:
 def survives(ledger: Ledger, claim: Claim) -> Claim | None:
     """Return the claim of the same process in the world's last active generation; None for a newcomer.
 
-    A process that was in that generation, and came back without what it knew of it, is a newcomer. One that has
-    not entered it when it broke is a survivor: it was in the generation beside which that one was prepared.
+    A process that was in that generation, and came back without what it knew of it, is a newcomer. One that
+    had not entered it when it broke is a survivor: it was in the one beside which that was prepared.
     """
     base = ledger.before or ledger.current
     if base is None or not claim.was or claim.was not in {base.generation, base.after}:
@@ -137,7 +135,9 @@ def leave(ledger: Ledger, generation: int, rank: int) -> Ledger:
 def leaves(ledger: Ledger, generation: int, rank: int) -> bool:
     """Whether a member of the active generation is not to be in the next one, as it wanted."""
     now = ledger.current
-    return now is not None and now.generation == generation and all(each.rank != rank for each in _staying(now))
+    return (
+        now is not None and now.generation == generation and all(each.rank != rank for each in _staying(now))
+    )
 
 
 def _staying(attempt: Attempt) -> tuple[Claim, ...]:
@@ -178,8 +178,8 @@ def all_entered(ledger: Ledger, after: int) -> bool:
 def settled(ledger: Ledger, request: JoinRequest) -> Ledger | None:
     """Return the ledger in which a claimant of the present generation may claim; None where it may not.
 
-    Members say in different moments that their generation broke. Who says so ends the preparation of the next one
-    beside it: the claims of members for which it still works are dropped. After that it works for none.
+    Members say in different moments that their generation broke. The first that does so ends the preparation
+    of the next one: claims of members for which it still works are dropped. After that it works for none.
     """
     now, waiting = ledger.current, ledger.waiting
     mine = None if now is None else _of(now, request.process)

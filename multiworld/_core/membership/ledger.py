@@ -71,8 +71,8 @@ class Claim:
         id: drawn anew for every join: two joins of one process are two claims.
         member: the claimant, with its rank; where ranks are assigned, one by the order of claims until then.
         last: the last generation of the world that its process knows of.
-        was: the last generation that its process was a member of; 0 if none, and where members choose ranks. In a
-            sealed attempt 0 as well for a member that comes new.
+        was: the last generation that its process was a member of; 0 if none, and where members choose ranks.
+            In a sealed attempt 0 as well for a member that comes new.
         step: how many advances its process had made when it claimed (`World.advance`).
         working: whether its generation still works: the next one is to be prepared beside it.
     """
@@ -111,8 +111,8 @@ class Attempt:
             left. Kept only where ranks are assigned.
         leaving: ranks that want to leave at an advance, ascending.
         after: the generation beside which this one is prepared; 0 where that was over.
-        limits: by rank in that generation, the advance that its member does not pass before all have said theirs;
-            0: it has not said. Empty without `after`.
+        limits: by rank in that generation, the advance that its member does not pass before all have said
+            theirs; 0: it has not said. Empty without `after`.
         entered: ranks in that generation of those that have left it for this one, or for good.
     """
 
@@ -148,7 +148,7 @@ class Attempt:
 
     @property
     def active(self) -> bool:
-        """Whether every member has reported ready and, where it is prepared beside another, when it begins."""
+        """Whether every member has reported ready and, if prepared beside another, when it begins."""
         return self.generation > 0 and not self.unready and all(self.limits)
 
     @property
@@ -283,7 +283,12 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     terms = attempt.terms
     fields = {
         "n": attempt.number,
-        "terms": [terms.size, terms.backend, terms.device, *([terms.least, int(terms.state)] if terms.assigned else [])],
+        "terms": [
+            terms.size,
+            terms.backend,
+            terms.device,
+            *([terms.least, int(terms.state)] if terms.assigned else []),
+        ],
         "g": attempt.generation,
         "token": attempt.token,
         "ready": list(attempt.ready),
@@ -311,7 +316,11 @@ def _attempt_from_json(fields: Any) -> Attempt:
         raise _Garbage("an attempt is not an object")
     said = fields.get("terms")
     assigned = isinstance(said, list) and len(said) == 5
-    size, backend, device, least, state = [*_row(said, (int, str, str, int, int)[: 5 if assigned else 3]), 0, 0][:5]
+    size, backend, device, least, state = [
+        *_row(said, (int, str, str, int, int)[: 5 if assigned else 3]),
+        0,
+        0,
+    ][:5]
     terms = Terms(size, backend, device, least, bool(state))
     if not 1 <= terms.size <= MAX_SIZE or not int(assigned) <= terms.least <= terms.size:
         raise _Garbage(f"a world of {said}")

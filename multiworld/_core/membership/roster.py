@@ -79,8 +79,8 @@ class Roster:
         token: 16 random bytes that authenticate the members to each other, drawn by the member that completes
             the generation.
         hang_timeout: seconds, this process's own.
-        steps: where ranks are assigned, by rank, how many advances each member had made; None for one that comes
-            new, without the world's state. Empty where members choose their ranks.
+        steps: where ranks are assigned, by rank, how many advances each member had made; None for one that
+            comes new, without the world's state. Empty where members choose their ranks.
     """
 
     world: str

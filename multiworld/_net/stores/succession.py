@@ -1,7 +1,7 @@
-"""What a member reads and writes in its world's record while its generation works, so that others can follow it.
+"""What a member reads and writes in its world's record while its generation works, for what follows it.
 
-`multiworld._core.membership.assigned` decides. Every call is one or two round trips, bounded in time: the store
-may be silent, and the generation does not need it.
+`multiworld._core.membership.assigned` decides. Every call is one or two round trips, bounded in time: the
+store may be silent, and the generation does not need it.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class Succession:
             ledger, request = self._record.ledger, self._request
             now = ledger.current
             if now is None or now.after != request.past_generation:
-                return Departing(
-                    leaves=assigned.leaves(ledger, request.past_generation, request.past_rank)
-                )
+                return Departing(leaves=assigned.leaves(ledger, request.past_generation, request.past_rank))
             return Departing(0 if now.unready else now.number, now.entry)
 
         return self._in_time(look)

@@ -1,0 +1,18 @@
+"""What has come whole of a state, kept while a member tries again to get the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KeptState"]
+
+
+@dataclass
+class KeptState:
+    """See `multiworld._c10d.lane.state_transfer.receive_state`: tensors and checksums by their paths."""
+
+    tensors: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)

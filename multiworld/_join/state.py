@@ -1,0 +1,126 @@
+"""A world's state, brought to members that come without it, or are a step behind, when a generation begins.
+
+The world is active then, and its other operations may begin: they wait for these members. A member lost
+meanwhile breaks the world, as in any operation; what came whole until then need not come again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from multiworld._core.membership.state_sources import sources
+from multiworld.errors import MismatchError
+from multiworld.events import StateReceived, WorldReady, bus
+
+if TYPE_CHECKING:
+    from multiworld._generation.generation import Generation
+    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.kept_state import KeptState
+    from multiworld.world import World
+
+__all__ = ["bring_up_to_date"]
+
+TELL_EVERY = 0.1
+"""Seconds between two events of one transfer."""
+
+
+def bring_up_to_date(world: World, kept: KeptState) -> None:
+    """Send this member's state to those that need it, or receive it; return at once where none needs it.
+
+    Args:
+        world: active.
+        kept: what came whole in an earlier try.
+
+    Raises:
+        BrokenWorldException: a member was lost meanwhile.
+        StateError: this member's state has what cannot be sent.
+        StateTransferError: the other end gave up.
+        MismatchError: some members have no lane.
+    """
+    plan, gen = world._plan, world._gen  # noqa: SLF001  (joins make worlds)
+    if plan.state is None:
+        return
+    resources = gen.resources
+    if resources is None:
+        raise gen.error()
+    steps = resources.steps
+    wanted = sources(steps)
+    provider = wanted.get(gen.rank)
+    if wanted and gen.lane is None:
+        raise _no_lane(world)
+    began = time.monotonic()
+    if provider is not None:
+        _receive(gen, plan, provider, kept, new=steps[gen.rank] is None)
+    elif gen.rank in wanted.values():
+        _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+    if gen.state.value != "active":
+        raise gen.error()
+    world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
+    now = time.monotonic()
+    bus.publish(
+        WorldReady(gen.world, gen.number, gen.rank, now, -1 if provider is None else provider, now - began)
+    )
+
+
+def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
+    from multiworld._c10d.lane.state_transfer import send_state  # noqa: PLC0415  (it loads torch)
+
+    assert gen.lane is not None  # noqa: S101  (the caller has looked)
+    state = _of(plan)
+    for rank in receivers:
+        send_state(gen.lane, rank, state, deadline=time.monotonic() + plan.timeout)
+
+
+def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *, new: bool) -> None:
+    from multiworld._c10d.lane.state_transfer import receive_state  # noqa: PLC0415  (it loads torch)
+
+    assert gen.lane is not None  # noqa: S101  (the caller has looked)
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= TELL_EVERY or done == total:
+            told = now
+            bus.publish(StateReceived(gen.world, gen.number, gen.rank, now, provider, done, total))
+
+    # A member that comes new has nothing to lose; one that is a step behind keeps its own until all has come.
+    came = receive_state(
+        gen.lane,
+        provider,
+        into=_of(plan) if new else None,
+        in_place=new,
+        deadline=time.monotonic() + plan.timeout,
+        progress=progress,
+        kept=kept.tensors,
+    )
+    _load(plan, came)
+    kept.tensors.clear()
+
+
+def _of(plan: JoinPlan) -> dict[str, Any]:
+    state = plan.state
+    if isinstance(state, Mapping):
+        return {name: each.state_dict() for name, each in state.items()}
+    assert state is not None  # noqa: S101  (the caller has looked)
+    return {"": state.state_dict()}
+
+
+def _load(plan: JoinPlan, came: dict[str, Any]) -> None:
+    state = plan.state
+    if isinstance(state, Mapping):
+        for name, each in state.items():
+            each.load_state_dict(came[name])
+    elif state is not None:
+        state.load_state_dict(came[""])
+
+
+def _no_lane(world: World) -> MismatchError:
+    return MismatchError(
+        world.name,
+        f"world {world.name!r} has a state, and not all of its members have a lane to send it over",
+        rule="A state travels over the lane: gloo's CPU tensors, and M8D_LANE unset, on all members",
+        next_step="Unset M8D_LANE on all members, or give newcomers the state another way",
+    )
