@@ -45,8 +45,8 @@ AGAIN, AGAIN_AT_MOST = 0.5, 5.0
 WAIT = 0.002
 """Seconds between two looks at how far the others are, for a while; then up to `WAIT_AT_MOST`."""
 WAIT_AT_MOST = 0.05
-STORE_GRACE = 2.0
-"""Seconds for which an old generation is kept where the store does not say who is in it still."""
+SILENCES = 4
+"""After so many calls in a row without an answer of the store, an old generation is released unasked."""
 
 _log = logging.getLogger(__name__)
 _watcher = Releaser(threads=2)
@@ -294,12 +294,20 @@ class Advancing:
         """Say this member's limit when the others can go on without it; False if it has to stay."""
         said, pause = 0, LOOK_EVERY
         while self._works(gen):
-            found = succession.departing()
-            if not found.leaves:
-                return False
-            if found.asked and found.asked != said:
-                succession.limit(self._counter.propose())
-                said, pause = found.asked, WAIT
+            try:
+                found = succession.departing()
+                if not found.leaves:
+                    return False
+                if found.asked and found.asked != said:
+                    said, pause = found.asked, WAIT
+                    succession.limit(self._counter.propose())
+                    continue
+            except StoreUnreachableError as error:
+                if not said:
+                    raise
+                # The others may have its limit, and go by it: this member stays at it until it knows.
+                _log.info("world %r: the store does not say when this member leaves: %s", gen.world, error)
+                time.sleep(WAIT_AT_MOST)
                 continue
             if found.entry:
                 self._offer(gen, _Next(None), found.entry)
@@ -330,17 +338,22 @@ class Advancing:
         """Release a generation that was replaced, once no member is in it any more."""
         timeout = self._world._plan.timeout  # noqa: SLF001  (joins make worlds)
         began = time.monotonic()
-        deadline, pause = began + timeout, WAIT
-        try:
-            succession.enter()
-            while time.monotonic() < deadline and not succession.all_entered():
-                if made is not None and made.state is not State.ACTIVE:
-                    break  # what it ends with has ended this one for the others as well
-                time.sleep(pause)
-                pause = min(max(WAIT, (time.monotonic() - began) / 50), WAIT_AT_MOST)
-        except MultiworldError as error:
-            _log.info("world %r: generation %d is released unasked: %s", gen.world, gen.number, error)
-            time.sleep(STORE_GRACE)
+        said, silent, pause = False, 0, WAIT
+        # What a new generation ends with has ended this one for the others as well.
+        while time.monotonic() - began < timeout and (made is None or made.state is State.ACTIVE):
+            try:
+                said = said or succession.enter()
+                if succession.all_entered():
+                    break
+                silent = 0
+            except StoreUnreachableError as error:
+                _log.info("world %r, generation %d, cannot be seen off: %s", gen.world, gen.number, error)
+                silent += 1
+                if silent == SILENCES:
+                    break
+                pause = WAIT_AT_MOST
+            time.sleep(pause)
+            pause = min(max(WAIT, (time.monotonic() - began) / 50), WAIT_AT_MOST)
         gen.retire(time.monotonic() + UNDO_BUDGET)
 
     def _doubt(self, gen: Generation, error: StoreUnreachableError) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
-from worldkit import HANG, PATIENCE
+from worldkit import HANG, PATIENCE, outcome
 
 import multiworld as mw
 
@@ -23,10 +24,12 @@ def enter(me, size, **options):
     return mw.join("w", None, size, **(given | options))
 
 
-def working(me, size="1:4", pause=0.001, **options):
+def working(me, size="1:4", pause=0.001, stop=None, **options):
     """Sums ones at each step, and says what it saw in each generation: every sum must be the world's size."""
     w = enter(me, size, **options)
     known, wrong, longest = 0, 0, 0.0
+    if stop is not None:
+        stand_still(me, stop)
     while True:
         if known != w.generation:
             me.emit("in", rank=w.rank, size=w.world_size, seats=w.seats, generation=w.generation, step=w.step)
@@ -53,6 +56,50 @@ def working(me, size="1:4", pause=0.001, **options):
         except mw.BrokenWorldException as broken:
             me.emit("broken", cause=broken.cause, text=str(broken))
             w.reform(LONG)
+
+
+POINTS = ["claimed", "agreed", "attached", "connected", "built", "ready", "said"]
+"""Where a member may stand while the next generation is prepared; `said`: its limit is known to the others."""
+
+
+def stand_still(me, point):
+    """Emit "there" at a point of the next join, or of the next preparation, and go no further."""
+    from multiworld._c10d import groups
+    from multiworld._join import lane, steps
+    from multiworld._net.stores.rendezvous import Rendezvous
+    from multiworld.watchdog import Watchdog
+
+    def halt(*_args, **_keywords):
+        me.emit("there")
+        time.sleep(LONG)
+
+    def after(call):
+        def run(*args, **keywords):
+            found = call(*args, **keywords)
+            halt()
+            return found
+
+        return run
+
+    if point == "claimed":
+        Rendezvous._claim = after(Rendezvous._claim)
+    elif point == "agreed":
+        Rendezvous.agree = after(Rendezvous.agree)
+    elif point == "attached":
+        Watchdog.attach = after(Watchdog.attach)
+    elif point == "connected":
+        lane.connect = steps.lane.connect = after(lane.connect)
+    elif point == "built":
+        groups.build = steps.groups.build = after(groups.build)
+    elif point == "ready":
+        Rendezvous._raise_if_closed = halt
+    elif point == "said":
+        Rendezvous._say_limit = after(Rendezvous._say_limit)
+
+
+def candidate(me, point, size="1:4", **options):
+    stand_still(me, point)
+    enter(me, size, **options)
 
 
 def everyone(actors, generation=None):
@@ -89,6 +136,64 @@ def test_a_member_leaves_at_an_advance(cast):
     rest = [members[0], members[2]]
     assert everyone(rest, 2) == tuple(seat for seat in seats if seat != "s1")
     reports(rest)
+
+
+# -- faults on the way ----
+
+
+@pytest.mark.parametrize("point", POINTS[:-1])
+def test_a_candidate_that_dies_is_not_noticed(cast, point):
+    members = [cast.start(working, number, size="2:4", last_call=0.2) for number in range(2)]
+    seats = everyone(members, 1)
+    lost = cast.start(candidate, 7, point=point, size="2:4")
+    lost.expect("there")
+    lost.kill()
+    members.append(cast.start(working, 3, size="2:4"))
+    assert everyone(members)[:2] == seats
+    reports(members)
+    assert not any(seen.name == "broken" for each in members for seen in each.heard)
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_member_that_is_lost_while_it_prepares_is_left_out(cast, point, how):
+    members = [
+        cast.start(working, number, size="3:4", last_call=0.2, stop=point if number == 1 else None)
+        for number in range(3)
+    ]
+    everyone(members, 1)
+    newcomer = cast.start(working, 3, size="3:4")
+    members[1].expect("there")
+    getattr(members[1], how)()
+    rest = [members[0], members[2], newcomer]
+    seen = everyone(rest)
+    assert seen[-1] == "s3"
+    reports(rest)
+
+
+def test_a_candidate_that_gives_up_is_not_noticed(cast):
+    members = [cast.start(working, number, size="2:4", last_call=0.2) for number in range(2)]
+    seats = everyone(members, 1)
+    for number in (5, 6):
+        assert cast.start(gives_up, number).expect("told").kinds[0] in {
+            "JoinTimeoutError",
+            "JoinAbandonedError",
+        }
+    members.append(cast.start(working, 3, size="2:4"))
+    assert everyone(members)[:2] == seats
+    reports(members)
+
+
+def gives_up(me):
+    from multiworld._c10d import groups
+    from multiworld._join import steps
+
+    def never(*_):
+        time.sleep(1.0)
+        raise mw.BackendError("w", "no room on the device")
+
+    groups.build = steps.groups.build = never
+    me.emit("told", **outcome(lambda: enter(me, "2:4", timeout=3.0)))
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
@@ -153,7 +258,7 @@ def training(me, size="1:4", bytes_=4096, pause=0.001, until=None, **options):
             if w.state is mw.State.CLOSED:
                 me.emit("left")
                 return
-        except mw.BrokenWorldException as broken:
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
             me.emit("broken", cause=broken.cause, text=str(broken))
             w.reform(LONG)
     me.emit(
@@ -183,11 +288,12 @@ def test_all_begin_with_one_state_and_a_newcomer_gets_the_latest(cast):
     first = same_state(members, 1)
     assert first.base == 1000 * int(first.seats[0][1:]), "rank 0's"
     members.append(cast.start(training, 3, size="3:4"))
+    joined = members[3].expect("joined")
+    assert (joined.ready, joined.loaded) == (True, 1)
     grown = same_state(members, 2)
     assert (grown.base, grown.seats[-1]) == (first.base, "s3")
     assert grown.step > 0
     assert grown.done == grown.step
-    assert members[3].expect("joined").ready
 
 
 def test_a_member_that_is_killed_is_replaced_with_the_state(cast):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ANSWER_WITHIN", "Departing", "Succession"]
 
-ANSWER_WITHIN = 1.0
+ANSWER_WITHIN = 2.0
 """Seconds in which the store has to answer each call."""
 
 T = TypeVar("T")
@@ -101,14 +101,15 @@ class Succession:
             )
         )
 
-    def enter(self) -> None:
-        """Say that this member is not in the generation any more."""
+    def enter(self) -> bool:
+        """Say that this member is not in the generation any more; returns True."""
         request = self._request
         self._in_time(
             lambda: self._apply(
                 lambda ledger: assigned.enter(ledger, request.past_generation, request.past_rank)
             )
         )
+        return True
 
     def all_entered(self) -> bool:
         """Read whether no member is in the generation any more."""
