@@ -207,6 +207,10 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
+    # With the first join of the process this loads torch, which takes seconds that are not the join's.
+    from multiworld._generation import generation  # noqa: F401, PLC0415
+    from multiworld._join import steps  # noqa: F401, PLC0415
+
     deadline = time.monotonic() + plan.timeout
     if not plan.assigned:
         return _join_once(plan, world, cancelled, deadline, set())
@@ -249,8 +253,7 @@ def _join_once(
     plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, gone: set[str]
 ) -> World:
     """Join, or join again; `gone` gets the ids of processes that were lost meanwhile."""
-    # With the first join of the process this loads torch, which takes seconds that are not the join's.
-    from multiworld._generation import generation  # noqa: PLC0415
+    from multiworld._generation import generation  # noqa: PLC0415  (it loads torch)
     from multiworld._join import steps  # noqa: PLC0415
 
     if cancelled():

@@ -244,7 +244,9 @@ def _environ(pid: int) -> list[bytes]:
     while True:
         try:
             found = _read(pid, "environ")
-            if found or _read(pid, "cmdline"):
+            if not found and _read(pid, "cmdline"):  # its exec is over, perhaps since a moment ago
+                return _read(pid, "environ").split(b"\0")
+            if found:
                 return found.split(b"\0")
             Path(f"/proc/{pid}/exe").readlink()  # a thread of the kernel and a zombie have none: OSError
         except OSError:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 import pytest
-from test_world_more import alone, number, runs
+from test_world_more import number, runs
 
 import multiworld as mw
 
@@ -45,10 +45,19 @@ def test_receives_given_up_in_any_order_are_received_in_the_order_they_were_post
     runs(cast, given_up, 2, order=order)
 
 
-def turns(me, size):
+def turns(me, size, what):
     """Operations that end at once, and a timer that is always due: it must get its turns."""
-    del size
-    w = alone(me)
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    if me.rank == 1:
+        for _ in range(MANY):
+            w.recv(number(), 0) if what == "send" else w.broadcast(number(), 0)
+        w.close()
+        return
+    operation = {
+        "all_reduce": lambda: w.aio.all_reduce(number(1)),
+        "send": lambda: w.aio.send(number(1), 1),
+        "broadcast": lambda: w.aio.broadcast(number(1), 0),
+    }[what]
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -63,7 +72,7 @@ def turns(me, size):
         for done in ended:
             if done == MANY:
                 break
-            await w.aio.all_reduce(number(1))
+            await operation()
         return [later - sooner for sooner, later in itertools.pairwise([*seen, MANY])]
 
     waited = asyncio.run(main())
@@ -71,5 +80,7 @@ def turns(me, size):
     w.close()
 
 
-def test_the_loop_gets_its_turns_between_operations_that_end_at_once(cast):
-    runs(cast, turns, size=1)
+@pytest.mark.parametrize(("what", "size"), [("all_reduce", 1), ("send", 2), ("broadcast", 2)])
+def test_the_loop_gets_its_turns_between_operations_that_end_at_once(cast, what, size):
+    """Of gloo; messages; collectives of the lane, whose root waits for nobody."""
+    runs(cast, turns, size, what=what)

@@ -64,12 +64,25 @@ def test_a_network_that_is_down(cast):
 
 LONE = """
 import sys
+import time
 import multiworld as mw
 assert "torch" not in sys.modules
+
+now, took = time.monotonic, 0.0
+time.monotonic = lambda: now() + took
+
+class Slow:
+    @staticmethod
+    def find_spec(name, *_):
+        global took
+        if name in {"torch", "multiworld._generation.generation"}:
+            took += 60.0  # seconds, by the clock alone
+
+sys.meta_path.insert(0, Slow)
 try:
-    mw.join("w1", 0, 3, store=sys.argv[1], timeout=1)
+    mw.join("w1", 0, 3, store=sys.argv[1], timeout=3)
 except mw.JoinError as error:
-    print(type(error).__name__, error)
+    print(took, type(error).__name__, error)
 """
 
 
@@ -86,8 +99,17 @@ def test_loading_torch_is_no_part_of_the_timeout():
         timeout=120,
         check=True,
     )
-    assert run.stdout.startswith("JoinTimeoutError"), run
+    assert run.stdout.startswith("120.0 JoinTimeoutError"), run
     assert "missing: ranks 1, 2" in run.stdout
+    assert "within the 0.0 s" not in run.stdout
+
+
+def test_rank_0_whose_time_is_over_before_its_store_is_open():
+    """It says who is missing, nothing of its own store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    assert refused(mw.JoinTimeoutError, "rank 1", rank=0, world_size=2, store=store, timeout=1e-9) < SOON
 
 
 class Stuck(dist.HashStore):

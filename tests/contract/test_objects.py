@@ -186,10 +186,14 @@ def in_order(me, size):
     w.all_gather_object = slow
 
     async def main():
-        await asyncio.gather(*(w.aio.all_gather_object([None], n) for n in range(5)))
+        tasks = [asyncio.create_task(w.aio.all_gather_object([None], n)) for n in range(6)]
+        await asyncio.sleep(0)  # they stand in line
+        tasks[1].cancel()  # who comes next still waits for who came before
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert [each.cancelled() for each in tasks] == [n == 1 for n in range(6)]
 
     asyncio.run(main())
-    assert seen == [(what, n) for n in range(5) for what in ("begins", "ends")]
+    assert seen == [(what, n) for n in (0, 2, 3, 4, 5) for what in ("begins", "ends")]
     w.close()
 
 

@@ -281,6 +281,13 @@ def test_a_process_in_the_middle_of_its_exec_counts_as_living(monkeypatch):
     assert b"MARK=1" in runkit._environ(os.getpid())
 
 
+def test_an_exec_that_ends_between_two_looks(monkeypatch):
+    """The first finds no environment, the second arguments: only one more tells whose process it is."""
+    answers = {"environ": iter([b"", b"MARK=1\0"]), "cmdline": iter([b"python\0"])}
+    monkeypatch.setattr(runkit, "_read", lambda _, name: next(answers[name]))
+    assert b"MARK=1" in runkit._environ(os.getpid())
+
+
 def test_nothing_is_left_in_the_folder_of_sockets(tmp_path):
     with tempfile.TemporaryDirectory(prefix="m8d-") as short:  # a socket's path is at most 107 bytes long
         env = {"XDG_RUNTIME_DIR": short}

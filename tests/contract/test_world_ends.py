@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -20,8 +21,9 @@ from multiworld.errors import JoinAbandonedError
 # -- gloo does not end what is pending ------------------------------------------------------------------------------
 
 
-def deaf(me, size):
+def deaf(me, size, lane):
     """gloo is told of nothing: awaited operations end all the same, and with the world's error."""
+    os.environ["M8D_LANE"] = lane
     Group.abort = lambda _: None
     w = mw.join("w1", me.rank, size, store=me.store, timeout=300)
     peer = 1 - me.rank
@@ -57,8 +59,9 @@ def quiet(me, size):
     w.close()
 
 
-def test_awaited_operations_end_though_gloo_tells_nobody(cast):
-    kept, lost = cast.start(deaf, 0, size=2), cast.start(quiet, 1, size=2)
+@pytest.mark.parametrize("lane", ["0", "1"])
+def test_awaited_operations_end_though_gloo_tells_nobody(cast, lane):
+    kept, lost = cast.start(deaf, 0, size=2, lane=lane), cast.start(quiet, 1, size=2)
     for member in (kept, lost):
         member.expect("ready")
     time.sleep(0.2)  # so that they are pending; sooner is right, too

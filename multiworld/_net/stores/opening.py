@@ -68,7 +68,7 @@ def open_in_time(
             _close(opened)
 
     try:
-        _bounded(work, world, deadline + _SLACK, cancelled, given_up.set)
+        _bounded(work, world, _until(deadline), cancelled, given_up.set)
     except BaseException:
         given_up.set()
         _close(opened)
@@ -84,10 +84,13 @@ def in_time_for(
         return None
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
-        until = max(deadline + _SLACK, time.monotonic() + _ANSWER)
-        return _bounded(lambda: function(*arguments), world, until, cancelled, _nothing)
+        return _bounded(lambda: function(*arguments), world, _until(deadline), cancelled, _nothing)
 
     return call
+
+
+def _until(deadline: float) -> float:
+    return max(deadline + _SLACK, time.monotonic() + _ANSWER)
 
 
 def _bounded(

@@ -157,7 +157,7 @@ class Rendezvous:
         except InvalidJoinError as error:
             self._refuse(error)
             raise
-        return self._within(self._agree, self._deadline + _SLACK)
+        return self._within(self._agree, max(self._deadline, self._clock()) + _SLACK)
 
     def check(self) -> None:
         """Raise if the attempt has failed elsewhere, was cancelled, or is out of time; else return quickly.

@@ -532,6 +532,14 @@ def test_a_store_that_does_not_answer_costs_no_more_than_the_timeout(calls, cloc
     assert record(store).waiting is None, "a claim that gets through too late is taken back"
 
 
+def test_the_time_was_over_before_it_began(clock):
+    """As where opening the store took all of it: the store answers, so who is missing is what is wrong."""
+    one = way(MemoryStore(), ask(0, 3), timeout=1.0, clock=clock)
+    clock.now += 10 * PATIENCE
+    with pytest.raises(JoinTimeoutError, match="missing: ranks 1, 2"):
+        one.agree()
+
+
 def test_parting_from_a_store_that_does_not_answer(short):
     store = Stuck(3)
     one = way(store, ask(0, 1))
