@@ -501,6 +501,29 @@ def test_the_end_fails_all_that_is_not_over():
     assert len(net.lanes[1].take_finished()) == 5
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_end_leaves_a_buffer_to_who_reads_into_it(cancelled):
+    net = Network(2, readable=True)
+    for tag in (0, 1):
+        net.send(0, 1, payload(1 << 20, tag), tag=tag)
+    got = [net.receive(1, 0, 1 << 20, tag=tag) for tag in (0, 1)]
+    lane, error = net.lanes[1], ConnectionError("over")
+    net._read = lambda rank: None  # nothing is read yet
+    while len(lane.reads) < 2:
+        net.step()
+    read = lane.next_read()
+    assert read.arrival is got[0].arrival
+    lane.fail(error, read.arrival)
+    assert (got[0].done, got[1].done) == (False, True)
+    assert lane.next_read() is None
+    if cancelled:
+        assert lane.cancel(got[0])
+    lane.read(read, succeeded=True)
+    assert got[0].done
+    assert got[0].error is (None if cancelled else error)
+    assert lane.take_finished() == ([got[1]] if cancelled else [got[1], got[0]])
+
+
 # -- strangers ------------------------------------------------------------------------------------------------------
 
 
