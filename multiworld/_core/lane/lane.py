@@ -151,6 +151,11 @@ class Lane:
             sender, receive.sender = receive.sender, None
             self.peers[sender].restore(receive)
 
+    def drop(self, channel: int) -> None:
+        """Forget the messages of a channel that have come and have no receive: their senders get credit."""
+        for arrival in self._state.matching.drop(channel):
+            self.peers[arrival.peer].drop(arrival)
+
     def next_read(self) -> MemoryRead | None:
         """Return a part of a message to be read from its sender's memory; the messages have turns.
 

@@ -191,6 +191,18 @@ class Endpoint(Waiting):
                 self._in_doubt(error)
                 raise
 
+    def drop(self, channel: int) -> None:
+        """Read what has come, and forget the messages of a channel that have no receive; see `Lane.drop`."""
+        with self._lock:
+            try:
+                for rank in tuple(self._net.sockets):
+                    self._net.read(rank)
+                self._core.drop(channel)
+                self._matched_anew()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
+
     def drain(self, deadline: float, ask: Callable[[tuple[int, ...]], None]) -> bool:
         """Wait until the others' receives have taken all that was sent; False if they had not at `deadline`.
 

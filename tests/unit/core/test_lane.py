@@ -524,6 +524,44 @@ def test_the_end_leaves_a_buffer_to_who_reads_into_it(cancelled):
     assert lane.take_finished() == ([got[1]] if cancelled else [got[1], got[0]])
 
 
+@pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
+def test_messages_of_a_channel_are_dropped_and_credited(readable):
+    net = Network(2, readable=readable)
+    sent = [
+        net.send(0, 1, payload(size, 3), channel=5, tag=tag) for tag in (0, 1) for size in (8, 4000, 1 << 20)
+    ]
+    kept = net.send(0, 1, payload(8, 4), channel=6)
+    net.settle()
+    assert not sent[-1].done
+    net.lanes[1].drop(5)
+    net.settle()
+    over(*sent, kept)
+    assert net.lanes[0].peers[1].outgoing._credit + net.lanes[1].peers[
+        0
+    ]._owed == frames.BUDGET - frames.cost(8)
+    assert not net.receive(1, 0, 8, channel=5).done
+    over(net.receive(1, 0, 8, channel=6))
+
+
+@pytest.mark.parametrize("size", [200_000, 1 << 20])
+def test_a_message_is_dropped_whose_rest_is_to_come(size):
+    net = Network(2, most=100_000)
+    sent = net.send(0, 1, payload(size, 3), channel=5)
+    if size > frames.EAGER_LIMIT:
+        got = net.receive(1, 0, size, channel=5)
+        while not (got.arrival and got.arrival.received):
+            net.step()
+        net.lanes[1].cancel(got)
+    else:
+        while not net.lanes[1]._state.matching.arrivals:
+            net.step()
+    net.lanes[1].drop(5)
+    net.settle()
+    over(sent)
+    assert net.lanes[1].peers[0].incoming.between_frames
+    assert net.lanes[0].peers[1].outgoing._credit + net.lanes[1].peers[0]._owed == frames.BUDGET
+
+
 # -- strangers ------------------------------------------------------------------------------------------------------
 
 
