@@ -15,6 +15,8 @@ import torch.distributed as dist
 from waykit import RECEIVES, SENDS, world
 from worldkit import PATIENCE
 
+from multiworld._core.lane import frames
+
 
 def one(value):
     return torch.full((1,), float(value))
@@ -161,6 +163,33 @@ def test_groups_that_are_destroyed_are_gone(cast):
         assert seen.gone == [True] * 3
         assert seen.known <= 2  # the world's own, and the last
         assert each.finish() == 0
+
+
+def unread(me, size):
+    """More messages that no receive takes than the others' credit is for, in groups that are destroyed."""
+    with world(me, size) as w:
+        for number in range(10):
+            with w:
+                group = dist.new_group([0, 1])
+                if me.rank == 0:
+                    for _ in range(20):
+                        dist.send(torch.zeros(12_000), 1, group=group)
+                    posted = dist.isend(torch.zeros(1 << 20), 1, group=group)
+                dist.barrier()
+                dist.destroy_process_group(group)
+                if me.rank == 0:
+                    posted.wait()
+            me.emit("round", number=number)
+            w.barrier()
+        me.emit("credit", left=w._gen.lane.endpoint._core.peers[1 - me.rank].outgoing._credit)
+        w.barrier()
+
+
+def test_what_is_unread_in_a_destroyed_group_costs_nothing(cast):
+    members = cast.all(unread, 2)
+    for each in members:
+        assert each.expect("credit").left > frames.BUDGET // 2
+    assert [each.finish() for each in members] == [0, 0]
 
 
 def meshes(me, size):

@@ -129,20 +129,24 @@ def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[
         Its threads, and the address of its C++ object; none and 0 where the build or the system does not
         tell.
     """
-    if not cxx.usable():
+    address = cxx.address_of(backend)
+    if not (cxx.usable() and _is_group(address)):
         _warn()
         return (), 0
-    address = cxx.address_of(backend)
-    with closing(cxx.Memory()) as memory:
-        if not memory.is_a(address, cxx.GROUP):
-            _warn()
-            return (), 0
     end = time.monotonic() + _SETTLING
     while True:
         found = [each for each in threads() - before if _rests(each, address)]
         if len(found) >= count or time.monotonic() > end:
             return tuple(Worker(each, _began(each)) for each in found), address
         time.sleep(FIRST_PAUSE / 5)
+
+
+def _is_group(address: int) -> bool:
+    try:
+        with closing(cxx.Memory()) as memory:
+            return memory.is_a(address, cxx.GROUP)
+    except OSError:  # it was allowed before this process went on as another user
+        return False
 
 
 def unblock(targets: Iterable[Target], posted: Posted) -> None:

@@ -128,6 +128,10 @@ class Channels:
 
         return wrapped.posted(lambda: function(group, *args), self._messages.takes, post)
 
+    def ended(self, name: str) -> None:
+        """Forget what no receive has taken of a group, which this process has destroyed."""
+        self._messages.endpoint.drop(number_of(name))
+
     def of(self, group: Any) -> Channel | None:
         """Return a process group's channel; None where its CPU tensors are another backend's than gloo's."""
         state = self._state()

@@ -309,7 +309,10 @@ class WorldState(c10d._World):
 
     def unregistered(self, name: str) -> None:
         """Note that `name` left the C++ registry."""
-        self._names.pop(name, None)
+        if name in self._names:
+            del self._names[name]
+            if self.lane is not None:
+                self.lane.ended(name)
 
     def unregister_names(self) -> None:
         """Take this world's names, and only those, out of the C++ registry."""

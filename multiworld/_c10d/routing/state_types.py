@@ -32,6 +32,9 @@ class LaneChannels(Protocol):
     ) -> object:
         """Post a send or a receive over the lane, and return its work; None where it is torch's to post."""
 
+    def ended(self, name: str) -> None:
+        """Forget what no receive has taken of a group, which this process has destroyed."""
+
 
 class LaneCollectives(Protocol):
     """A `multiworld._c10d.lane.collectives.GenerationCollectives`."""

@@ -21,6 +21,8 @@ from multiworld._core.lane.peer import LaneState, MemoryRead, Peer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from multiworld._core.lane.operations import Arrival
+
 __all__ = ["Lane"]
 
 _Operation = TypeVar("_Operation", Send, Receive)
@@ -128,7 +130,9 @@ class Lane:
             return False
         arrival = receive.arrival
         receive.done, receive.arrival, receive.keep, receive.sender = True, None, None, None
-        if arrival is None:
+        if self.error is not None:
+            self._state.matched.discard(receive)
+        elif arrival is None:
             self._state.matching.cancel(receive)
         else:
             self.peers[arrival.peer].give_back(arrival, receive)
@@ -147,6 +151,11 @@ class Lane:
             sender, receive.sender = receive.sender, None
             self.peers[sender].restore(receive)
 
+    def drop(self, channel: int) -> None:
+        """Forget the messages of a channel that have come and have no receive: their senders get credit."""
+        for arrival in self._state.matching.drop(channel):
+            self.peers[arrival.peer].drop(arrival)
+
     def next_read(self) -> MemoryRead | None:
         """Return a part of a message to be read from its sender's memory; the messages have turns.
 
@@ -161,8 +170,12 @@ class Lane:
 
     def read(self, read: MemoryRead, *, succeeded: bool) -> None:
         """A `MemoryRead` is over. If it failed, the bytes travel, and no more of that peer's are read."""
-        if self.error is None and read.arrival.source is Source.MEMORY:
-            self.peers[read.arrival.peer].read(read, succeeded=succeeded)
+        arrival = read.arrival
+        if self.error is not None:
+            if arrival.receive is not None and not arrival.receive.done:
+                self._state.over(arrival.receive, self.error)
+        elif arrival.source is Source.MEMORY:
+            self.peers[arrival.peer].read(read, succeeded=succeeded)
 
     def take_finished(self) -> list[Send | Receive]:
         """Return what is over since the last call; what was cancelled is not among it."""
@@ -170,15 +183,20 @@ class Lane:
         self._state.finished.clear()
         return taken
 
-    def fail(self, error: Exception) -> None:
-        """End the lane: what is not over fails with `error`, and so does what begins later."""
+    def fail(self, error: Exception, being_read: Arrival | None = None) -> None:
+        """End the lane: what is not over fails with `error`, and so does what begins later.
+
+        The receive of the message of which a part is `being_read` into its buffer fails with the next `read`.
+        """
         if self.error is not None:
             return
         self.error = error
         for peer in self.peers.values():
             peer.outgoing.fail(error)
+        waits = None if being_read is None else being_read.receive
         for receive in (*self._state.matching.clear(), *self._state.matched):
-            self._state.over(receive, error)
+            if receive is not waits:
+                self._state.over(receive, error)
         self._state.reads.clear()
 
     def _refused(self, operation: _Operation) -> _Operation:

@@ -78,6 +78,14 @@ class Matching:
         self._tidy(key, receive.source)
         return True
 
+    def drop(self, channel: int) -> list[Arrival]:
+        """Forget the messages of a channel; return them."""
+        dropped: list[Arrival] = []
+        for key in [key for key in self._arrivals if key[0] == channel]:
+            for waiting in self._arrivals.pop(key).values():
+                dropped += waiting
+        return dropped
+
     def waiting_for(self, peer: int) -> Iterator[Receive]:
         """Yield the receives that a message of `peer` could go to."""
         for posted in self._receives.values():

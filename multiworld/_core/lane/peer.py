@@ -192,6 +192,13 @@ class Peer:
         self._owed -= _cost(arrival)  # it may have been credited; the next receive that takes it adds it
         self._offer(arrival)
 
+    def drop(self, arrival: Arrival) -> None:
+        """No receive will want this message, which waits for one."""
+        if arrival.source is Source.ANNOUNCED:
+            self.outgoing.tell(frames.pack(frames.DONE, id=arrival.id))
+        self._owed += _cost(arrival)
+        self._give_credit()
+
     def read(self, read: MemoryRead, *, succeeded: bool) -> None:
         """A part of a message was read from memory, or cannot be."""
         arrival = read.arrival

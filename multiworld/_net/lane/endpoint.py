@@ -191,6 +191,18 @@ class Endpoint(Waiting):
                 self._in_doubt(error)
                 raise
 
+    def drop(self, channel: int) -> None:
+        """Read what has come, and forget the messages of a channel that have no receive; see `Lane.drop`."""
+        with self._lock:
+            try:
+                for rank in tuple(self._net.sockets):
+                    self._net.read(rank)
+                self._core.drop(channel)
+                self._matched_anew()
+            except BaseException as error:
+                self._in_doubt(error)
+                raise
+
     def drain(self, deadline: float, ask: Callable[[tuple[int, ...]], None]) -> bool:
         """Wait until the others' receives have taken all that was sent; False if they had not at `deadline`.
 
@@ -229,6 +241,7 @@ class Endpoint(Waiting):
     def fail(self, error: Exception) -> None:
         """End the lane: all that wait have `error`, at once, and the connections are closed; never waits.
 
+        A receive into whose buffer a piece is being read has it when that is over.
         Messages whose sends were over arrive if their members read on, see `multiworld._net.lane.closing`.
         In a process that was forked from the endpoint's, only its copies of the descriptors are closed.
         """
@@ -236,10 +249,10 @@ class Endpoint(Waiting):
             self._net.abandon()  # without the lock, which a thread of the parent may have held
             return
         with self._lock:  # which is free while a piece of a message is read
-            self._reading.stop()
+            being_read = self._reading.stop()
             # First: who reads a message from this process's memory learns so that it is not kept any more.
             parted = self._net.say_goodbye()
-            self._core.fail(error)
+            self._core.fail(error, being_read)
             self._tell()
             self._wake_leader()
         closing.close(parted)

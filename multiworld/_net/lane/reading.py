@@ -1,8 +1,9 @@
 """Reading messages from the memory of their senders, a piece at a time.
 
 A piece is read without the endpoint's lock, so that other operations go on; no second piece begins meanwhile.
-A thread that ends or cancels a receive waits, with the lock, until the piece that is being read into its
-buffer is there: about a millisecond.
+A thread that cancels a receive waits, with the lock, until the piece that is being read into its buffer is
+there: about a millisecond. If the sender dies meanwhile, the kernel may free its memory within that system
+call: half a second for each GiB. So the end of a lane does not wait; only the receive of that piece does.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Piece:
 
     Attributes:
         read: what is read; None before `Reading.begin`.
+        reader: reads it.
         succeeded: None while it is not known.
     """
 
     def __init__(self) -> None:
         self.read: MemoryRead | None = None
+        self.reader: Reader | None = None
         self.succeeded: bool | None = None
         self.thread = threading.get_ident()
         self._over = threading.Lock()
@@ -74,14 +77,14 @@ class Reading:
             return False
         piece.read = self._lane.next_read()
         if piece.read is not None:
-            self._piece = piece
+            self._piece, piece.reader = piece, self._readers[piece.read.arrival.peer]
         return piece.read is not None
 
     def carry_out(self, piece: Piece) -> None:
         """Read it."""
         assert piece.read is not None  # noqa: S101  (`begin` returned True)
-        read = self._readers[piece.read.arrival.peer]
-        piece.succeeded = read(piece.read.address, piece.read.view, lambda: self.stopped)
+        assert piece.reader is not None  # noqa: S101  (the same)
+        piece.succeeded = piece.reader(piece.read.address, piece.read.view, lambda: self.stopped)
 
     def end(self, piece: Piece) -> None:
         """Let others begin."""
@@ -94,9 +97,9 @@ class Reading:
         if piece is not None and piece.read is not None and piece.read.arrival is arrival:
             piece.wait()
 
-    def stop(self) -> None:
-        """Wait until no byte is being read; none will be."""
+    def stop(self) -> Arrival | None:
+        """Begin no other piece; returns the message of which one is being read still."""
         self.stopped = True
-        if self._piece is not None:
-            self._piece.wait()
         self._readers = {}  # they hold descriptors
+        piece = self._piece
+        return None if piece is None or piece.read is None else piece.read.arrival

@@ -204,9 +204,9 @@ class Waiting:
         with self._lock:
             try:
                 self._reading.end(piece)
-                if piece.succeeded is not None:
+                if piece.succeeded is not None or self._core.error is not None:
                     # A sender that ended its lane does not keep its messages as they were.
-                    succeeded = piece.succeeded and self._net.lives(read.arrival.peer)
+                    succeeded = bool(piece.succeeded) and self._net.lives(read.arrival.peer)
                     self._core.read(read, succeeded=succeeded)
                     self._net.write(read.arrival.peer)
                     self._tell()
@@ -266,8 +266,8 @@ class Waiting:
                     call()
 
     def _in_doubt(self, error: BaseException) -> None:
-        self._reading.stop()
-        self._core.fail(ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}"))
+        stopped_by = ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}")
+        self._core.fail(stopped_by, self._reading.stop())
         self._tell()
 
 

@@ -501,6 +501,67 @@ def test_the_end_fails_all_that_is_not_over():
     assert len(net.lanes[1].take_finished()) == 5
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_end_leaves_a_buffer_to_who_reads_into_it(cancelled):
+    net = Network(2, readable=True)
+    for tag in (0, 1):
+        net.send(0, 1, payload(1 << 20, tag), tag=tag)
+    got = [net.receive(1, 0, 1 << 20, tag=tag) for tag in (0, 1)]
+    lane, error = net.lanes[1], ConnectionError("over")
+    net._read = lambda rank: None  # nothing is read yet
+    while len(lane.reads) < 2:
+        net.step()
+    read = lane.next_read()
+    assert read.arrival is got[0].arrival
+    lane.fail(error, read.arrival)
+    assert (got[0].done, got[1].done) == (False, True)
+    assert lane.next_read() is None
+    if cancelled:
+        assert lane.cancel(got[0])
+    lane.read(read, succeeded=True)
+    assert got[0].done
+    assert got[0].error is (None if cancelled else error)
+    assert lane.take_finished() == ([got[1]] if cancelled else [got[1], got[0]])
+
+
+@pytest.mark.parametrize("readable", [False, True], ids=["wire", "memory"])
+def test_messages_of_a_channel_are_dropped_and_credited(readable):
+    net = Network(2, readable=readable)
+    sent = [
+        net.send(0, 1, payload(size, 3), channel=5, tag=tag) for tag in (0, 1) for size in (8, 4000, 1 << 20)
+    ]
+    kept = net.send(0, 1, payload(8, 4), channel=6)
+    net.settle()
+    assert not sent[-1].done
+    net.lanes[1].drop(5)
+    net.settle()
+    over(*sent, kept)
+    assert net.lanes[0].peers[1].outgoing._credit + net.lanes[1].peers[
+        0
+    ]._owed == frames.BUDGET - frames.cost(8)
+    assert not net.receive(1, 0, 8, channel=5).done
+    over(net.receive(1, 0, 8, channel=6))
+
+
+@pytest.mark.parametrize("size", [200_000, 1 << 20])
+def test_a_message_is_dropped_whose_rest_is_to_come(size):
+    net = Network(2, most=100_000)
+    sent = net.send(0, 1, payload(size, 3), channel=5)
+    if size > frames.EAGER_LIMIT:
+        got = net.receive(1, 0, size, channel=5)
+        while not (got.arrival and got.arrival.received):
+            net.step()
+        net.lanes[1].cancel(got)
+    else:
+        while not net.lanes[1]._state.matching.arrivals:
+            net.step()
+    net.lanes[1].drop(5)
+    net.settle()
+    over(sent)
+    assert net.lanes[1].peers[0].incoming.between_frames
+    assert net.lanes[0].peers[1].outgoing._credit + net.lanes[1].peers[0]._owed == frames.BUDGET
+
+
 # -- strangers ------------------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ class Memory:
         self.waits = threading.Event()
         self.go = threading.Event()
         self.fails = False
+        self.hears = True  # that it is to stop
 
     def __call__(self, address, view, stop):
         assert len(view) <= PIECE
@@ -51,7 +52,7 @@ class Memory:
             deadline = soon()
             while not self.go.wait(0.001):
                 assert time.monotonic() < deadline
-                if stop():
+                if self.hears and stop():
                     return False
         view[:] = ctypes.string_at(address, len(view))
         return not self.fails
@@ -121,6 +122,31 @@ def test_the_end_is_heard_in_the_middle_of_a_piece(ends, memory, waits):
         with pytest.raises(ConnectionError, match="the world broke"):
             receives.result(PATIENCE)
     assert bytes(got) == had
+
+
+def test_the_end_waits_for_no_system_call(ends, memory):
+    """As one that frees the memory of a sender that died; only the receive whose buffer it may write in does."""
+    memory.at, memory.hears = {3}, False
+    posted(ends[0], 1)
+    posted(ends[0], 2, tag=1)
+    got = buffer()
+    with ThreadPoolExecutor(2) as threads:
+        receives = threads.submit(ends[1].receive, 0, 0, 0, got, soon())
+        assert memory.waits.wait(PATIENCE)
+        others = [ends[1].post_receive(0, 0, tag, buffer()) for tag in (1, 2)]
+        waits = threads.submit(ends[1].wait, others[1], soon())
+        ends[1].fail(ConnectionError("the world broke"))
+        waits.result(PATIENCE)
+        for each in others:
+            with pytest.raises(ConnectionError, match="the world broke"):
+                raise each.error
+        assert not receives.done()
+        memory.go.set()
+        with pytest.raises(ConnectionError, match="the world broke"):
+            receives.result(PATIENCE)
+    assert memory.pieces == 3
+    had = bytes(got)
+    assert had[2 * PIECE : 3 * PIECE] == payload(SIZE, 1)[2 * PIECE : 3 * PIECE]
 
 
 def test_other_messages_pass_while_a_piece_is_read(ends, memory):
