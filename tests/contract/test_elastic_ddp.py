@@ -258,11 +258,48 @@ def everything_of(group, w):
     assert t[0].item() == size - 1
 
 
+def test_a_backward_pass_outside_of_all_blocks_raises_the_breakage(cast):
+    members = [cast.start(trains_outside, number) for number in range(2)]
+    for each in members:
+        each.expect("in")
+    members[0].kill()
+    told = members[1].expect("told")
+    assert told.first["cause"] == told.again["cause"] == "crashed"
+    assert told.grads == [5.0] * 4, "of this member alone: zero_grad, and the new number of members"
+
+
+def trains_outside(me):
+    w = enter(me, "1:2")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1), process_group=w.elastic_group)
+
+    def backward():
+        model.zero_grad()
+        model(torch.ones(5, 4)).sum().backward()
+
+    def until_it_breaks():
+        while True:
+            backward()
+
+    backward()
+    me.emit("in")
+    first = outcome(until_it_breaks)
+    again = outcome(backward)
+    w.reform(LONG)
+    backward()
+    me.emit("told", first=first, again=again, grads=model.module.weight.grad[0].tolist())
+
+
 def test_what_belongs_to_one_generation_is_refused(alone):
     net = torch.nn.Linear(2, 2)
     more = {"delay_all_reduce_named_params": [("bias", net.bias)], "param_to_hook_all_reduce": net.weight}
-    with pytest.raises(ValueError, match=r"delay_all_reduce_params .* elastic group"):
+    with pytest.raises(ValueError, match="delay_all_reduce_params was used"):
         DistributedDataParallel(net, process_group=alone.elastic_group, **more)
+    model = DistributedDataParallel(net, process_group=alone.elastic_group)
+    with pytest.raises(ValueError, match="a built-in communication hook was used"):
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    net.bias._in_backward_optimizers = []
+    with pytest.raises(ValueError, match="apply_optimizer_in_backward was used"):
+        DistributedDataParallel(net, process_group=alone.elastic_group)
 
 
 def test_models_of_other_groups_are_torchs(alone):

@@ -25,6 +25,8 @@ from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from multiworld._c10d.elastic.group import ElasticGeneration
     from multiworld._c10d.monkeypatch import Patches
     from multiworld._c10d.routing.state import WorldState
@@ -84,10 +86,18 @@ def _following(original: Any) -> Any:
 def _require_supported(model: Any) -> None:
     for name in ("mixed_precision", "_delay_all_reduce_params", "_use_python_reducer"):
         if getattr(model, name, None):
-            raise ValueError(
-                f"{name.lstrip('_')} of DistributedDataParallel was used with an elastic group. What it sets "
-                "up belongs to one generation. Make the model anew in each, with process_group=world.group."
-            )
+            _refuse(name.lstrip("_"))
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        _refuse("apply_optimizer_in_backward")
+    # Of a built-in hook no one knows afterwards that it was registered.
+    model._register_builtin_comm_hook = lambda *_args, **_kwargs: _refuse("a built-in communication hook")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"{what} was used with DistributedDataParallel of an elastic group. What it sets up belongs to one "
+        "generation. Make the model anew in each, with process_group=world.group."
+    )
 
 
 class _Follower:
