@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import ProcessGroup, Store
 
+    from multiworld._c10d.elastic.group import ElasticGroup
     from multiworld._core.membership.roster import Member
     from multiworld._generation.generation import Generation
     from multiworld._generation.stage import StateMachine
@@ -107,6 +108,7 @@ class World(Selecting, ObjectCollectives):
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._whole: Generation | None = None  # the last one in which this member had the world's state
         self._aio: Aio | None = None
+        self._elastic: ElasticGroup | None = None
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -186,6 +188,20 @@ class World(Selecting, ObjectCollectives):
         if self._gen.state is not State.ACTIVE:
             raise self._gen.error()
         return self._gen.pg
+
+    @property
+    def elastic_group(self) -> ElasticGroup:
+        """One ``torch.distributed.ProcessGroup`` for all generations: it means the present one.
+
+        Its rank and size change with the generation; operations raise `BrokenWorldException` while there is
+        none. ``DistributedDataParallel(model, process_group=world.elastic_group)`` is made once: its first
+        forward pass in each generation, which all members make, gives all the parameters of rank 0.
+        """
+        if self._elastic is None:
+            from multiworld._c10d.elastic import group  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+            self._elastic = group.ElasticGroup(lambda: self._gen)
+        return self._elastic
 
     @property
     def aio(self) -> Aio:

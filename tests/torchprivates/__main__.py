@@ -25,6 +25,7 @@ def has(name: str) -> bool:
         "ProcessGroupGloo": getattr(c10d, "ProcessGroupGloo", None),
         "ProcessGroupNCCL": getattr(c10d, "ProcessGroupNCCL", None),
         "DeviceMesh": device_mesh.DeviceMesh,
+        "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
         "LocalElasticAgent": local_elastic_agent.LocalElasticAgent,
         "PContext": api.PContext,
         "OpOverload": torch._ops.OpOverload,

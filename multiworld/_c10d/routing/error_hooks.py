@@ -19,6 +19,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import c10d_logger
 
+from multiworld._c10d.elastic import ddp
 from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, owner_of
@@ -211,7 +212,10 @@ def _engine(original: Any) -> Any:
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             state: WorldState | None = current()
             if state is None:
-                return super().run_backward(*args, **kwargs)
+                try:
+                    return super().run_backward(*args, **kwargs)
+                except RuntimeError as error:
+                    raise_instead(error, ddp.explained(error))
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)

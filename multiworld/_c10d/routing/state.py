@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GROUP_MAPS",
     "OwnMap",
+    "StandIn",
     "WorldState",
     "derive",
     "living",
@@ -94,7 +95,16 @@ def with_token(token: int) -> WorldState | None:
 def owner_of(group: Any) -> WorldState | None:
     """Return the living world that made `group`; None where it is torch's own, or of no state."""
     # Asked at operations: so it must not look through all worlds.
-    return _owners.get(group)
+    owner = _owners.get(group)
+    return group.state() if owner is None and isinstance(group, StandIn) else owner
+
+
+class StandIn:
+    """A process group that torch has not made: torch's questions about it are answered for another one."""
+
+    def state(self) -> WorldState:
+        """Return the state whose default group is meant now."""
+        raise NotImplementedError
 
 
 def derive(world_class: type = c10d._World, module: types.ModuleType = c10d) -> dict[str, str]:
@@ -366,6 +376,8 @@ def _is_default_group(frame: types.FrameType) -> bool:
 
 def _elsewhere(source: str, group: Any) -> Any:
     """Return what another state's map holds for `group`, or `_MISSING`."""
+    if isinstance(group, StandIn):
+        group = group.state().group
     owner = _owners.get(group)
     for state in _Living.states if owner is None else (owner, *_Living.states):
         found = dict.get(getattr(state, f"m8d{source}", {}), group, _MISSING)

@@ -1,0 +1,162 @@
+"""DDP models that are made once and follow their world from generation to generation.
+
+A `DistributedDataParallel` that is given a world's elastic group is bound to the process group of the present
+generation. Its first forward pass in the next one binds it to that one's: it gets a new reducer, as torch
+gives it when a model is unpickled, and then the parameters and buffers of rank 0.
+
+A new reducer, because the old one cannot go on. A failed backward pass leaves it half way, with the old
+number of members to divide by; and it has rebuilt its buckets after its first step, while a newcomer's has
+not, so the two would call different collectives. Of new ones all members' are alike, and rebuild at the same
+step.
+
+Making such a model communicates nothing: members that go on and newcomers meet in the first forward pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
+from torch.nn.parallel import distributed
+
+from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._core.reraise import raise_instead
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from multiworld._c10d.elastic.group import ElasticGeneration
+    from multiworld._c10d.monkeypatch import Patches
+    from multiworld._c10d.routing.state import WorldState
+
+__all__ = ["explained", "install"]
+
+_c: Any = torch._C._distributed_c10d
+_here = threading.local()
+
+
+def install(patches: Patches) -> None:
+    """Let models that are made with an elastic group follow it.
+
+    Args:
+        patches: the router's, which undoes them.
+    """
+    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+        patches.set(distributed, name, _unless_elastic(vars(distributed)[name]))
+    model = distributed.DistributedDataParallel
+    patches.set(model, "_ddp_init_helper", _following(vars(model)["_ddp_init_helper"]))
+
+
+def explained(error: BaseException) -> BaseException | None:
+    """Return what to raise instead of `error`, of a backward pass outside of all blocks; None if it stays.
+
+    It is taken to be of the model whose forward pass this thread made last.
+    """
+    state: WorldState | None = getattr(_here, "state", None)
+    return None if state is None or state.translate is None else state.translate(state, error)
+
+
+def _unless_elastic(original: Any) -> Any:
+    """Wrap `original`, which communicates when a model is made: the first forward pass does it instead."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, ElasticGroup) for each in (*args, *kwargs.values())):
+            return None
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _following(original: Any) -> Any:
+    """Wrap `original`, which makes a model's reducer: of the elastic group's present generation."""
+
+    def ddp_init_helper(model: Any, *args: Any, **kwargs: Any) -> None:
+        group = model.process_group
+        if isinstance(group, ElasticGroup):
+            _require_supported(model)
+            model.process_group = group.generation().pg
+            model.register_forward_pre_hook(_Follower(group))
+        original(model, *args, **kwargs)
+
+    return ddp_init_helper
+
+
+def _require_supported(model: Any) -> None:
+    for name in ("mixed_precision", "_delay_all_reduce_params", "_use_python_reducer"):
+        if getattr(model, name, None):
+            _refuse(name.lstrip("_"))
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        _refuse("apply_optimizer_in_backward")
+    # Of a built-in hook no one knows afterwards that it was registered.
+    model._register_builtin_comm_hook = lambda *_args, **_kwargs: _refuse("a built-in communication hook")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"{what} was used with DistributedDataParallel of an elastic group. What it sets up belongs to one "
+        "generation. Make the model anew in each, with process_group=world.group."
+    )
+
+
+class _Follower:
+    """Binds a model to the present generation of its world; called before each forward pass of it.
+
+    Args:
+        group: that the model was made with.
+    """
+
+    def __init__(self, group: ElasticGroup) -> None:
+        self._group = group
+        self._bound = group.generation().number
+        self._alike = 0  # the generation whose members all have rank 0's parameters
+
+    def __call__(self, model: Any, _args: Any) -> None:
+        generation = self._group.generation()
+        _here.state = generation.c10d
+        if self._alike == generation.number:
+            return
+        if self._bound != generation.number:
+            _bind(model, generation.pg)
+            self._bound = generation.number
+        _make_alike(model, generation)
+        self._alike = generation.number
+
+
+def _bind(model: Any, group: Any) -> None:
+    """Give a model a new reducer, of `group`."""
+    before = model.process_group
+    # The last to go are the backends themselves, which let go of the GIL before their destructors join
+    # threads that may need it.
+    backends = [before._get_backend(device) for device in before._device_types]
+    model.process_group = group
+    parameters, sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    model._ddp_init_helper(parameters, sparse, names, model.static_graph)
+    model._has_rebuilt_buckets = False
+    if model.static_graph:
+        model._static_graph_delay_allreduce_enqueued = False
+        model.reducer._set_static_graph()
+        model.logger._set_static_graph()
+    for hook, state in model._comm_hooks:
+        _c._register_comm_hook(model.reducer, state, hook)
+    del before
+    backends.clear()
+
+
+def _make_alike(model: Any, generation: ElasticGeneration) -> None:
+    """Give all members the parameters and buffers of rank 0, and raise where they do not fit."""
+    group, state = generation.pg, generation.c10d
+    parameters, _ = model._build_params_for_reducer()
+    try:
+        _verify_param_shape_across_processes(group, parameters)
+        _sync_module_states(
+            module=model.module,
+            process_group=group,
+            broadcast_bucket_size=model.broadcast_bucket_size,
+            src=0,
+            params_and_buffers_to_ignore=model.parameters_to_ignore,
+        )
+    except RuntimeError as error:
+        raise_instead(error, None if state.translate is None else state.translate(state, error))
