@@ -103,7 +103,14 @@ def candidate(me, point, size="1:4", **options):
 
 
 def everyone(actors, generation=None):
+    """All are in one generation, of themselves, with one step; returns its seats by rank."""
     told = [actor.expect("in") for actor in actors]
+    while generation is None and len({each.generation for each in told}) > 1:  # one was in another in between
+        last = max(each.generation for each in told)
+        told = [
+            actor.expect("in") if each.generation < last else each
+            for actor, each in zip(actors, told, strict=True)
+        ]
     assert {each.seats for each in told} == {told[0].seats}, told
     assert sorted(told[0].seats) == sorted(f"s{actor.rank}" for actor in actors)
     assert len({each.step for each in told}) == 1, told
