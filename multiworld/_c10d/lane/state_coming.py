@@ -103,7 +103,9 @@ class Coming:
 
     def _receive(self, part: Sequence[Piece]) -> None:
         views = [state_tensors.part_of(self._tensor(piece.tensor), piece.at) for piece in part]
-        rooms = [each if state_tensors.in_memory(each) else state_tensors.form(each).room() for each in views]
+        rooms = [
+            each if state_tensors.in_memory(each) else state_tensors.form(each).staging() for each in views
+        ]
 
         def landed(at: int) -> None:
             piece, view, room = part[at], views[at], rooms[at]

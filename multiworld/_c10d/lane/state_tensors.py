@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
 
 _DIMENSIONS = 64  # torch's own limit
 _LARGEST = 1 << 56  # bytes: no memory has so many
+_OF_MALLOC = 128 << 10  # bytes of a copy, and less
 _plain_dispatch = torch.Tensor.__torch_dispatch__
 
 
@@ -97,6 +99,16 @@ class Form(NamedTuple):
                 rule="The state fits into the memory of the member that receives it",
                 next_step="Compare the memory of both hosts",
             ) from error
+
+    def staging(self) -> Tensor:
+        """Return a tensor for a copy of a piece, whose memory goes back to the system with it.
+
+        What malloc frees of pieces that several threads copy, it keeps: memory would grow with the state.
+        """
+        if self.nbytes < _OF_MALLOC:
+            return self.room()
+        pages = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=torch.uint8)
+        return pages.view(getattr(torch, self.dtype)).view(self.shape)
 
 
 def is_tensor(value: object) -> bool:
@@ -165,7 +177,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     """Return a tensor, or a copy, whose bytes are in memory."""
     if in_memory(tensor):
         return tensor
-    room = form(tensor).room()
+    room = form(tensor).staging()
     tensors.copied_back(tensor, room)
     return room
 
