@@ -68,10 +68,10 @@ CORE_TESTS = [
     for name in (
         "busy", "detector", "durations", "early_close", "lane", "lane_greeting", "lane_model",
         "lane_schedules",
-        "lane_short_ways", "lifecycle", "membership", "membership_assigned", "membership_rendezvous",
-        "membership_simulated",
-        "nccl_policy", "packet_filter", "raising", "reachability", "store_clients", "unread_messages",
-        "watchdog_peers", "wire",
+        "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
+        "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
+        "reachability", "state_pieces", "state_tree", "store_clients", "unread_messages", "watchdog_peers",
+        "wire",
     )
 ]  # fmt: skip
 

@@ -18,6 +18,7 @@ from multiworld._core.state_machine import (
     IllegalStepError,
     Joined,
     JoinFailed,
+    Replaced,
     RetireAsked,
     Stage,
     step,
@@ -28,7 +29,8 @@ from multiworld.events import Breakage, Cause, State
 BREAKAGE = Breakage(Cause.CRASHED, (1,), "rank 1 crashed", 1.0)
 JOINED, FAILED, ANNOUNCED = Joined(), JoinFailed(RuntimeError("no"), 3.0), Announced()
 BROKE, RETIRE, CLOSE, FORKED = Broke(BREAKAGE), RetireAsked(3.0), CloseAsked(3.0), Forked()
-EVENTS = (JOINED, FAILED, ANNOUNCED, BROKE, RETIRE, CLOSE, FORKED)
+REPLACED = Replaced(2)
+EVENTS = (JOINED, FAILED, ANNOUNCED, BROKE, REPLACED, RETIRE, CLOSE, FORKED)
 
 LEAVE = (
     Action.REFUSE_OPERATIONS,
@@ -60,6 +62,9 @@ BREAK = (Action.REFUSE_OPERATIONS, Action.ABORT_GROUP, Action.FAIL_AWAITED_LATER
         (Stage.DOOMED, CLOSE, Stage.CLOSED, (*LEAVE, Action.TELL_CLOSED)),
         (Stage.ACTIVE, BROKE, Stage.BROKEN, BREAK),
         (Stage.ACTIVE, CLOSE, Stage.CLOSED, CLOSED),
+        (Stage.ACTIVE, REPLACED, Stage.REPLACED, (Action.REFUSE_OPERATIONS,)),
+        (Stage.REPLACED, RETIRE, Stage.CLOSED, (Action.DRAIN, *LEAVE[1:])),
+        (Stage.REPLACED, CLOSE, Stage.CLOSED, (Action.DRAIN, *LEAVE[1:])),
         (Stage.BROKEN, RETIRE, Stage.RETIRED, (Action.DETACH, Action.RELEASE, Action.FAIL_AWAITED)),
         (Stage.BROKEN, CLOSE, Stage.CLOSED, (Action.DETACH, Action.RELEASE, Action.RELEASE_STORE, Action.FAIL_AWAITED, Action.TELL_CLOSED)),
         (Stage.RETIRED, RETIRE, Stage.RETIRED, (Action.AWAIT_RELEASE,)),

@@ -345,11 +345,11 @@ def test_records_keep_seats_lanes_and_losses():
 def broken_rows():
     good = active(Ledger(), A, B, C)
     text = encode(good)
-    yield text.replace('"gloo","cpu",2]', '"gloo","cpu",4]'), "a world of"
-    yield text.replace('"gloo","cpu",2]', '"gloo","cpu",0]'), "a world of"
-    yield text.replace('"gloo","cpu",2]', '"gloo","cpu"]'), "seats belong"
-    yield text.replace('["s1",0,0]', '["",0,0]'), "seats belong"
-    yield text.replace('[["s1",0,0]]'[1:-1], '["s1",0,0],7'), "goes on with"
+    yield text.replace('"gloo","cpu",2,0]', '"gloo","cpu",4,0]'), "a world of"
+    yield text.replace('"gloo","cpu",2,0]', '"gloo","cpu",0,0]'), "a world of"
+    yield text.replace('"gloo","cpu",2,0]', '"gloo","cpu"]'), "seats belong"
+    yield text.replace('["s1",0,0,0]', '["",0,0,0]'), "seats belong"
+    yield text.replace('[["s1",0,0,0]]'[1:-1], '["s1",0,0,0],7'), "goes on with"
     ranks = dataclasses.replace(good.current, claims=good.current.claims[1:])
     yield encode(dataclasses.replace(good, current=ranks)), "assigned ranks"
 
