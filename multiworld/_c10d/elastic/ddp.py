@@ -15,6 +15,7 @@ Making such a model communicates nothing: members that go on and newcomers meet 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,9 +51,9 @@ def install(patches: Patches) -> None:
 
 
 def explained(error: BaseException) -> BaseException | None:
-    """Return what to raise instead of `error`, of a backward pass outside of all blocks; None if it stays.
+    """Return what to raise instead of `error`, which may come outside of all blocks; None if it stays.
 
-    It is taken to be of the model whose forward pass this thread made last.
+    It is taken to be of the model whose forward pass this thread began last.
     """
     state: WorldState | None = getattr(_here, "state", None)
     return None if state is None or state.translate is None else state.translate(state, error)
@@ -77,7 +78,7 @@ def _following(original: Any) -> Any:
         if isinstance(group, ElasticGroup):
             _require_supported(model)
             model.process_group = group.generation().pg
-            model.register_forward_pre_hook(_Follower(group))
+            model.forward = _Follower(model, group)
         original(model, *args, **kwargs)
 
     return ddp_init_helper
@@ -101,26 +102,35 @@ def _refuse(what: str) -> NoReturn:
 
 
 class _Follower:
-    """Binds a model to the present generation of its world; called before each forward pass of it.
+    """A model's `forward`: binds it to the present generation of its world first.
 
     Args:
+        model: that it is of.
         group: that the model was made with.
     """
 
-    def __init__(self, group: ElasticGroup) -> None:
+    def __init__(self, model: Any, group: ElasticGroup) -> None:
+        self._model = weakref.ref(model)
         self._group = group
         self._bound = group.generation().number
         self._alike = 0  # the generation whose members all have rank 0's parameters
 
-    def __call__(self, model: Any, _args: Any) -> None:
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        model: Any = self._model()
         generation = self._group.generation()
         _here.state = generation.c10d
-        if self._alike == generation.number:
-            return
+        try:
+            if self._alike != generation.number:
+                self._follow(model, generation)
+            return type(model).forward(model, *inputs, **kwargs)
+        except RuntimeError as error:
+            raise_instead(error, explained(error))
+
+    def _follow(self, model: Any, generation: ElasticGeneration) -> None:
         if self._bound != generation.number:
             _bind(model, generation.pg)
             self._bound = generation.number
-        _make_alike(model, generation)
+        _make_alike(model, generation.pg)
         self._alike = generation.number
 
 
@@ -145,18 +155,14 @@ def _bind(model: Any, group: Any) -> None:
     backends.clear()
 
 
-def _make_alike(model: Any, generation: ElasticGeneration) -> None:
+def _make_alike(model: Any, group: Any) -> None:
     """Give all members the parameters and buffers of rank 0, and raise where they do not fit."""
-    group, state = generation.pg, generation.c10d
     parameters, _ = model._build_params_for_reducer()
-    try:
-        _verify_param_shape_across_processes(group, parameters)
-        _sync_module_states(
-            module=model.module,
-            process_group=group,
-            broadcast_bucket_size=model.broadcast_bucket_size,
-            src=0,
-            params_and_buffers_to_ignore=model.parameters_to_ignore,
-        )
-    except RuntimeError as error:
-        raise_instead(error, None if state.translate is None else state.translate(state, error))
+    _verify_param_shape_across_processes(group, parameters)
+    _sync_module_states(
+        module=model.module,
+        process_group=group,
+        broadcast_bucket_size=model.broadcast_bucket_size,
+        src=0,
+        params_and_buffers_to_ignore=model.parameters_to_ignore,
+    )
