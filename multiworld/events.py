@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "StateReceived", "WorldActive", "WorldBroken",
-    "WorldClosed", "WorldJoinFailed", "WorldJoining", "WorldReady", "bus", "subscribe",
+    "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
+    "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "bus", "subscribe",
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ class WorldClosed(Event):
 
 
 @dataclass(frozen=True)
-class StateReceived(Event):
+class WorldStateReceived(Event):
     """A part of the world's state has come; at most ten times a second, and at the end.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld._core.membership.state_sources import sources
 from multiworld.errors import MismatchError
-from multiworld.events import StateReceived, WorldReady, bus
+from multiworld.events import WorldReady, WorldStateReceived, bus
 
 if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
@@ -84,7 +84,7 @@ def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *,
         now = time.monotonic()
         if now - told >= TELL_EVERY or done == total:
             told = now
-            bus.publish(StateReceived(gen.world, gen.number, gen.rank, now, provider, done, total))
+            bus.publish(WorldStateReceived(gen.world, gen.number, gen.rank, now, provider, done, total))
 
     # A member that comes new has nothing to lose; one that is a step behind keeps its own until all has come.
     came = receive_state(

@@ -316,3 +316,64 @@ def test_a_member_that_is_killed_is_replaced_with_the_state(cast):
     again = cast.start(training, 1, size="2:3")
     grown = same_state([*rest, again], 3)
     assert grown.base == first.base
+
+
+# -- DDP --------------------------------------------------------------------------------------------------------------
+
+
+def with_ddp(me, size="1:3", **options):
+    """A DDP model that is made once, and trains on while its world grows and shrinks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(me.rank)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    w = enter(me, size, state={"model": module, "optimizer": optimizer}, **options)
+    model = DistributedDataParallel(module, process_group=w.elastic_group)
+    known = 0
+    while True:
+        try:
+            with w:
+                if known != w.generation:
+                    flat = torch.cat([each.detach().flatten() for each in module.parameters()])
+                    momentum = torch.cat(
+                        [each["momentum_buffer"].flatten() for each in optimizer.state.values()] or [flat * 0]
+                    )
+                    all_ = [torch.zeros_like(flat) for _ in range(w.world_size)]
+                    w.all_gather(all_, flat)
+                    sums = [torch.zeros_like(flat) for _ in range(w.world_size)]
+                    w.all_gather(sums, momentum)
+                    same = all(torch.equal(each, flat) for each in all_)
+                    seen = {"same": same and all(torch.equal(each, momentum) for each in sums)}
+                    me.emit(
+                        "in", seats=w.seats, generation=w.generation, step=w.step, size=w.world_size, **seen
+                    )
+                    known = w.generation
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+            word = me.hear() if me._conn.poll(0) else ""
+            if word == "leave":
+                w.leave()
+            w.advance()
+            if w.state is mw.State.CLOSED:
+                me.emit("left")
+                return
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
+            me.emit("broken", cause=broken.cause, text=str(broken))
+            w.reform(LONG)
+
+
+def test_a_ddp_model_made_once_trains_through_growth_and_departure(cast):
+    members = [cast.start(with_ddp, number, size="2:3", last_call=0.2) for number in range(2)]
+    assert all(each.expect("in").same for each in members)
+    members.append(cast.start(with_ddp, 2, size="2:3"))
+    told = [each.expect("in") for each in members]
+    assert {(each.size, each.generation, each.same) for each in told} == {(3, 2, True)}
+    assert len({each.step for each in told}) == 1
+    assert told[0].step > 0
+    members[0].say("leave")
+    members[0].expect("left")
+    told = [each.expect("in") for each in members[1:]]
+    assert {(each.size, each.generation, each.same) for each in told} == {(2, 3, True)}
+    assert not any(seen.name == "broken" for each in members for seen in each.heard)
