@@ -49,6 +49,8 @@ if TYPE_CHECKING:
         WorldClosed,
         WorldJoinFailed,
         WorldJoining,
+        WorldReady,
+        WorldStateReceived,
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async
@@ -60,8 +62,8 @@ _LAZY = {
     **dict.fromkeys(
         (
             "BackendError", "BrokenWorldException", "CollectiveMismatchError", "InstallError",
-            "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MismatchError", "MultiworldError",
-            "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
+            "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
+            "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
             "StaleGenerationError", "StateError", "StateTransferError", "StoreBindError", "StoreUnreachableError",
             "UnknownWorldError",
             "WorldClosedError", "WorldError", "WrongDeviceError",
@@ -71,7 +73,7 @@ _LAZY = {
     **dict.fromkeys(
         (
             "Breakage", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-            "WorldJoinFailed", "WorldJoining", "subscribe",
+            "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "subscribe",
         ),
         "multiworld.events",
     ),
@@ -86,9 +88,11 @@ __all__ = [
     "InstallError", "InvalidJoinError",
     "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
     "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError", "ShimError", "SizeMismatchError",
-    "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError", "StoreUnreachableError", "UnknownWorldError", "World",
+    "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
+    "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
-    "WorldJoining", "WrongDeviceError", "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
+    "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError", "__version__", "join", "join_all",
+    "join_all_async", "join_async", "joined", "subscribe", "worlds",
 ]  # fmt: skip
 
 

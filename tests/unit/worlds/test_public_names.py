@@ -19,8 +19,8 @@ def test_the_public_names_of_multiworld_are_these():
         "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
-        "WorldError", "WorldJoinFailed", "WorldJoining", "WrongDeviceError", "__version__", "join",
-        "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
+        "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError",
+        "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
     ]  # fmt: skip
 
 
