@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from multiworld import settings
 from multiworld._core import durations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
     from multiworld._generation.stage import StateMachine
     from multiworld._join.arguments import JoinPlan
+    from multiworld.advances import Advances
     from multiworld.aio import Aio
 
 __all__ = ["World", "worlds"]
@@ -36,35 +37,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
-
-
-class Advances(Protocol):
-    """What a world's advances need: `multiworld._join.advancing.Advancing`."""
-
-    @property
-    def count(self) -> int:
-        """How many advances the world has made."""
-
-    def begin(self, count: int) -> None:
-        """Begin with a generation that was joined."""
-
-    def advance(self) -> bool:
-        """See `World.advance`."""
-
-    def counted(self) -> bool:
-        """Count an advance; return whether `enter` is to be called."""
-
-    def enter(self) -> bool:
-        """Enter the next generation if it is due at this advance; may wait."""
-
-    def leave(self) -> None:
-        """See `World.leave`."""
-
-    def stop(self, deadline: float) -> None:
-        """Wait until nothing is prepared any more."""
-
-    def forked(self) -> None:
-        """In a forked child: it is the parent's."""
 
 
 class Rejoins(NamedTuple):

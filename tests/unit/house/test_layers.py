@@ -28,6 +28,7 @@ LAYERS = (
         "_generation",
         "_join",
         "world",
+        "advances",
         "aio",
         "watchdog",
         "collectives",
