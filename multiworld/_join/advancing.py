@@ -219,7 +219,8 @@ class Advancing:
                 succession.leave()
             due = succession.due()
             self._counter.look()
-            if not due:
+            # Others may have prepared to go on without a member that leaves: it has to say its limit then.
+            if not due and not self._leaving:
                 return LOOK_EVERY
         except MultiworldError as error:
             _log.info("world %r cannot see who waits to join it: %s", gen.world, error)
@@ -234,7 +235,7 @@ class Advancing:
 
     def _prepare(self, gen: Generation, succession: Succession) -> None:
         try:
-            if not self._leaving or not self._departed(gen, succession):
+            if not self._leaving or (not self._departed(gen, succession) and succession.due()):
                 self._build(gen, succession)
         except MultiworldError as error:
             _log.info("world %r: the next generation is not prepared: %s", gen.world, error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 import torch
+from kits.meetkit import until
 from worldkit import HANG, PATIENCE, outcome
 
 import multiworld as mw
@@ -27,9 +29,13 @@ def enter(me, size, **options):
 def working(me, size="1:4", pause=0.001, stop=None, **options):
     """Sums ones at each step, and says what it saw in each generation: every sum must be the world's size."""
     w = enter(me, size, **options)
-    known, wrong, longest = 0, 0, 0.0
     if stop is not None:
         stand_still(me, stop)
+    work(me, w, pause)
+
+
+def work(me, w, pause=0.001):
+    known, wrong, longest = 0, 0, 0.0
     while True:
         if known != w.generation:
             me.emit("in", rank=w.rank, size=w.world_size, seats=w.seats, generation=w.generation, step=w.step)
@@ -128,21 +134,60 @@ def reports(actors):
 
 
 def test_a_newcomer_comes_in_at_an_advance(cast):
-    members = [cast.start(working, number, last_call=0.2) for number in range(3)]
+    members = [cast.start(working, number, size="3:4", last_call=0.2) for number in range(3)]
     seats = everyone(members, 1)
-    members.append(cast.start(working, 3))
+    members.append(cast.start(working, 3, size="3:4"))
     assert everyone(members, 2) == (*seats, "s3")
     reports(members)
 
 
 def test_a_member_leaves_at_an_advance(cast):
-    members = [cast.start(working, number, last_call=0.2) for number in range(3)]
-    seats = everyone(members, 1)
+    members = [cast.start(working, number, size="2:3") for number in range(3)]
+    seats = everyone(members)
     members[1].say("leave")
     assert not members[1].expect("left").wrong
     rest = [members[0], members[2]]
-    assert everyone(rest, 2) == tuple(seat for seat in seats if seat != "s1")
+    assert everyone(rest) == tuple(seat for seat in seats if seat != "s1")
     reports(rest)
+
+
+def test_a_member_that_asks_to_leave_while_it_prepares_is_heard(cast):
+    """The others go on without it, and wait for its limit, which it had no reason to say until then."""
+    members = [cast.start(working, number, size="2:4", last_call=0.2) for number in range(2)]
+    members.append(cast.start(asks_late, 2, size="2:4", last_call=0.2))
+    last = everyone(members)
+    newcomer = cast.start(working, 3, size="2:4")
+    assert not members[2].expect("left").wrong
+    rest = [*members[:2], newcomer]
+    assert everyone(rest) == (*(seat for seat in last if seat != "s2"), "s3")
+    reports(rest)
+
+
+def asks_late(me, size, **options):
+    from multiworld._join.advancing import Advancing
+    from multiworld.world import World
+
+    build, advance, begun = Advancing._build, World.advance, threading.Event()
+
+    def too_late(self, gen, succession):
+        Advancing._build = build
+        begun.set()
+        until(lambda: succession.departing().asked)
+        raise mw.JoinAbandonedError("w", "the others have gone on")
+
+    def leaves(self):
+        if begun.is_set():
+            World.advance = advance
+            self.leave()
+        return advance(self)
+
+    w = enter(me, size, **options)
+    while w.world_size < 3:
+        w.all_reduce(torch.ones(1))
+        w.all_reduce(torch.tensor([w.step]), torch.distributed.ReduceOp.MAX)
+        w.advance()
+    Advancing._build, World.advance = too_late, leaves
+    work(me, w)
 
 
 # -- faults on the way ----
