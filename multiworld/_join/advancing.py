@@ -5,7 +5,7 @@ leave, all members prepare the next generation in the background: they join agai
 works. Once it stands, they agree on an advance that none of them has passed (`AdvanceCounter`), and each
 enters the new generation there. Until they have agreed, whatever fails leaves the old one as it was.
 
-The old generation is released when the last member has left it: nobody sees it end.
+The old generation is released when the last member has left it: no member sees it end.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from kits.meetkit import until
+from stopkit import POINTS, SAID, stand_still
 from worldkit import HANG, PATIENCE, outcome
 
 import multiworld as mw
@@ -62,45 +63,6 @@ def work(me, w, pause=0.001):
         except mw.BrokenWorldException as broken:
             me.emit("broken", cause=broken.cause, text=str(broken))
             w.reform(LONG)
-
-
-POINTS = ["claimed", "agreed", "attached", "connected", "built", "ready", "said"]
-"""Where a member may stand while the next generation is prepared; `said`: its limit is known to the others."""
-
-
-def stand_still(me, point):
-    """Emit "there" at a point of the next join, or of the next preparation, and go no further."""
-    from multiworld._c10d import groups
-    from multiworld._join import lane, steps
-    from multiworld._net.stores.rendezvous import Rendezvous
-    from multiworld.watchdog import Watchdog
-
-    def halt(*_args, **_keywords):
-        me.emit("there")
-        time.sleep(LONG)
-
-    def after(call):
-        def run(*args, **keywords):
-            found = call(*args, **keywords)
-            halt()
-            return found
-
-        return run
-
-    if point == "claimed":
-        Rendezvous._claim = after(Rendezvous._claim)
-    elif point == "agreed":
-        Rendezvous.agree = after(Rendezvous.agree)
-    elif point == "attached":
-        Watchdog.attach = after(Watchdog.attach)
-    elif point == "connected":
-        lane.connect = steps.lane.connect = after(lane.connect)
-    elif point == "built":
-        groups.build = steps.groups.build = after(groups.build)
-    elif point == "ready":
-        Rendezvous._raise_if_closed = halt
-    elif point == "said":
-        Rendezvous._say_limit = after(Rendezvous._say_limit)
 
 
 def candidate(me, point, size="1:4", **options):
@@ -193,7 +155,7 @@ def asks_late(me, size, **options):
 # -- faults on the way ----
 
 
-@pytest.mark.parametrize("point", POINTS[:-1])
+@pytest.mark.parametrize("point", POINTS)
 def test_a_candidate_that_dies_is_not_noticed(cast, point):
     members = [cast.start(working, number, size="2:4", last_call=0.2) for number in range(2)]
     seats = everyone(members, 1)
@@ -207,7 +169,7 @@ def test_a_candidate_that_dies_is_not_noticed(cast, point):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*POINTS, SAID])
 def test_a_member_that_is_lost_while_it_prepares_is_left_out(cast, point, how):
     members = [
         cast.start(working, number, size="3:4", last_call=0.2, stop=point if number == 1 else None)
@@ -270,7 +232,7 @@ class Trained:
 
 
 def training(me, size="1:4", bytes_=4096, pause=0.001, until=None, **options):
-    """Trains: each step adds the mean of ones. Whoever comes must have the weights of the step at which it enters."""
+    """Trains: each step adds the mean of ones. A newcomer must have the weights of the step at which it enters."""
     state = Trained(bytes_ // 4, 1000 * me.rank)
     began = time.monotonic()
     w = enter(me, size, state=state, **options)

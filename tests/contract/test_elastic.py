@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kits.meetkit import until
+from stopkit import POINTS, stand_still
 from torch.distributed.device_mesh import init_device_mesh
 from worldkit import HANG, PATIENCE, SOON, free_port, left_over, outcome, threads_ended
 
@@ -69,42 +70,6 @@ def member(me, size="1:4", late=0.0, stop=None, **options):
         except mw.WorldClosedError:
             me.emit("closed")
             return
-
-
-def stand_still(me, point):
-    """Emit "there" at a point of the next join, and go no further; it is killed there."""
-    from multiworld._c10d import groups
-    from multiworld._join import lane, steps
-    from multiworld._net.stores.rendezvous import Rendezvous
-    from multiworld.watchdog import Watchdog
-
-    def halt(*_args, **_keywords):
-        me.emit("there")
-        time.sleep(LONG)
-
-    def after(call):
-        def run(*args, **keywords):
-            found = call(*args, **keywords)
-            halt()
-            return found
-
-        return run
-
-    if point == "claimed":
-        Rendezvous._claim = after(Rendezvous._claim)
-    elif point == "agreed":
-        Rendezvous.agree = after(Rendezvous.agree)
-    elif point == "attached":
-        Watchdog.attach = after(Watchdog.attach)
-    elif point == "connected":
-        lane.connect = steps.lane.connect = after(lane.connect)
-    elif point == "built":
-        groups.build = steps.groups.build = after(groups.build)
-    elif point == "ready":
-        Rendezvous._raise_if_closed = halt
-
-
-POINTS = ["claimed", "agreed", "attached", "connected", "built", "ready"]
 
 
 # -- what tests expect ------------------------------------------------------------------------------------------------

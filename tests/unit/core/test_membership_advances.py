@@ -81,7 +81,7 @@ def sealed(leaver=None):
 
 def test_a_newcomer_is_due_and_all_members_prepare():
     ledger = two()
-    assert not assigned.due(ledger, 1), "nobody waits"
+    assert not assigned.due(ledger, 1), "no newcomer waits"
     ledger = claim(ledger, C)
     assert assigned.due(ledger, 1)
     assert not assigned.due(ledger, 2), "that is not the one which works"
