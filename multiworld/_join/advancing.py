@@ -164,6 +164,9 @@ class Advancing:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
 
     def forked(self) -> None:
         """In a forked child: all of it is the parent's."""

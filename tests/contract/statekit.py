@@ -85,7 +85,7 @@ def end(endpoint):
 
 
 def nothing_posted(messages):
-    """Whether no receive waits at an end; what has come and nobody receives does not count."""
+    """Whether no receive waits at an end; what has come without a receive does not count."""
     state = messages.endpoint._core._state
     return not state.matching._receives and not state.matched
 

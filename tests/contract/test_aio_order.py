@@ -82,5 +82,5 @@ def turns(me, size, what):
 
 @pytest.mark.parametrize(("what", "size"), [("all_reduce", 1), ("send", 2), ("broadcast", 2)])
 def test_the_loop_gets_its_turns_between_operations_that_end_at_once(cast, what, size):
-    """Of gloo; messages; collectives of the lane, whose root waits for nobody."""
+    """Of gloo; messages; collectives of the lane, whose root does not wait."""
     runs(cast, turns, size, what=what)

@@ -44,7 +44,7 @@ CALLS = {
 
 
 def survivor(me, size, nbytes, what, memory, hang):
-    """Lose one member after the other; all calls over one tensor, whose bytes nobody looks at."""
+    """Lose one member after the other; all calls over one tensor, whose bytes are not compared."""
     torch.set_num_threads(1)
     if not memory:
         forbid_memory()

@@ -76,7 +76,7 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
     # C++ asks under its own names.
     getRank, getSize = rank, size  # noqa: N815
 
-    def getBackendName(self) -> str:  # noqa: N802  (as above)
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
         """As of the present process group."""
         return str(self._asked("name")())
 
