@@ -296,15 +296,18 @@ class Advancing:
 
     def _departed(self, gen: Generation, succession: Succession) -> bool:
         """Say this member's limit when the others can go on without it; False if it has to stay."""
-        said, pause = 0, LOOK_EVERY
+        said, limit, told, pause = 0, 0, False, LOOK_EVERY
         while self._works(gen):
             try:
                 found = succession.departing()
                 if not found.leaves:
                     return False
                 if found.asked and found.asked != said:
-                    said, pause = found.asked, WAIT
-                    succession.limit(self._counter.propose())
+                    said, told, pause = found.asked, False, WAIT
+                    limit = self._counter.propose()
+                if said and not told:
+                    succession.limit(limit)
+                    told = True
                     continue
             except StoreUnreachableError as error:
                 if not said:
