@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     "overheads", "messages", "collectives", "limits", "fanin", "worlds", "detection", "rebuild", "elastic",
-    "toolchain", "peers", "thresholds",
+    "growth", "toolchain", "peers", "thresholds",
 )  # fmt: skip
 NOT_QUICK = frozenset({"peers"})
 """Parts that download gigabytes: run with --full, by name, or alone."""

@@ -76,6 +76,10 @@ TARGETS = (
     Target("a 4-member world is whole again, its replacement waiting", "≤ 100 ms", ("rebuild/*",)),
     Target("4 members lose one, and the others operate again", "≤ 50 ms", ("elastic/4/*",)),
     Target("32 members lose one, and the others operate again", "≤ 250 ms", ("elastic/32/*",)),
+    Target("`advance` where nothing is due", "≤ 2 µs", ("growth/advance/idle",)),
+    Target("a member is held while others come and leave, 99th percentile", "≤ 10 ms", ("growth/*/held",)),
+    Target("4 members with 100 MB of state lose one, and 4 operate again", "≤ 300 ms", ("growth/replace/*",)),
+    Target("a training step with `elastic_group`", "≤ 1.02 of plain DDP", ("growth/step/ddp",)),
     Target("toolchain", "", ("toolchain/*",)),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The parts worlds, detection, rebuild, elastic and overheads of the benchmarks, in their smallest size."""
+"""The parts worlds, detection, rebuild, elastic, growth and overheads of the benchmarks, in their smallest size."""
 
 from __future__ import annotations
 
@@ -90,3 +90,11 @@ def test_elastic():
             0 < line["noticed"] <= line["active"] <= line["first"] == pytest.approx(figure.value, abs=0.001)
         )
         assert figure.goal is not None
+
+
+def test_growth():
+    found = measured("growth", "--rounds", "1", "--warm-up", "0")
+    assert [*found] == ["advance/idle", "grow/held", "leave/held", "replace/100MB", "step/ddp"]
+    assert all(figure.value > 0 and figure.goal is not None for figure in found.values())
+    for kind in ("grow/held", "leave/held"):
+        assert found[kind].series["held"] <= found[kind].series["step"]
