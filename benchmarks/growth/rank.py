@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,9 +106,7 @@ class Members(Zygote):
             count: how many.
         """
         for number in range(count):
-            self._pids.append(
-                self._forks.start(lambda tell, number=number: self._stay(tell, world, number, count))
-            )  # type: ignore[misc]
+            self._pids.append(self._forks.start(partial(self._stay, name=world, number=number, count=count)))
         self._hear()
 
     def visit(self, world: str, number: int) -> list[list[dict[str, Any]]]:
@@ -144,9 +143,8 @@ class Members(Zygote):
             size: bytes of the state.
         """
         for number in range(count):
-            self._pids.append(
-                self._forks.start(lambda tell, number=number: self._survive(tell, world, number, count, size))
-            )  # type: ignore[misc]
+            run = partial(self._survive, name=world, number=number, count=count, size=size)
+            self._pids.append(self._forks.start(run))
         self._hear()
         self._wait(world, count, size)
 
