@@ -92,6 +92,8 @@ class Life(Joiner):
             way._commit(lambda: self._raise_if_lost(roster))
         except JoinError as error:
             way._last_words(error)
+            # A join that fails closes the member's connections: those that had committed see that it is gone.
+            sim.gone_on.add((request.process, roster.token))
             raise
         self.actives.append(roster)
         self.active = roster
