@@ -7,24 +7,12 @@ import time
 
 import pytest
 import torch
+from elastickit import LONG, enter
 from kits.meetkit import until
 from stopkit import POINTS, SAID, stand_still
-from worldkit import HANG, PATIENCE, outcome
+from worldkit import outcome
 
 import multiworld as mw
-
-LONG = 10 * PATIENCE
-
-
-def enter(me, size, **options):
-    given = {
-        "seat": f"s{me.rank}",
-        "store": me.store,
-        "timeout": LONG,
-        "hang_timeout": HANG,
-        "last_call": LONG,
-    }
-    return mw.join("w", None, size, **(given | options))
 
 
 def working(me, size="1:4", pause=0.001, stop=None, **options):
