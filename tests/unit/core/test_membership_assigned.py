@@ -59,7 +59,7 @@ def seats(ledger):
 
 
 A, B, C = (seat(who, 2, 3) for who in range(3))
-D = seat(7, 2, 3)
+D, E = (seat(who, 2, 3) for who in (7, 8))
 
 
 def test_the_largest_size_seals_and_ranks_follow_the_claims():
@@ -177,6 +177,39 @@ def test_newcomers_come_last_and_those_without_room_stay_waiting():
     state = admission.claim_state(ledger, number, me(late[1]), late[1])
     assert state.phase is Phase.OPEN
     assert state.attempt.number == number + 1, "it was moved on"
+
+
+def moved_on():
+    """B and C go on without A; D comes in, E is moved on to the next attempt and does not know it yet."""
+    ledger = claim(active(Ledger(), A, B, C), D, E)
+    number = ledger.waiting.number
+    return number, claim(ledger, again(ledger, C, 0), again(ledger, B, 0))
+
+
+def test_who_was_moved_on_is_a_member_though_it_has_not_looked():
+    number, ledger = moved_on()
+    for each in (B, C, D):
+        ledger = admission.ready(ledger, number, me(each))
+    ledger = claim(ledger, *(again(ledger, each, 2) for each in (B, C)))
+    assert seats(ledger) == ["s1", "s2", "s8"]
+    state = admission.claim_state(ledger, number, me(E), E)
+    assert (state.phase, state.attempt) == (Phase.SEALED, ledger.current)
+    # It may give up in that moment: the others hear of it.
+    failed = admission.fail(ledger, number, me(E), admission.refusals.abandoned(number, "no"))
+    assert failed.failure_of(number + 1).value == "no"
+    for each in (B, C, E):
+        ledger = admission.ready(ledger, number + 1, me(each))
+    assert admission.claim_state(ledger, number, me(E), E).phase is Phase.ACTIVE
+    assert admission.over(ledger, number, me(E)).current.over == (2,)
+    assert admission.over(ledger, number + 2, me(E)) is ledger
+
+
+def test_who_was_moved_on_withdraws_from_where_it_is():
+    number, ledger = moved_on()
+    failure = admission.refusals.abandoned(number, "no")
+    assert admission.fail(ledger, number, me(E), failure).waiting is None
+    assert admission.expire(ledger, number, me(E), E, timeout=1.0).ledger.waiting is None
+    assert admission.fail(ledger, number + 2, me(E), failure) is ledger
 
 
 def test_what_was_asked_of_one_attempt_is_not_done_to_another():
