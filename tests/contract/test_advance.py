@@ -114,13 +114,13 @@ def test_a_member_that_asks_to_leave_while_it_prepares_is_heard(cast):
 
 
 def asks_late(me, size, **options):
-    from multiworld._join.advancing import Advancing
+    from multiworld._join.preparing import Preparing
     from multiworld.world import World
 
-    build, advance, begun = Advancing._build, World.advance, threading.Event()
+    build, advance, begun = Preparing._build, World.advance, threading.Event()
 
     def too_late(self, gen, succession):
-        Advancing._build = build
+        Preparing._build = build
         begun.set()
         until(lambda: succession.departing().asked)
         raise mw.JoinAbandonedError("w", "the others have gone on")
@@ -136,7 +136,7 @@ def asks_late(me, size, **options):
         w.all_reduce(torch.ones(1))
         w.all_reduce(torch.tensor([w.step]), torch.distributed.ReduceOp.MAX)
         w.advance()
-    Advancing._build, World.advance = too_late, leaves
+    Preparing._build, World.advance = too_late, leaves
     work(me, w)
 
 
