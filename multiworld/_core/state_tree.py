@@ -9,7 +9,7 @@ is a list that begins with its kind:
 | "f" | a float, its eight bytes in hexadecimal: infinities, NaNs and signs of zeros stay what they are |
 | "b" | bytes, in base64 |
 | "l", "t" | the elements of a list, of a tuple |
-| "d" | the keys (strings, and whole numbers below 2^53) and values of a dict, in turns |
+| "d", "c" | the keys (strings, and whole numbers below 2^53) and values of a dict, of a Counter, in turns |
 | "T" | nothing: the next tensor of the list |
 """
 
@@ -19,7 +19,7 @@ import base64
 import json
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld.errors import StateError
@@ -51,8 +51,9 @@ def flatten(value: object, is_tensor: Callable[[object], bool]) -> tuple[str, li
     """Return the text of a nested value, and its tensors with their paths, in the order of the text.
 
     Args:
-        value: dicts, lists and tuples of None, bool, int, float, str, bytes and tensors. An OrderedDict comes
-            back as a dict; attributes of its own, as ``_metadata`` of a module's state, do not travel.
+        value: dicts, Counters, lists and tuples of None, bool, int, float, str, bytes and tensors. An
+            OrderedDict comes back as a dict; attributes of its own, as ``_metadata`` of a module's state, do
+            not travel.
         is_tensor: says whether a value is one.
 
     Raises:
@@ -77,8 +78,8 @@ def flatten(value: object, is_tensor: Callable[[object], bool]) -> tuple[str, li
         if type(value) in (list, tuple):
             kind = "l" if type(value) is list else "t"
             return [kind, *(node(each, (*path, at)) for at, each in enumerate(value))]
-        if type(value) in (dict, OrderedDict):
-            flat: list[Any] = ["d"]
+        if type(value) in (dict, OrderedDict, Counter):  # torch's MultiStepLR has a Counter
+            flat: list[Any] = ["c" if type(value) is Counter else "d"]
             for key, each in value.items():
                 if not _is_key(key):
                     raise _key_refused(path, key)
@@ -130,19 +131,19 @@ def _value(node: Any, path: Path, tensor: Callable[[Path], Any]) -> Any:
     if kind in ("l", "t"):
         elements = [_value(each, (*path, at), tensor) for at, each in enumerate(node[1:])]
         return elements if kind == "l" else tuple(elements)
-    if kind == "d" and len(node) % 2:
-        return _dict(node, path, tensor)
+    if kind in ("d", "c") and len(node) % 2:
+        found: dict[Any, Any] = {} if kind == "d" else Counter()
+        _fill(found, node, path, tensor)
+        return found
     raise _damaged(f"{dotted(path)} is of kind {kind!r:.20} with {len(node) - 1} elements")
 
 
-def _dict(node: list[Any], path: Path, tensor: Callable[[Path], Any]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+def _fill(found: dict[Any, Any], node: list[Any], path: Path, tensor: Callable[[Path], Any]) -> None:
     for at in range(1, len(node), 2):
         key = node[at]
         if not _is_key(key) or key in found:
             raise _damaged(f"{dotted(path)} has the key {key!r:.80} twice, or it is none")
         found[key] = _value(node[at + 1], (*path, key), tensor)
-    return found
 
 
 def _whole_of(text: str) -> int:
@@ -182,8 +183,8 @@ def _refused(path: Path, value: object) -> StateError:
     kind = type(value)
     return StateError(
         f"{dotted(path)} is a {kind.__module__}.{kind.__qualname__}",
-        rule="A state that is sent to another member has dict, list, tuple, None, bool, int, float, str, "
-        "bytes and tensors, and none of their subclasses",
+        rule="A state that is sent to another member has dict, Counter, list, tuple, None, bool, int, float, "
+        "str, bytes and tensors, and none of their subclasses",
         next_step="Leave it out of the state, or put it there as one of these, and make it again from that",
     )
 

@@ -4,7 +4,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the contract battery needs torch (nox -s tests installs it)")
 
+import statekit
 import worldkit
+
+from multiworld._core import state_pieces
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,3 +26,25 @@ def cast():
 def soak_seconds(request) -> float:
     """How long a soak lasts: ``--soak``."""
     return request.config.getoption("--soak")
+
+
+# -- states over lanes of this process ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lanes():
+    made = statekit.Lanes()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair(lanes):
+    """Two connected ends."""
+    return lanes.connect(2)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """States travel in many parts."""
+    monkeypatch.setattr(state_pieces, "CHUNK", statekit.SMALL)

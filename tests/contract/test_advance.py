@@ -7,24 +7,12 @@ import time
 
 import pytest
 import torch
+from elastickit import LONG, enter
 from kits.meetkit import until
 from stopkit import POINTS, SAID, stand_still
-from worldkit import HANG, PATIENCE, outcome
+from worldkit import outcome
 
 import multiworld as mw
-
-LONG = 10 * PATIENCE
-
-
-def enter(me, size, **options):
-    given = {
-        "seat": f"s{me.rank}",
-        "store": me.store,
-        "timeout": LONG,
-        "hang_timeout": HANG,
-        "last_call": LONG,
-    }
-    return mw.join("w", None, size, **(given | options))
 
 
 def working(me, size="1:4", pause=0.001, stop=None, **options):
@@ -126,13 +114,13 @@ def test_a_member_that_asks_to_leave_while_it_prepares_is_heard(cast):
 
 
 def asks_late(me, size, **options):
-    from multiworld._join.advancing import Advancing
+    from multiworld._join.preparing import Preparing
     from multiworld.world import World
 
-    build, advance, begun = Advancing._build, World.advance, threading.Event()
+    build, advance, begun = Preparing._build, World.advance, threading.Event()
 
     def too_late(self, gen, succession):
-        Advancing._build = build
+        Preparing._build = build
         begun.set()
         until(lambda: succession.departing().asked)
         raise mw.JoinAbandonedError("w", "the others have gone on")
@@ -148,7 +136,7 @@ def asks_late(me, size, **options):
         w.all_reduce(torch.ones(1))
         w.all_reduce(torch.tensor([w.step]), torch.distributed.ReduceOp.MAX)
         w.advance()
-    Advancing._build, World.advance = too_late, leaves
+    Preparing._build, World.advance = too_late, leaves
     work(me, w)
 
 

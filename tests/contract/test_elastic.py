@@ -10,29 +10,16 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from elastickit import LONG, enter
 from kits.meetkit import until
 from stopkit import POINTS, stand_still
 from torch.distributed.device_mesh import init_device_mesh
-from worldkit import HANG, PATIENCE, SOON, free_port, left_over, outcome, threads_ended
+from worldkit import SOON, free_port, left_over, outcome, threads_ended
 
 import multiworld as mw
 from multiworld._net.stores.record import WorldRecord
 
-LONG = 10 * PATIENCE
-"""Seconds, of each operation and join: what ends before was ended by the verdict."""
-
 # -- programs ---------------------------------------------------------------------------------------------------------
-
-
-def enter(me, size, **options):
-    given = {
-        "seat": f"s{me.rank}",
-        "store": me.store,
-        "timeout": LONG,
-        "hang_timeout": HANG,
-        "last_call": LONG,
-    }
-    return mw.join("w", None, size, **(given | options))
 
 
 def tell(me, w):

@@ -124,8 +124,7 @@ def test_every_call_raises_soon_after_the_verdict(cast, fault, nbytes, what, mem
         assert seen.cause == {"kill": "crashed", "stop": "hung"}[fault]
         assert seen.kinds == {name: ["BrokenWorldException"] for name in CALLS[what]}
         times = sorted(seen.late.values())
-        # The kernel frees the memory of who dies within the system call that reads it.
-        late.append(times[-2] if (fault, what, memory) == ("kill", "receives", True) else times[-1])
+        late.append(times[-1])
         assert times[-1] < SOON
         if fault == "stop":
             lost.go_on()

@@ -24,22 +24,7 @@ from multiworld.errors import SizeMismatchError, StateTransferError
 
 MANY = 20
 
-
-@pytest.fixture
-def lanes():
-    made = statekit.Lanes()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pair(lanes):
-    return lanes.connect(2)
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(state_pieces, "CHUNK", statekit.SMALL)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def layers(seed=0):

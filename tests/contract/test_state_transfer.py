@@ -5,33 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import statekit
 import torch
 from kits.meetkit import PATIENCE
 from statekit import nothing_posted, same, soon, trained
 from tensorkit import DTYPES, KINDS, bytes_of, filled
 
 from multiworld._c10d.lane.state_transfer import receive_state
-from multiworld._core import state_pieces
 from multiworld.errors import StateError, StateTransferError
-
-
-@pytest.fixture
-def lanes():
-    made = statekit.Lanes()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pair(lanes):
-    return lanes.connect(2)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(state_pieces, "CHUNK", statekit.SMALL)
-
 
 # -- what is carried -------------------------------------------------------------------------------------------
 

@@ -273,11 +273,11 @@ def claim_state(ledger: Ledger, number: int, me: str, request: JoinRequest) -> C
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.has(me):
         return ClaimState(Phase.OPEN, waiting)
+    if now is not None and now.number >= number and now.has(me):
+        return ClaimState(Phase.ACTIVE if now.active else Phase.SEALED, now)
     if waiting is not None and waiting.number == number:
         return ClaimState(Phase.CLOSED, failure=refusals.replaced(waiting, request))
     if now is not None and now.number == number:
-        if now.has(me):
-            return ClaimState(Phase.ACTIVE if now.active else Phase.SEALED, now)
         return ClaimState(Phase.CLOSED, failure=refusals.replaced(now, request))
     failure = ledger.failure_of(number)
     return ClaimState(
@@ -303,18 +303,18 @@ def fail(ledger: Ledger, number: int, me: str, failure: Failure, *, left: bool =
 
     Args:
         ledger: the current one.
-        number: of the attempt.
+        number: of the attempt, or of the one that the claim was moved on from.
         me: id of the claim.
         failure: the reason.
         left: whether this member will not try again, so that the others need not wait for it.
     """
     waiting, now = ledger.waiting, ledger.current
-    if waiting is not None and waiting.number == number and waiting.has(me):
+    if waiting is not None and waiting.number >= number and waiting.has(me):
         if waiting.terms.assigned:
-            return withdraw(ledger, number, me)
+            return withdraw(ledger, waiting.number, me)
         return _close(ledger, waiting, failure).ledger
-    if now is not None and now.number == number and now.has(me) and not now.active:
-        failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=number))
+    if now is not None and now.number >= number and now.has(me) and not now.active:
+        failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=now.number))
         before = ledger.before
         if left and before is not None and (mine := now.of(me)) is not None:
             before = assigned.without_process(before, mine.member.process)
@@ -347,12 +347,12 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
 
     Args:
         ledger: the current one.
-        number: of the attempt.
+        number: of the attempt, or of the one that the claim was moved on from.
         me: id of the claim.
         left: whether the member will not come to the next generation.
     """
     now = ledger.current
-    mine = None if now is None or now.number != number else now.of(me)
+    mine = None if now is None or now.number < number else now.of(me)
     if now is None or mine is None or (mine.rank in now.over and not left):
         return ledger
     said = dataclasses.replace(now, over=tuple(sorted({*now.over, mine.rank})))
@@ -372,7 +372,7 @@ def expire(
 
     Args:
         ledger: the current one.
-        number: of the attempt.
+        number: of the attempt, or of the one that the claim was moved on from.
         me: id of the claim.
         request: of the claim.
         timeout: of the join, seconds.
@@ -385,9 +385,9 @@ def expire(
     if state.phase is Phase.OPEN and now is not None and not may_seal(ledger, gone):
         holder = now.at(request.slot)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
-        return Move(withdraw(ledger, number, me), number, refusal=refusal)
+        return Move(withdraw(ledger, attempt.number, me), attempt.number, refusal=refusal)
     late = refusals.late(attempt, request, timeout)
-    return Move(fail(ledger, number, me, late), number, refusal=late)
+    return Move(fail(ledger, attempt.number, me, late), attempt.number, refusal=late)
 
 
 def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:

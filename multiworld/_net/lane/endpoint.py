@@ -4,6 +4,7 @@ No thread belongs to a lane. A thread that waits for an operation reads and writ
 so that nothing is handed over: one thread at a time leads, others that wait are served by it, and one of them
 leads after it. An event loop that awaits looks at its connection itself (`multiworld._net.lane.awaiting`).
 Posted operations that no caller waits for have one thread in the process (`multiworld._net.lane.background`).
+Long messages are read from their senders' memory by threads of the process (`multiworld._net.lane.reading`).
 
 All I/O is non-blocking and happens under the endpoint's lock; only `poll` waits, without it, and so Ctrl-C is
 heard. One that comes while the lock is held leaves the protocol in doubt: the lane ends then.
@@ -11,6 +12,7 @@ heard. One that comes while the lock is held leaves the protocol in doubt: the l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.lane.frames import READ_FROM
 from multiworld._core.lane.operations import Receive, Send
-from multiworld._net.lane import closing, wakes
+from multiworld._net.lane import closing, reading_threads, wakes
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import Operation, Waiting
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._core.lane.peer import Peer
+    from multiworld._net.lane.reading import Piece
 
 __all__ = ["Endpoint", "Operation"]
 
@@ -39,8 +42,7 @@ class Endpoint(Waiting):
 
     Args:
         connections: connected stream sockets by rank; the endpoint owns them.
-        readers: of the members whose memory can be read: ``read(address, view, stop)`` says whether it was;
-            it ends soon if ``stop()`` is true. See `MemoryReader.read`.
+        readers: of the members whose memory can be read, see `MemoryReader.read`.
         lost: told of a connection that ended, once, with its rank and why, by the thread that finds it, which
             holds the lock. What waits for that member goes on waiting until `fail`.
     """
@@ -249,13 +251,19 @@ class Endpoint(Waiting):
             self._net.abandon()  # without the lock, which a thread of the parent may have held
             return
         with self._lock:  # which is free while a piece of a message is read
-            being_read = self._reading.stop()
             # First: who reads a message from this process's memory learns so that it is not kept any more.
             parted = self._net.say_goodbye()
-            self._core.fail(error, being_read)
-            self._tell()
+            piece = self._stop(error)
             self._wake_leader()
         closing.close(parted)
+        if piece is not None:
+            with contextlib.suppress(RuntimeError):  # no thread: the one that reads the piece ends it later
+                reading_threads.run(lambda: self._await_piece(piece))
+
+    def _await_piece(self, piece: Piece) -> None:
+        piece.wait()
+        if piece.read is not None:
+            self._end_piece(piece, piece.read)
 
     def _matched_anew(self) -> None:
         self._net.write_all()

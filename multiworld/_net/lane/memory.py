@@ -25,7 +25,7 @@ from multiworld._net import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ANSWER_SIZE", "OFFER_SIZE", "MemoryReader", "Proof", "reader_of"]
+__all__ = ["ANSWER_SIZE", "OFFER_SIZE", "Copied", "MemoryReader", "Proof", "reader_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,26 @@ def _never() -> bool:
     return False
 
 
+class Copied:
+    """Whether a read has copied all its bytes; true early, while the system call goes on without copying.
+
+    A call that outlives the process whose memory it reads frees that memory before it returns: half a second
+    for each GiB. The kernel copies in the order that it is told. So the last byte is copied twice more, into
+    two places that differ before; where they are the same, one was written, and all that comes before it.
+    """
+
+    def __init__(self) -> None:
+        self._places = bytearray(b"\x00\xff")
+
+    def __bool__(self) -> bool:
+        return self._places[0] == self._places[1]
+
+    @property
+    def address(self) -> int:
+        """Where the two places lie."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._places))
+
+
 class MemoryReader:
     """Reads the memory of one process, and of no other that gets its pid later. Get it from `reader_of`.
 
@@ -94,13 +114,20 @@ class MemoryReader:
         poll.register(self._pidfd, select.POLLIN)  # readable once the process has ended
         return not poll.poll(0)
 
-    def read(self, address: int, view: memoryview, stop: Callable[[], bool] = _never) -> bool:
+    def read(
+        self,
+        address: int,
+        view: memoryview,
+        stop: Callable[[], bool] = _never,
+        copied: Copied | None = None,
+    ) -> bool:
         """Fill `view` from that process's memory; returns whether all of it was read.
 
         Args:
             address: where the bytes lie there.
             view: writable and contiguous. What it holds is undefined if they were not read.
             stop: called before each 16 MiB; True ends the read.
+            copied: for other threads; becomes true once `view` is full, at the latest when this returns True.
         """
         size = view.nbytes
         if not size:
@@ -113,9 +140,12 @@ class MemoryReader:
             if stop():
                 return False
             piece = min(size - done, _PIECE)
-            here, there = _Range(start + done, piece), _Range(address + done, piece)
+            here, there = [_Range(start + done, piece)], [_Range(address + done, piece)]
+            if copied is not None and done + piece == size:
+                here.append(_Range(copied.address, 2))
+                there += [_Range(address + size - 1, 1)] * 2
             # Fewer bytes than a piece are read where the rest is not mapped: the next call then fails.
-            count = _readv(self._pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+            count = _readv(self._pid, _array(here), len(here), _array(there), len(there), 0)
             if count <= 0:
                 reason = os.strerror(ctypes.get_errno())
                 _log.debug("the memory of process %d cannot be read: %s", self._pid, reason)
@@ -123,6 +153,10 @@ class MemoryReader:
             done += count
         # If the process ended meanwhile, its pid may have been another's for a part of the bytes.
         return self.lives()
+
+
+def _array(ranges: list[_Range]) -> ctypes.Array[_Range]:
+    return (_Range * len(ranges))(*ranges)
 
 
 # No lock, which a fork could leave held: two threads that come together for a new pid get a reader each.

@@ -2,15 +2,21 @@
 
 A piece is read without the endpoint's lock, so that other operations go on; no second piece begins meanwhile.
 A thread that cancels a receive waits, with the lock, until the piece that is being read into its buffer is
-there: about a millisecond. If the sender dies meanwhile, the kernel may free its memory within that system
-call: half a second for each GiB. So the end of a lane does not wait; only the receive of that piece does.
+there: about a millisecond. The end of a lane does not wait; only the receive of that piece does.
+
+If the sender dies meanwhile, the kernel may free its memory within that system call: half a second for each
+GiB. So a message of more than `LONG` is read by a thread that nothing waits for (`reading_threads`). The
+receive fails once no byte of the piece is written any more, whether or not the system call has returned.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from multiworld._net.lane.memory import Copied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,12 +25,16 @@ if TYPE_CHECKING:
     from multiworld._core.lane.operations import Arrival
     from multiworld._core.lane.peer import MemoryRead
 
-__all__ = ["Piece", "Reader", "Reading"]
+__all__ = ["LONG", "Piece", "Reader", "Reading"]
 
-Reader = Callable[[int, memoryview, Callable[[], bool]], bool]
-"""``(address, view, stop) -> whether it was read``; it ends soon if ``stop()`` is true."""
+Reader = Callable[[int, memoryview, Callable[[], bool], Copied], bool]
+"""``(address, view, stop, copied) -> whether it was read``; see `MemoryReader.read`."""
 
-_LONGEST = 60.0  # seconds that a system call for one piece may take, on a machine that swaps
+LONG = 1 << 20
+"""Bytes beyond which a message is read by a thread of its own, which takes a tenth of a millisecond more."""
+
+_LONGEST = 60.0  # seconds that the copy of one piece may take, on a machine that swaps
+_LOOK_EVERY = 0.0005
 
 
 class Piece:
@@ -33,13 +43,17 @@ class Piece:
     Attributes:
         read: what is read; None before `Reading.begin`.
         reader: reads it.
+        copied: whether all of it is there, though the reader may go on.
         succeeded: None while it is not known.
+        left_to_thread: whether it is not read, because the caller is to start `reading_threads` for it.
     """
 
     def __init__(self) -> None:
         self.read: MemoryRead | None = None
         self.reader: Reader | None = None
+        self.copied = Copied()
         self.succeeded: bool | None = None
+        self.left_to_thread = False
         self.thread = threading.get_ident()
         self._over = threading.Lock()
         self._over.acquire()
@@ -49,9 +63,12 @@ class Piece:
         self._over.release()
 
     def wait(self) -> None:
-        """Wait until that was said; a signal handler of the reading thread does not wait for itself."""
-        if self.thread != threading.get_ident() and self._over.acquire(timeout=_LONGEST):
-            self._over.release()
+        """Wait until that was said or is seen; a signal handler of the reading thread does not wait."""
+        deadline = time.monotonic() + _LONGEST
+        while self.thread != threading.get_ident() and not self.copied and time.monotonic() < deadline:
+            if self._over.acquire(timeout=_LOOK_EVERY):
+                self._over.release()
+                return
 
 
 class Reading:
@@ -63,28 +80,39 @@ class Reading:
 
     Attributes:
         stopped: whether nothing is to be read any more.
+        has_thread: whether a thread of its own reads all that is to be read.
     """
 
     def __init__(self, lane: Lane, readers: Mapping[int, Reader]) -> None:
         self.stopped = False
+        self.has_thread = False
         self._lane = lane
         self._readers = readers
         self._piece: Piece | None = None
 
-    def begin(self, piece: Piece) -> bool:
-        """Choose what is to be read as `piece`; False if nothing is, or another thread reads."""
-        if self._piece is not None or self.stopped:
+    def begin(self, piece: Piece, *, in_thread: bool = False) -> bool:
+        """Choose what is to be read as `piece`; False if nothing is, or another thread reads, or is to.
+
+        `in_thread`: whether the caller is that of `has_thread`.
+        """
+        if self._piece is not None or self.stopped or self.has_thread is not in_thread:
             return False
-        piece.read = self._lane.next_read()
-        if piece.read is not None:
-            self._piece, piece.reader = piece, self._readers[piece.read.arrival.peer]
-        return piece.read is not None
+        read = self._lane.next_read()
+        if read is None:
+            return False
+        if not in_thread and read.arrival.size > LONG:
+            self.has_thread = piece.left_to_thread = True
+            return False
+        self._piece, piece.read, piece.reader = piece, read, self._readers[read.arrival.peer]
+        return True
 
     def carry_out(self, piece: Piece) -> None:
         """Read it."""
         assert piece.read is not None  # noqa: S101  (`begin` returned True)
         assert piece.reader is not None  # noqa: S101  (the same)
-        piece.succeeded = piece.reader(piece.read.address, piece.read.view, lambda: self.stopped)
+        piece.succeeded = piece.reader(
+            piece.read.address, piece.read.view, lambda: self.stopped, piece.copied
+        )
 
     def end(self, piece: Piece) -> None:
         """Let others begin."""
@@ -97,9 +125,8 @@ class Reading:
         if piece is not None and piece.read is not None and piece.read.arrival is arrival:
             piece.wait()
 
-    def stop(self) -> Arrival | None:
-        """Begin no other piece; returns the message of which one is being read still."""
+    def stop(self) -> Piece | None:
+        """Begin no other piece; returns the one into whose buffer bytes may still be written."""
         self.stopped = True
         self._readers = {}  # they hold descriptors
-        piece = self._piece
-        return None if piece is None or piece.read is None else piece.read.arrival
+        return self._piece

@@ -7,6 +7,7 @@ it. Event loops look at connections themselves, and are told here what they cann
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -14,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.lane.operations import Receive, Send
-from multiworld._net.lane import wakes
+from multiworld._net.lane import reading_threads, wakes
 from multiworld._net.lane.connections import Connections, Next
 from multiworld._net.lane.reading import Piece, Reading
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "Waiting"]
 
 Operation = Send | Receive
+
+_log = logging.getLogger(__name__)
 
 _Each = TypeVar("_Each")
 
@@ -189,9 +192,40 @@ class Waiting:
             False if there is none, or another thread reads, which calls `on_reads` afterwards.
         """
         piece = Piece()
+        begun = self._read_piece(piece)
+        if piece.left_to_thread:
+            self._start_thread()
+        return begun
+
+    def _start_thread(self) -> None:
+        try:
+            reading_threads.run(self._read_all)
+        except RuntimeError:  # the process gets none
+            self._read_all()
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def _read_all(self) -> None:
+        try:
+            while self._read_piece(Piece(), in_thread=True):
+                pass
+        except Exception as error:  # noqa: BLE001  (logged: it has no caller to hear of it)
+            _log.exception("a message could not be read from its sender's memory")
+            with self._lock:
+                self._in_doubt(error)
+        finally:
+            self._end_thread()
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            self._reading.has_thread = False
+            self._see_to_reads()
+
+    def _read_piece(self, piece: Piece, *, in_thread: bool = False) -> bool:
         try:
             with self._lock:
-                begun = self._reading.begin(piece)
+                begun = self._reading.begin(piece, in_thread=in_thread)
             if begun:
                 self._reading.carry_out(piece)
         finally:
@@ -258,7 +292,7 @@ class Waiting:
 
     def _see_to_reads(self) -> None:
         """Have the leader, or else the watchers, read what is to be read from memory."""
-        if self._core.reads:
+        if self._core.reads and not self._reading.has_thread:
             if self._leader is not None:
                 self._wake_leader()
             else:
@@ -267,8 +301,14 @@ class Waiting:
 
     def _in_doubt(self, error: BaseException) -> None:
         stopped_by = ConnectionAbortedError(f"the lane was interrupted by {type(error).__name__}")
-        self._core.fail(stopped_by, self._reading.stop())
+        self._stop(stopped_by)
+
+    def _stop(self, error: Exception) -> Piece | None:
+        """End the protocol; returns the piece whose receive is told by `_end_piece` alone."""
+        piece = self._reading.stop()
+        self._core.fail(error, None if piece is None or piece.read is None else piece.read.arrival)
         self._tell()
+        return piece
 
 
 def _remove(lists: dict[Operation, list[_Each]], operation: Operation, each: _Each) -> None:

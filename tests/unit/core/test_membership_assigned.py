@@ -10,7 +10,7 @@ from kits.meetkit import ask
 
 from multiworld._core.membership import admission, assigned
 from multiworld._core.membership.admission import Phase
-from multiworld._core.membership.ledger import Attempt, Ledger, decode, encode
+from multiworld._core.membership.ledger import Attempt, Claim, Ledger, decode, encode
 from multiworld._core.membership.request import validate
 from multiworld._core.membership.roster import LaneAddress
 from multiworld.errors import InvalidJoinError, JoinError
@@ -46,10 +46,11 @@ def again(ledger, request, *lost, **changes):
     """The request with which a member of the ledger's generation comes to the next one."""
     now = ledger.current
     mine = next(each for each in now.claims if each.member.process == request.process)
+    given = {"past_generation": now.generation} | changes
     return dataclasses.replace(
         request,
         last_generation=now.generation, past=tuple(each.member for each in now.claims),
-        past_generation=now.generation, past_rank=mine.rank, lost=lost, **changes,
+        past_rank=mine.rank, lost=lost, **given,
     )  # fmt: skip
 
 
@@ -57,7 +58,8 @@ def seats(ledger):
     return [each.slot for each in ledger.current.claims]
 
 
-A, B, C, D = (seat(who, 2, 3) for who in range(4))
+A, B, C = (seat(who, 2, 3) for who in range(3))
+D, E = (seat(who, 2, 3) for who in (7, 8))
 
 
 def test_the_largest_size_seals_and_ranks_follow_the_claims():
@@ -177,6 +179,63 @@ def test_newcomers_come_last_and_those_without_room_stay_waiting():
     assert state.attempt.number == number + 1, "it was moved on"
 
 
+def moved_on():
+    """B and C go on without A; D comes in, E is moved on to the next attempt and does not know it yet."""
+    ledger = claim(active(Ledger(), A, B, C), D, E)
+    number = ledger.waiting.number
+    return number, claim(ledger, again(ledger, C, 0), again(ledger, B, 0))
+
+
+def test_who_was_moved_on_is_a_member_though_it_has_not_looked():
+    number, ledger = moved_on()
+    for each in (B, C, D):
+        ledger = admission.ready(ledger, number, me(each))
+    ledger = claim(ledger, *(again(ledger, each, 2) for each in (B, C)))
+    assert seats(ledger) == ["s1", "s2", "s8"]
+    state = admission.claim_state(ledger, number, me(E), E)
+    assert (state.phase, state.attempt) == (Phase.SEALED, ledger.current)
+    # It may give up in that moment: the others hear of it.
+    failed = admission.fail(ledger, number, me(E), admission.refusals.abandoned(number, "no"))
+    assert failed.failure_of(number + 1).value == "no"
+    for each in (B, C, E):
+        ledger = admission.ready(ledger, number + 1, me(each))
+    assert admission.claim_state(ledger, number, me(E), E).phase is Phase.ACTIVE
+    assert admission.over(ledger, number, me(E)).current.over == (2,)
+    assert admission.over(ledger, number + 2, me(E)) is ledger
+
+
+def test_who_was_moved_on_withdraws_from_where_it_is():
+    number, ledger = moved_on()
+    failure = admission.refusals.abandoned(number, "no")
+    assert admission.fail(ledger, number, me(E), failure).waiting is None
+    assert admission.expire(ledger, number, me(E), E, timeout=1.0).ledger.waiting is None
+    assert admission.fail(ledger, number + 2, me(E), failure) is ledger
+
+
+def test_what_was_asked_of_one_attempt_is_not_done_to_another():
+    """The ledger may have changed since: who asks looks again."""
+    ledger = claim(Ledger(), A, B)
+    gone = frozenset({me(B)})
+    for other in (0, 2):
+        assert admission.drop(ledger, other, me(A), gone) is ledger
+        assert admission.withdraw(ledger, other, me(A)) is ledger
+        assert admission.seal(ledger, other, me(A), TOKEN, last_call=True) is ledger
+    assert admission.drop(ledger, 1, me(A), gone) is not ledger
+    assert admission.withdraw(ledger, 1, me(A)) is not ledger
+    assert admission.seal(ledger, 1, me(A), TOKEN, last_call=True) is not ledger
+
+
+def test_only_an_active_generation_is_the_one_before():
+    """One that never became active is closed with a reason, and its predecessor's members are still waited for."""
+    one = active(Ledger(), A, B, C)
+    two = claim(one, *(again(one, each) for each in (A, B, C)))
+    assert (two.before, two.failures) == (one.current, ())
+    three = claim(two, *(again(one, each) for each in (A, B, C)))
+    assert three.current.generation == 3
+    assert three.before == one.current
+    assert "anew before it was active" in three.failure_of(two.current.number).value
+
+
 def test_newcomers_alone_wait_for_their_last_call():
     ledger = active(Ledger(), A, B, C)
     late = [seat(who, 2, 3) for who in (7, 8)]
@@ -251,9 +310,63 @@ def test_a_seat_that_is_claimed_twice():
     assert [each.id for each in taken.ledger.waiting.claims] == ["other"]
 
 
-def test_an_older_claim_of_the_same_process_is_dropped():
-    ledger = claim(Ledger(), A, dataclasses.replace(A, seat="another"))
-    assert [each.slot for each in ledger.waiting.claims] == ["another"]
+@pytest.mark.parametrize("other", ["a", "z"])
+def test_an_older_claim_of_the_same_process_is_dropped(other):
+    """Whichever of the two seats comes first."""
+    ledger = claim(Ledger(), A, dataclasses.replace(A, seat=other))
+    assert [each.slot for each in ledger.waiting.claims] == [other]
+
+
+def test_a_claim_takes_the_place_of_its_seat_and_leaves_the_others():
+    waiting = claim(Ledger(), A, B).waiting
+    waiting = dataclasses.replace(waiting, claims=(*waiting.claims, Claim("c", C.member, 0)))
+    mine = Claim("mine", dataclasses.replace(D.member, seat="s1"), 0)
+    claims = assigned.with_claim(waiting, mine)
+    assert [(each.id, each.rank) for each in claims] == [(me(A), 0), ("mine", 1), ("c", 2)]
+
+
+def test_who_survives():
+    one = active(Ledger(), A, B, C)
+    two = claim(one, *(again(one, each) for each in (A, B, C)))
+    for each in (A, B, C):
+        two = admission.ready(two, two.current.number, me(each))
+    assert (two.current.generation, two.current.active, two.before) == (2, True, None)
+    mine = Claim("new", B.member, 2)
+    assert assigned.survives(two, dataclasses.replace(mine, was=2)) == two.current.claims[1]
+    assert assigned.survives(two, dataclasses.replace(mine, was=1)) is None, "one of an older generation"
+    assert assigned.survives(two, mine) is None, "it does not know that it was there"
+    assert assigned.survives(two, Claim("new", D.member, 2, was=2)) is None, "another process"
+    assert assigned.survives(Ledger(), dataclasses.replace(mine, was=2)) is None, "there was no generation"
+
+
+def test_when_an_attempt_is_complete():
+    assert not assigned.complete(Ledger())
+    assert not assigned.complete(Ledger(), last_call=True)
+    assert not assigned.complete(claim(Ledger(), A), last_call=True), "one is not enough"
+    ledger = claim(Ledger(), A, B)
+    assert not assigned.complete(ledger), "newcomers alone wait for their last call"
+    assert assigned.complete(ledger, last_call=True)
+    again_there = claim(active(Ledger(), A, B, C), again(active(Ledger(), A, B, C), A, 1))
+    assert not assigned.complete(again_there, last_call=True), "one is not enough here, either"
+
+
+def test_what_is_known_of_losses_only_grows():
+    one = active(Ledger(), A, B, C)
+    both = assigned.remembered(one, again(one, A, 2, 1))
+    assert both.current.lost == (1, 2)
+    assert assigned.remembered(both, again(one, A, 1)) is both
+    assert assigned.remembered(both, again(one, A, 1, 2)) is both
+    assert assigned.remembered(both, again(one, A, 0)).current.lost == (0, 1, 2)
+    # A store that was started anew may have another generation of that number, with fewer members.
+    assert assigned.remembered(one, again(one, A, 1, 3, 4)).current.lost == (1,)
+    # Also of the generation before, while the next one is not active.
+    two = claim(one, *(again(one, each) for each in (A, B, C)))
+    assert assigned.remembered(two, again(one, A, 1)).before.lost == (1,)
+    assert assigned.remembered(two, again(one, A)) is two
+    # Ranks of another generation say nothing.
+    failed = admission.fail(two, two.current.number, me(A), admission.refusals.abandoned(0, "no"))
+    assert (failed.last, failed.current.generation) == (2, 1)
+    assert assigned.remembered(failed, again(one, A, 1, past_generation=2)) is failed
 
 
 def test_newcomers_that_disagree_are_refused_alone_and_yield_to_survivors():

@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import types
 
 import pytest
@@ -30,7 +32,7 @@ from kits.memorykit import (
 
 from multiworld._net import procfs
 from multiworld._net.lane import memory
-from multiworld._net.lane.memory import ANSWER_SIZE, OFFER_SIZE, MemoryReader, Proof, reader_of
+from multiworld._net.lane.memory import ANSWER_SIZE, OFFER_SIZE, Copied, MemoryReader, Proof, reader_of
 
 MB = 1 << 20
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -106,7 +108,7 @@ class TestReading:
         real = memory._readv
 
         def half(pid, here, local, there, remote, flags):
-            for each in (here._obj, there._obj):
+            for each in (here[0], there[0]):
                 each.length = each.length // 2 + 1
             return real(pid, here, local, there, remote, flags)
 
@@ -121,7 +123,7 @@ class TestReading:
         real, pieces = memory._readv, []
 
         def record(pid, here, local, there, remote, flags):
-            pieces.append(here._obj.length)
+            pieces.append(here[0].length)
             return real(pid, here, local, there, remote, flags)
 
         monkeypatch.setattr(memory, "_readv", record)
@@ -171,6 +173,62 @@ class TestReading:
         with pytest.raises(KeyboardInterrupt):
             MemoryReader(pid).read(address, memoryview(into), interrupt)
         assert not any(into)
+
+
+class TestCopied:
+    """Whether all bytes are there is seen in memory, before the system call returns."""
+
+    @pytest.mark.parametrize("last", [0, 1, 254, 255])
+    def test_it_is_true_at_the_end(self, last):
+        kept, into = bytearray(b"x" * 4095 + bytes([last])), bytearray(4096)
+        copied = Copied()
+        assert not copied
+        assert MemoryReader(os.getpid()).read(address_of(kept), memoryview(into), copied=copied)
+        assert copied
+        assert into == kept
+
+    def test_it_is_false_before_the_last_piece(self, buffer):
+        _, pid, address = buffer
+        copied, seen = Copied(), []
+        assert MemoryReader(pid).read(
+            address, memoryview(bytearray(40 * MB)), lambda: seen.append(bool(copied)), copied
+        )
+        assert seen == [False, False, False]
+        assert copied
+
+    def test_it_stays_false_where_a_part_cannot_be_read(self):
+        with running(PAGES) as process:
+            pid, address = buffer_of(process)
+            copied = Copied()
+            assert not MemoryReader(pid).read(address, memoryview(bytearray(8192)), copied=copied)
+            assert not copied
+
+    @pytest.mark.parametrize("dies", range(5))
+    def test_a_process_that_dies_meanwhile(self, dies):
+        """Whatever the order in which the kernel ends it: no byte is written once it is true."""
+        with running(BUFFER, 100 * MB) as process:
+            pid, address = buffer_of(process)
+            reader, into, wrong = MemoryReader(pid), memoryview(bytearray(8 * MB)), []
+
+            def watch(copied):
+                deadline = time.monotonic() + PATIENCE
+                while not copied and not ended.is_set() and time.monotonic() < deadline:
+                    continue
+                if copied and into[-4096:] != expected[-4096:]:
+                    wrong.append(dies)
+
+            expected, ended = content(8 * MB), threading.Event()
+            threading.Timer(0.01 * (1 + dies), process.kill).start()
+            alive = True
+            while alive:
+                into[-4096:] = bytes(4096)
+                ended.clear()
+                watcher = threading.Thread(target=watch, args=(copied := Copied(),))
+                watcher.start()
+                alive = reader.read(address, into, copied=copied)
+                ended.set()
+                watcher.join(PATIENCE)
+            assert not wrong
 
 
 class TestRefusals:

@@ -13,6 +13,7 @@ import pytest
 from kits.lanekit import payload
 
 from multiworld._core.lane import frames
+from multiworld._net.lane import reading, reading_threads
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import Background
 from multiworld._net.lane.endpoint import Endpoint
@@ -34,17 +35,19 @@ def until(condition):
 
 
 class Memory:
-    """Reads this process's memory, a piece at a time; the pieces that are listed in `at` wait for `go`."""
+    """Reads this process's memory, a piece at a time; `at` lists pieces that wait for `go`, `stays` such that have been copied then."""
 
     def __init__(self):
         self.pieces = 0
         self.at = set()
+        self.stays = set()
         self.waits = threading.Event()
         self.go = threading.Event()
+        self.leaves = threading.Event()
         self.fails = False
         self.hears = True  # that it is to stop
 
-    def __call__(self, address, view, stop):
+    def __call__(self, address, view, stop, copied):
         assert len(view) <= PIECE
         self.pieces += 1
         if self.pieces in self.at:
@@ -55,12 +58,17 @@ class Memory:
                 if self.hears and stop():
                     return False
         view[:] = ctypes.string_at(address, len(view))
+        if self.pieces in self.stays:
+            copied._places[:] = bytes(2)
+            self.waits.set()
+            assert self.leaves.wait(PATIENCE)
         return not self.fails
 
 
 @pytest.fixture
 def memory(monkeypatch):
     monkeypatch.setattr(frames, "PIECE", PIECE)
+    monkeypatch.setattr(reading, "LONG", PIECE)
     return Memory()
 
 
@@ -91,10 +99,28 @@ def finished(end, send):
 
 
 def test_a_message_is_read_in_pieces(ends, memory):
+    """And who waits for it is not woken by each."""
+    end, wakes = ends[1], []
+    wake = end._wake_leader
+    end._wake_leader = lambda: (wakes.append(None), wake())
     send = posted(ends[0], 1)
-    ends[1].receive(0, 0, 0, got := buffer(), soon())
+    end.receive(0, 0, 0, got := buffer(), soon())
     assert bytes(got) == payload(SIZE, 1)
     assert memory.pieces == SIZE // PIECE
+    assert len(wakes) < SIZE // PIECE / 2
+    finished(ends[0], send)
+
+
+def test_one_thread_reads(ends, monkeypatch):
+    calls = []
+    monkeypatch.setattr(reading_threads, "run", calls.append)
+    send = posted(ends[0], 1)
+    operation = ends[1].post_receive(0, 0, 0, buffer())
+    ends[1].ready(0)
+    assert not ends[1].read_on()
+    (call,) = calls
+    call()
+    assert operation.done
     finished(ends[0], send)
 
 
@@ -149,6 +175,55 @@ def test_the_end_waits_for_no_system_call(ends, memory):
     assert had[2 * PIECE : 3 * PIECE] == payload(SIZE, 1)[2 * PIECE : 3 * PIECE]
 
 
+@pytest.mark.parametrize("waits", ["thread", "loop", "background"])
+@pytest.mark.parametrize("size", [PIECE, SIZE])
+def test_a_receive_waits_for_no_system_call_that_has_copied(ends, memory, waits, size):
+    """As one that frees the memory of a sender that died. Who reads a short message itself does."""
+    memory.stays = {size // PIECE}
+    posted(ends[0], 1, size=size)
+    got, ended = buffer(size), threading.Event()
+    operation = ends[1].post_receive(0, 0, 0, got)
+    ends[1].when_over(operation, ended.set)
+
+    async def awaits():
+        await Watch(ends[1], asyncio.get_running_loop()).until_over(operation)
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            if waits == "thread":
+                over = thread.submit(ends[1].wait, operation, soon())
+            elif waits == "loop":
+                over = thread.submit(lambda: asyncio.run(awaits()))
+            else:
+                over, background = ended, Background()
+                background.take_on(ends[1], operation)
+            assert memory.waits.wait(PATIENCE)
+            ends[1].fail(ConnectionError("the world broke"))
+            assert ended.wait(PATIENCE / 3)
+            if size > PIECE and waits != "background":
+                over.result(PATIENCE / 3)
+            assert isinstance(operation.error, ConnectionError)
+        finally:
+            memory.leaves.set()
+
+
+def test_a_receive_is_over_when_the_rest_of_its_piece_has_been_copied(ends, memory):
+    """Not before; that the system call stays is a matter of its thread."""
+    memory.at, memory.stays, memory.hears = {3}, {3}, False
+    posted(ends[0], 1)
+    with ThreadPoolExecutor(1) as thread:
+        receives = thread.submit(ends[1].receive, 0, 0, 0, got := buffer(), soon())
+        assert memory.waits.wait(PATIENCE)
+        ends[1].fail(ConnectionError("the world broke"))
+        with pytest.raises(TimeoutError):
+            receives.result(0.05)
+        memory.go.set()
+        with pytest.raises(ConnectionError, match="the world broke"):
+            receives.result(PATIENCE / 3)
+        memory.leaves.set()
+    assert got[2 * PIECE : 3 * PIECE] == payload(SIZE, 1)[2 * PIECE : 3 * PIECE]
+
+
 def test_other_messages_pass_while_a_piece_is_read(ends, memory):
     memory.at = {3}
     send = posted(ends[0], 1)
@@ -165,20 +240,26 @@ def test_other_messages_pass_while_a_piece_is_read(ends, memory):
     finished(ends[0], send)
 
 
-def test_a_leader_looks_at_its_connections_between_two_pieces(ends, memory):
-    """And other threads' messages come through."""
-    memory.at = {3}
-    posted(ends[0], 1)
+@pytest.mark.parametrize("size", [PIECE, SIZE])
+def test_a_leader_looks_at_its_connections(ends, memory, size):
+    """Between two short messages, which it reads itself, and always while a thread reads a long one."""
+    memory.at = {2}
+    sends = [posted(ends[0], tag, tag, size=size) for tag in range(3)]
+    receives = [ends[1].post_receive(0, 0, tag, buffer(size)) for tag in range(3)]
     with ThreadPoolExecutor(2) as threads:
-        receives = threads.submit(ends[1].receive, 0, 0, 0, buffer(), soon())
+        leads = threads.submit(ends[1].wait, receives[-1], soon())
         assert memory.waits.wait(PATIENCE)
-        small = ends[1].post_receive(0, 0, 1, buffer(3))
-        ends[0].send(1, 0, 1, memoryview(b"abc"), soon())
+        small, over = ends[1].post_receive(0, 0, 3, buffer(3)), threading.Event()
         seen = []
-        ends[1].when_over(small, lambda: seen.append(memory.pieces))
+        ends[1].when_over(small, lambda: (seen.append(memory.pieces), over.set()))
+        ends[0].send(1, 0, 3, memoryview(b"abc"), soon())
+        if size == SIZE:
+            assert over.wait(PATIENCE)
         memory.go.set()
-        receives.result(PATIENCE)
-    assert seen == [3]
+        leads.result(PATIENCE)
+    assert seen == [2]
+    for each in sends:
+        finished(ends[0], each)
 
 
 def test_a_leader_sleeps_while_another_thread_reads(ends, memory):
@@ -204,22 +285,17 @@ def test_a_leader_sleeps_while_another_thread_reads(ends, memory):
         leads.result(PATIENCE)
 
 
-def test_a_loop_has_its_turn_between_two_pieces(ends, memory):
+def test_a_loop_goes_on_while_a_piece_is_read(ends, memory):
+    memory.at = {3}
+
     async def talk():
-        loop = asyncio.get_running_loop()
-        watch, seen = Watch(ends[1], loop), []
-
-        def tick():
-            seen.append(memory.pieces)
-            if memory.pieces < SIZE // PIECE:
-                loop.call_soon(tick)
-
         send = posted(ends[0], 1)
         operation = ends[1].post_receive(0, 0, 0, got := buffer())
-        loop.call_soon(tick)
-        await asyncio.wait_for(watch.until_over(operation), PATIENCE)
+        over = asyncio.ensure_future(Watch(ends[1], asyncio.get_running_loop()).until_over(operation))
+        assert await asyncio.to_thread(memory.waits.wait, PATIENCE)
+        memory.go.set()
+        await asyncio.wait_for(over, PATIENCE)
         assert bytes(got) == payload(SIZE, 1)
-        assert len(set(seen)) >= SIZE // PIECE - 2
         await asyncio.to_thread(finished, ends[0], send)
 
     asyncio.run(talk())
@@ -268,8 +344,8 @@ def test_a_receive_is_cancelled_between_two_pieces(ends, memory, how):
     memory.at = {3}
     send = posted(ends[0], 1)
     first, got = ends[1].post_receive(0, 0, 0, before := buffer()), buffer()
-    with ThreadPoolExecutor(2) as threads:
-        waits = threads.submit(ends[1].wait, first, soon())
+    ends[1].ready(0)  # a thread begins to read
+    with ThreadPoolExecutor(1) as threads:
         assert memory.waits.wait(PATIENCE)
         cancels = threads.submit(getattr(ends[1], how), first)
         with pytest.raises(TimeoutError):
@@ -280,7 +356,6 @@ def test_a_receive_is_cancelled_between_two_pieces(ends, memory, how):
         before[:] = bytes(SIZE)
         assert not send.done
         ends[1].receive(0, 0, 0, got, soon())
-        del waits  # of one that was cancelled nobody is told
     assert bytes(got) == payload(SIZE, 1)
     assert not any(before)
     finished(ends[0], send)
@@ -301,6 +376,36 @@ def test_what_was_read_from_a_sender_that_ended_is_not_taken_for_its_message(end
     assert not operation.done
 
 
+def test_without_a_thread_who_waits_reads_itself(ends, memory, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(reading_threads, "run", refuse)
+    send = posted(ends[0], 1)
+    ends[1].receive(0, 0, 0, got := buffer(), soon())
+    assert bytes(got) == payload(SIZE, 1)
+    finished(ends[0], send)
+    memory.at = {SIZE // PIECE + 3}
+    posted(ends[0], 2)
+    with ThreadPoolExecutor(1) as thread:
+        receives = thread.submit(ends[1].receive, 0, 0, 0, got, soon())
+        assert memory.waits.wait(PATIENCE)
+        ends[1].fail(ConnectionError("the world broke"))
+        with pytest.raises(ConnectionError, match="the world broke"):
+            receives.result(PATIENCE)
+
+
+def test_an_error_of_the_thread_ends_the_lane(ends, caplog):
+    def fails(*_):
+        raise MemoryError
+
+    ends[1]._reading._readers[0] = fails
+    posted(ends[0], 1)
+    with pytest.raises(ConnectionAbortedError, match="MemoryError"):
+        ends[1].receive(0, 0, 0, buffer(), soon())
+    assert "could not be read" in caplog.text
+
+
 def test_a_read_that_is_interrupted_is_made_again(ends, memory):
     class Interrupted(BaseException):
         pass
@@ -308,16 +413,16 @@ def test_a_read_that_is_interrupted_is_made_again(ends, memory):
     read, raised = ends[1]._reading._readers[0], []
 
     def interrupted(*args):
-        if memory.pieces == 3 and not raised:
+        if not raised:
             raised.append(None)
             raise Interrupted
         return read(*args)
 
     ends[1]._reading._readers[0] = interrupted
-    send = posted(ends[0], 1)
-    operation = ends[1].post_receive(0, 0, 0, got := buffer())
+    send = posted(ends[0], 1, size=PIECE)
+    operation = ends[1].post_receive(0, 0, 0, got := buffer(PIECE))
     with pytest.raises(Interrupted):
         ends[1].wait(operation, soon())
     ends[1].wait(operation, soon())
-    assert bytes(got) == payload(SIZE, 1)
+    assert bytes(got) == payload(PIECE, 1)
     finished(ends[0], send)

@@ -1,0 +1,292 @@
+"""Preparing the next generation of a world that works, in the background.
+
+The process's watchers look whether newcomers wait, or this member is to leave. Then a thread joins again
+beside the generation that works, and offers what it made to the program's thread, which enters it at its
+advance (`multiworld._join.advancing`). A member that leaves is offered nothing, at the same advance.
+
+The old generation is released when the last member has left it: no member sees it end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from multiworld._core.state_machine import JoinFailed
+from multiworld._generation.background_release import Releaser
+from multiworld._generation.resources import UNDO_BUDGET
+from multiworld._generation.stage import StateMachine
+from multiworld._join.succession_store import SuccessionStore
+from multiworld.errors import JoinAbandonedError, MultiworldError, StoreUnreachableError
+from multiworld.events import Breakage, Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._generation.advance_counter import AdvanceCounter
+    from multiworld._generation.generation import Generation
+    from multiworld._net.stores.succession import Succession
+    from multiworld.world import World
+
+__all__ = ["Following", "Preparing"]
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at whether newcomers wait, in each world that advances."""
+AGAIN, AGAIN_AT_MOST = 0.5, 5.0
+"""Seconds until the next look after a preparation that came to nothing, or a store that does not answer."""
+WAIT = 0.002
+"""Seconds between two looks at how far the others are, for a while; then up to `WAIT_AT_MOST`."""
+WAIT_AT_MOST = 0.05
+SILENCES = 4
+"""After so many calls in a row without an answer of the store, an old generation is released unasked."""
+
+_log = logging.getLogger(__name__)
+_watcher = Releaser(threads=2)
+"""Looks at the stores of all worlds that advance."""
+
+
+class Following:
+    """What a member enters at its advance: a generation, or nothing where it leaves.
+
+    Attributes:
+        made: the generation; None where this member leaves.
+        entered: set when it did.
+    """
+
+    def __init__(self, made: Generation | None) -> None:
+        self.made = made
+        self.entered = threading.Event()
+        self._lock = threading.Lock()
+        self._taken = False
+
+    def take(self) -> bool:
+        """Take it, to enter it or to undo it; False where the other thread has."""
+        with self._lock:
+            taken, self._taken = self._taken, True
+            return not taken
+
+
+class Preparing:
+    """What is prepared for one world in this process; see the module.
+
+    Args:
+        world: that it is for.
+        destroyed: called with a generation whose default group the program has destroyed.
+        counter: of its advances.
+
+    Attributes:
+        watched: the generation that is looked at, or was last.
+        following: what the program's thread enters at its advance, once that is agreed on.
+        leaving: whether this member wants to leave.
+    """
+
+    def __init__(
+        self, world: World, destroyed: Callable[[Generation], None], counter: AdvanceCounter
+    ) -> None:
+        self.watched: Generation | None = None
+        self.following: Following | None = None
+        self.leaving = False
+        self._world = world
+        self._destroyed = destroyed
+        self._counter = counter
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pause = AGAIN
+        self._store = SuccessionStore(world)
+
+    # -- for the program's thread ----------------------------------------------------------------------------
+
+    def watch(self, gen: Generation) -> None:
+        """Look from now on whether the generation `gen`, which works, is to be succeeded."""
+        with self._lock:
+            if self.watched is gen:
+                return
+            self.watched = gen
+        if self._world._plan.assigned:  # noqa: SLF001  (joins make worlds)
+            _watcher.add(0.0, lambda: self._look(gen))
+
+    def leave(self, gen: Generation) -> None:
+        """Tell the other members that this one wants to leave.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the generation is over.
+        """
+        self.leaving = True
+        self._store.of(gen).leave()
+
+    def stop(self, deadline: float) -> None:
+        """Wait until nothing is prepared any more, at most until `deadline`; the generation is over."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._store.close()
+
+    def forked(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self._lock = threading.Lock()
+        self.following = self._thread = None
+        self._store.forked()
+
+    # -- in the background -----------------------------------------------------------------------------------
+
+    def _works(self, gen: Generation) -> bool:
+        return gen is self._world._gen and gen.state is State.ACTIVE  # noqa: SLF001  (joins make worlds)
+
+    def _look(self, gen: Generation) -> float | None:
+        """Prepare the next generation if it is due; return the seconds until the next look."""
+        if not self._works(gen):
+            return None
+        try:
+            succession = self._store.of(gen)
+            if self.leaving:
+                succession.leave()
+            due = succession.due()
+            self._counter.look()
+            # Others may have prepared to go on without a member that leaves: it has to say its limit then.
+            if not due and not self.leaving:
+                return LOOK_EVERY
+        except MultiworldError as error:
+            _log.info("world %r cannot see who waits to join it: %s", gen.world, error)
+            self._store.reopen()
+            return AGAIN_AT_MOST
+        thread = threading.Thread(
+            target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
+        )
+        self._thread = thread
+        thread.start()
+        return None
+
+    def _prepare(self, gen: Generation, succession: Succession) -> None:
+        try:
+            if not self.leaving or (not self._departed(gen, succession) and succession.due()):
+                self._build(gen, succession)
+        except MultiworldError as error:
+            _log.info("world %r: the next generation is not prepared: %s", gen.world, error)
+        except Exception:  # noqa: BLE001  (logged: the world goes on)
+            _log.exception("world %r: the next generation could not be prepared", gen.world)
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None
+        if self._works(gen):
+            self._counter.withdraw()
+            _watcher.add(self._pause, lambda: self._look(gen))
+            self._pause = min(2 * self._pause, AGAIN_AT_MOST)
+
+    def _build(self, gen: Generation, succession: Succession) -> None:
+        """Build the next generation beside this one, offer it, and see this one to its end."""
+        from multiworld._generation import generation  # noqa: PLC0415  (it loads torch)
+        from multiworld._join import steps  # noqa: PLC0415  (it loads torch)
+
+        world, said = self._world, []
+
+        def limit() -> int:
+            said.append(self._counter.propose())
+            return said[-1]
+
+        plan, closes = world._plan, world._closes  # noqa: SLF001  (joins make worlds)
+        machine = StateMachine(plan.name, gen.rank)
+        terms = steps.Terms(
+            plan,
+            machine,
+            time.monotonic() + plan.timeout,
+            lambda: not self._works(gen) or world._closes != closes,  # noqa: SLF001  (joins make worlds)
+            past=gen.roster,
+            step=self._counter.count,
+            limit=limit,
+        )
+        with contextlib.ExitStack() as undo:
+            try:
+                resources = steps.build(terms, undo)
+                made = generation.Generation(machine, resources, world, plan.timeout)
+                undo.callback(made.refuse)
+                resources.c10d.on_destroyed = lambda: self._destroyed(made)
+                undo.callback(
+                    resources.attachment.leave, f"generation {gen.number} broke before this one began"
+                )
+                self._offer(gen, Following(made), resources.step)
+            except BaseException as error:
+                undo.close()
+                machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
+                if said and isinstance(error, StoreUnreachableError):
+                    self._doubt(gen, error)
+                raise
+            undo.pop_all()
+        self._pause = AGAIN
+        self._see_off(gen, succession, made)
+
+    def _departed(self, gen: Generation, succession: Succession) -> bool:
+        """Say this member's limit when the others can go on without it; False if it has to stay."""
+        said, limit, told, pause = 0, 0, False, LOOK_EVERY
+        while self._works(gen):
+            try:
+                found = succession.departing()
+                if not found.leaves:
+                    return False
+                if found.asked and found.asked != said:
+                    said, told, pause = found.asked, False, WAIT
+                    limit = self._counter.propose()
+                if said and not told:
+                    succession.limit(limit)
+                    told = True
+                    continue
+            except StoreUnreachableError as error:
+                if not said:
+                    raise
+                # The others may have its limit, and go by it: this member stays at it until it knows.
+                _log.info("world %r: the store does not say when this member leaves: %s", gen.world, error)
+                time.sleep(WAIT_AT_MOST)
+                continue
+            if found.entry:
+                self._offer(gen, Following(None), found.entry)
+                self._see_off(gen, succession, None)
+                return True
+            if said and not found.asked:  # it came to nothing
+                said, pause = 0, LOOK_EVERY
+                self._counter.withdraw()
+            time.sleep(pause)
+        return True
+
+    def _offer(self, gen: Generation, following: Following, entry: int) -> None:
+        """Have the program's thread enter `following` at its advance `entry`; return when it has.
+
+        Raises:
+            JoinAbandonedError: the generation ended before.
+        """
+        self.following = following
+        self._counter.decide(entry)
+        while not following.entered.wait(WAIT_AT_MOST):
+            if not self._works(gen) and following.take():
+                raise JoinAbandonedError(
+                    gen.world, f"generation {gen.number} ended before the next one began"
+                )
+        self.following = None
+
+    def _see_off(self, gen: Generation, succession: Succession, made: Generation | None) -> None:
+        """Release a generation that was replaced, once no member is in it any more."""
+        timeout = self._world._plan.timeout  # noqa: SLF001  (joins make worlds)
+        began = time.monotonic()
+        said, silent, pause = False, 0, WAIT
+        # What a new generation ends with has ended this one for the others as well.
+        while time.monotonic() - began < timeout and (made is None or made.state is State.ACTIVE):
+            try:
+                said = said or succession.enter()
+                if succession.all_entered():
+                    break
+                silent = 0
+            except StoreUnreachableError as error:
+                _log.info("world %r, generation %d, cannot be seen off: %s", gen.world, gen.number, error)
+                silent += 1
+                if silent == SILENCES:
+                    break
+                pause = WAIT_AT_MOST
+            time.sleep(pause)
+            pause = min(max(WAIT, (time.monotonic() - began) / 50), WAIT_AT_MOST)
+        gen.retire(time.monotonic() + UNDO_BUDGET)
+
+    def _doubt(self, gen: Generation, error: StoreUnreachableError) -> None:
+        """End a generation whose members may have gone on: the store took the limit and gave no answer."""
+        detail = f"the store went away while the next generation was agreed on: {error.value}"
+        gen.verdict(Breakage(Cause.FAILED, (gen.rank,), detail, time.monotonic()))

@@ -1,0 +1,81 @@
+"""The store in which members agree on the next generation, also when it went away and is served again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from multiworld.errors import MultiworldError
+
+if TYPE_CHECKING:
+    from multiworld._generation.generation import Generation
+    from multiworld._net.stores.store import StoreHandle
+    from multiworld._net.stores.succession import Succession
+    from multiworld.world import World
+
+__all__ = ["SuccessionStore"]
+
+
+class SuccessionStore:
+    """See the module.
+
+    Args:
+        world: whose generations succeed each other.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._spare: StoreHandle | None = None  # in the place of a store that went away
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
+
+    def forked(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._spare = None
+
+    def of(self, gen: Generation) -> Succession:
+        """Return what this member writes of `gen` in the store.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the generation is over.
+        """
+        from multiworld._net.stores.succession import Succession  # noqa: PLC0415  (only who advances needs it)
+
+        resources, roster = gen.resources, gen.roster
+        if resources is None:
+            raise gen.error()
+        request = replace(
+            resources.rendezvous.request,
+            past=roster.members,
+            past_generation=roster.generation,
+            past_rank=roster.rank,
+            lost=(),
+            working=True,
+        )
+        return Succession((self._spare or resources.store).store, request)
+
+    def reopen(self) -> None:
+        """Look for the store again: another process of its host may serve it by now, or this one."""
+        from multiworld._net.stores.opening import open_in_time  # noqa: PLC0415  (it loads torch)
+
+        plan = self._world._plan  # noqa: SLF001  (joins make worlds)
+        if not isinstance(plan.store, str):
+            return
+        with contextlib.suppress(MultiworldError):
+            found = open_in_time(
+                plan.store,
+                world=plan.name,
+                serve=not plan.served,
+                only=False,
+                deadline=time.monotonic() + 1.0,
+                cancelled=lambda: False,
+            )
+            spare, self._spare = self._spare, found
+            if spare is not None:
+                spare.close()
