@@ -86,7 +86,7 @@ class Mesh:
         self.world = roster(everyone, 0, self.hang_timeout).key
         real = min(self.real or self.size, self.size)
         # Spread over the ranks, and so over the hosts.
-        chosen = {number * self.size // real for number in range(real)}
+        chosen = {number * self.size // real for number in range(real)} if real > 1 else {self.size // 2}
         clocks = [loop.random.uniform(1e3, 1e6) for _ in range((self.size - 1) // per_host + 1)]
         cores = [Cores(self.costs.cores) for _ in clocks]
         self.processes: list[Process] = []
@@ -140,6 +140,13 @@ class Mesh:
         )
         return Steady(sum(each.peers.connections for each in self.processes) / count, sent, turns, busy)
 
+    def breaks(self, seconds: float) -> bool:
+        """Let so much time pass, at most until a real process has a verdict; whether one has."""
+        self.loop.run(
+            self.loop.now + seconds, lambda: any(each.broken is not None for each in self.processes)
+        )
+        return any(each.broken is not None for each in self.processes)
+
     def kill(self) -> Fault:
         """Kill a member: the one in the middle that is not watched, or any."""
         victim, rest = self._victim()
@@ -156,7 +163,8 @@ class Mesh:
         """Cut a host off the network; the real processes elsewhere."""
         host = self._victim()[0].host
         self.wires.cut(host)
-        gone = [each for each in (*self.processes, *self.far) if each.host == host]
+        everyone: list[Process | FarMember] = [*self.processes, *self.far]
+        gone = [each for each in everyone if each.host == host]
         return self._after([each for each in self.processes if each.host != host], gone)
 
     def _victim(self) -> tuple[Process | FarMember, list[Process]]:

@@ -90,12 +90,13 @@ def test_what_is_lost_is_sent_again_and_holds_what_follows():
     wires.cut(2, until=0.5)
     wires.send(channel, Beat(0))
     loop.run(0.55)
+    wires.cut(2, until=0.65)
     wires.send(channel, Beat(1))
     probe = wires.probe(channel)
     assert probe.unacknowledged
     assert probe.last_ack == pytest.approx(0.55, abs=0.01)
     loop.run(3.0)
-    # At 0.1, 0.3 and 0.7: what was sent at 0.55 waits for that.
+    # At 0.1, 0.3 and 0.7: what was sent at 0.55 waits for that, and goes with it.
     assert [round(when, 2) for when, _ in other.came[1:]] == [0.7, 0.7]
     assert not wires.probe(channel).unacknowledged
 
@@ -153,6 +154,20 @@ def test_far_members_load_a_process_as_real_ones_do():
 def test_few_cores_make_members_wait_for_each_other():
     alone, shared = Mesh(16), Mesh(16, network=Network(per_host=16), costs=replace(Costs(), cores=1))
     assert shared.join() > 2 * alone.join()
+
+
+def test_a_thread_that_does_not_run_says_so():
+    """So that it does not take its own absence for the others' silence."""
+    mesh = Mesh(3)
+    mesh.join()
+    mesh.loop.run(5.0)
+    process, told = mesh.processes[0], []
+    process.peers.stalled = lambda seconds, _now: told.append(seconds)
+    process._cores = Cores(1)
+    process._cores.take(mesh.loop.now + 3.0)
+    mesh.loop.run(9.0)
+    assert max(told) == pytest.approx(2.5, abs=0.6)  # 3 s, less the wait that was meant
+    assert sorted(told)[-2] < 0.01
 
 
 def test_the_same_seed_gives_the_same_figures():
