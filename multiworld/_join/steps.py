@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from multiworld._generation.stage import StateMachine
     from multiworld._join.arguments import JoinPlan
     from multiworld._net.lane.door import Door
+    from multiworld._net.lane.endpoint import Endpoint as LaneEndpoint
+    from multiworld._net.liveness.attachment import Attachment
     from multiworld._net.stores.store import StoreHandle
     from multiworld.events import Breakage
     from multiworld.watchdog import Watchdog
@@ -204,17 +206,29 @@ def _with_members(
         raise_if_lost(machine)
 
     busy = BusyMembers(plan.name, roster.generation, roster.rank)
+    endpoint: LaneEndpoint | None = None
+
+    def connect(attachment: Attachment, check_attachment: Callable[[], None]) -> None:
+        def check_both() -> None:
+            check()
+            check_attachment()
+
+        nonlocal endpoint
+        made = endpoint = lane.connect(
+            door, roster, attachment, machine, deadline=terms.deadline, check=check_both
+        )
+        if made is not None:
+            undo.callback(lambda: made.fail(ConnectionAbortedError("the join came to nothing")))
+
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
         deadline=deadline,
         cancelled=_raised(check),
         on_busy=busy.note,
+        meanwhile=connect,
     )
     undo.callback(attachment.detach)
-    endpoint = lane.connect(door, roster, attachment, machine, deadline=terms.deadline, check=check)
-    if endpoint is not None:
-        undo.callback(lambda: endpoint.fail(ConnectionAbortedError("the join came to nothing")))
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
     polling = attempt.polling = PollingStore(
