@@ -20,6 +20,7 @@ from multiworld._c10d.gloo import devices
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing.state import WorldState
+from multiworld._core.lane.greeting import LATE_GROUP
 from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
@@ -237,6 +238,7 @@ def _with_members(
         check_cancelled=check,
         call=in_time_for(store, world=plan.name, deadline=terms.deadline, cancelled=terms.cancelled),
     )
+    late = endpoint is not None and roster.lane_version >= LATE_GROUP
     group = groups.build(
         GroupSpec(
             world=plan.name,
@@ -253,8 +255,11 @@ def _with_members(
             fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
         ),
         state,
+        late=late,
     )
     undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
+    if endpoint is not None and late:
+        lane.make_when_needed(group, endpoint, roster, attachment, machine, timeout=plan.timeout)
     undo.callback(attachment.detach)  # before: members that are active hear of it, not of closed connections
     raise_if_lost(machine)
     rendezvous.commit(lambda: raise_if_lost(machine), terms.limit)
@@ -271,7 +276,8 @@ def _with_members(
         steps=tuple(each if each is None else rendezvous.entry or each for each in roster.steps),
     )
     undo.callback(lambda: rendezvous.over(made.keys))
-    group.joined()
+    if not late:
+        group.joined()
     return made
 
 

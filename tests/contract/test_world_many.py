@@ -26,6 +26,8 @@ def together(me, size, threads, seed):
     with ThreadPoolExecutor(threads) as pool:
         joined = pool.map(lambda name: mw.join(name, me.rank, size, store=me.store, timeout=60), names)
         worlds = {world.name: world for world in joined}
+    for world in sorted(worlds.values(), key=lambda each: each.name):
+        assert world.group is not None  # made now
     found = [links(world) for world in worlds.values()]
     me.emit("joined", each=[len(one) for one in found], all=len(set().union(*found)))
     for name in sorted(worlds):
