@@ -59,9 +59,7 @@ def test_hosts():
     assert remarks == []
     for form in ("stock", "world", "aio"):
         assert {f"1Gbit/{op}/4B/2/{form}" for op in ("send_recv", "all_reduce")} <= found.keys()
-    assert (
-        found["1Gbit/send_recv/4MB/2/world"].absolute > 20_000
-    )  # µs; 34 Mbit, less what goes at once
+    assert found["1Gbit/send_recv/4MB/2/world"].absolute > 20_000  # µs; 34 Mbit, less what goes at once
 
 
 def test_collectives():
