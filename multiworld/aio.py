@@ -71,6 +71,7 @@ class Aio:
     def __init__(self, world: Collectives) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
+        self._making: asyncio.Future[Any] | None = None  # of the last that waits for torch's group
         self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
         self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
@@ -91,7 +92,8 @@ class Aio:
             await self._raise(gen, exc)
         if lane is None or send is None:
             # No name for the work here: an error that is kept would keep it, and with it gloo's device.
-            await self._finish(gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
+            started = await self._post_by_torch(gen, lambda: self._world.isend(tensor, dst, tag))
+            await self._finish(gen, started)
             return
         await self._over(gen, lane, send)
 
@@ -123,7 +125,7 @@ class Aio:
     async def _recv(self, gen: Generation, tensor: Tensor, src: int | None, tag: int) -> int:
         """Receive what torch carries. It cannot take back what was posted: cancelled, it stays so."""
         waiting = self._on_waiter(
-            _receiving(await self._post(gen, lambda: self._world.irecv(tensor, src, tag)), src)
+            _receiving(await self._post_by_torch(gen, lambda: self._world.irecv(tensor, src, tag)), src)
         )
         gen.watch(waiting)
         try:
@@ -137,17 +139,19 @@ class Aio:
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        return AioWork(self, gen, await self._post(gen, lambda: self._world.isend(tensor, dst, tag)))
+        post = self._post if _over_lane(gen, tensor) else self._post_by_torch
+        return AioWork(self, gen, await post(gen, lambda: self._world.isend(tensor, dst, tag)))
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        return AioWork(self, gen, await self._post(gen, lambda: self._world.irecv(tensor, src, tag)))
+        post = self._post if _over_lane(gen, tensor) else self._post_by_torch
+        return AioWork(self, gen, await post(gen, lambda: self._world.irecv(tensor, src, tag)))
 
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
         gen = self._world._gen  # noqa: SLF001  (its own)
-        works = await self._post(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
+        works = await self._post_by_torch(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
         return [AioWork(self, gen, work) for work in works]
 
     # -- collectives -----------------------------------------------------------------------------------------
@@ -335,7 +339,8 @@ class Aio:
             finally:
                 work = None  # an error that is kept would keep it, and with it gloo's device
         if ending is None:
-            await self._finish(gen, await self._post(gen, lambda: call(gen, row, args, async_op=True)))
+            started = await self._post_by_torch(gen, lambda: call(gen, row, args, async_op=True))
+            await self._finish(gen, started)
             return
         try:
             await self._ended(gen, ending)
@@ -360,6 +365,38 @@ class Aio:
                 return start()
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
+
+    async def _post_by_torch(self, gen: Generation, start: Callable[[], Any]) -> Any:
+        """`_post`, of what needs torch's group: that is waited for, in the order of the callers.
+
+        Cancelled meanwhile, it is posted all the same: the other members wait for it.
+        """
+        before = self._making
+        if before is None and gen.stands:
+            return await self._post(gen, start)
+        self._making = task = asyncio.create_task(self._post_after(before, gen, start))
+        task.add_done_callback(self._posted)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # as in recv
+
+    async def _post_after(
+        self, before: asyncio.Future[Any] | None, gen: Generation, start: Callable[[], Any]
+    ) -> Any:
+        if before is not None and before.get_loop() is asyncio.get_running_loop() and not before.done():
+            await asyncio.wait([before])
+        if not gen.stands:
+            try:
+                await self._on_waiter(gen.make)
+            except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+                await self._raise(gen, exc)
+        return await self._post(gen, start)
+
+    def _posted(self, task: asyncio.Future[Any]) -> None:
+        seen(task)  # perhaps no caller waits any more
+        if self._making is task:
+            self._making = None
 
     async def _raise(self, gen: Generation, error: Exception) -> NoReturn:
         """Raise what `gen` makes of `error`. That may wait for a verdict, so a waiter asks."""
@@ -457,6 +494,10 @@ def _receiving(work: WorldWork, src: int | None) -> Callable[[], int]:
         return src if src is not None else int(work._source_rank())  # noqa: SLF001  (as torch's recv)
 
     return receive
+
+
+def _over_lane(gen: Generation, tensor: Tensor) -> bool:
+    return gen.lane is not None and gen.lane.takes(tensor)
 
 
 def _finished(lane: asyncio.Future[Any]) -> None:

@@ -169,6 +169,7 @@ class Watchdog:
         deadline: float,
         cancelled: Callable[[], bool] | None = None,
         on_busy: Callable[[tuple[int, ...], bool], None] | None = None,
+        meanwhile: Callable[[Attachment, Callable[[], None]], None] = lambda *_: None,
     ) -> Attachment:
         """Connect to every member of a world, and monitor them from then on.
 
@@ -185,6 +186,8 @@ class Watchdog:
             cancelled: polled every 20 ms; True ends the attempt.
             on_busy: called in the same thread with the ranks of members that run without answering, and True;
                 with False when they answer again.
+            meanwhile: called while the watchdog connects, with the attachment and a function that it calls
+                often, which raises once the attachment has failed.
 
         Raises:
             JoinTimeoutError: members are missing at the deadline; it names them.
@@ -213,7 +216,15 @@ class Watchdog:
             if self._helper is not None:
                 self._helper.vouch(roster.token)
         self._post(lambda now: self._peers.add(roster, now))
+
+        def check() -> None:
+            if attachment.settled.is_set() or self._clock() >= deadline:
+                error = self._await(attachment, deadline, cancelled)
+                if error is not None:
+                    raise error
+
         try:
+            meanwhile(attachment, check)
             error = self._await(attachment, deadline, cancelled)
         except BaseException:
             self.detach(attachment)

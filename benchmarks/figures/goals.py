@@ -62,6 +62,10 @@ TARGETS = (
         "`all_reduce`, `all_gather` of 4 to 64 MB within a host, 2 and 4 members", "≤ 0.60 of stock",
         ("collectives/all_reduce/*MB/*/world", "collectives/all_gather/*MB/*/world"),
     ),
+    Target(
+        "messages, and `all_reduce` up to 256 KiB, between two network namespaces", "≤ 1 of stock",
+        ("hosts/*/world",),
+    ),
     Target("join of a two-member world, and its first collective", "≤ 5 ms", ("worlds/pair/used",)),
     Target("join of one that makes no collective", "≤ 3 ms", ("worlds/pair/joined",)),
     Target("100 worlds: to join each", "≤ 15 ms", ("worlds/join/100",)),

@@ -52,6 +52,7 @@ class Case:
         rounds: that count.
         repeat: operations of each form in a round.
         warm_up: further operations before them.
+        over: where its names begin with what it goes over, "10Gbit/".
     """
 
     part: str
@@ -62,11 +63,12 @@ class Case:
     rounds: int
     repeat: int
     warm_up: int
+    over: str = ""
 
     @property
     def name(self) -> str:
         """As in "send_recv/4B/2"."""
-        return f"{self.op}/{size_name(self.size)}/{self.members}"
+        return f"{self.over}{self.op}/{size_name(self.size)}/{self.members}"
 
     @property
     def base(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.measuring.namespaces import enter
 from benchmarks.measuring.rounds import order
 from benchmarks.measuring.stock import Stock
 from benchmarks.measuring.timing import gathered, settle, told, undisturbed
@@ -33,19 +34,27 @@ _clock = time.perf_counter_ns
 
 
 def make(rank: int, count: int, args: dict[str, Any]) -> Member:
-    """See `benchmarks.measuring.ranks`; `args` has "pin": on one core, by rank, of those there are."""
+    """See `benchmarks.measuring.ranks`.
+
+    `args` has "pin", on one core, by rank, of those there are; and "host" and "namespaces" of a
+    `benchmarks.operations.session.Place`.
+    """
+    if args["namespaces"]:
+        enter(args["namespaces"][rank])
+        variants.never_read()  # which namespaces of the network do not forbid
     if args["pin"]:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
-    return Member(rank, count)
+    return Member(rank, count, args["host"], floor=not args["namespaces"])
 
 
 class Member(Stock):
     """One rank: in torch's own default group, and in worlds of the same size, over the same store."""
 
-    def __init__(self, rank: int, count: int) -> None:
-        super().__init__(rank, count)
+    def __init__(self, rank: int, count: int, host: str, *, floor: bool) -> None:
+        super().__init__(rank, count, host)
+        self._has_floor = floor  # a Unix socket, which is of one host
         self._world: mw.World
         self._worlds: dict[str, mw.World] = {}
         self._floor: Floor | None = None
@@ -56,7 +65,8 @@ class Member(Stock):
     def serve(self) -> int:
         """Rank 0: serve the store, and the floor's socket; the store's port."""
         port = super().serve()
-        self._floor = Floor(0, _floor_name(port))
+        if self._has_floor:
+            self._floor = Floor(0, _floor_name(port))
         return port
 
     def meet(self, port: int, forms: list[str]) -> dict[str, str]:
@@ -66,7 +76,7 @@ class Member(Stock):
             Of each variant that this version has not: why. Its world is a usual one.
         """
         self._join_stock(port)
-        if self._rank == 1:
+        if self._rank == 1 and self._has_floor:
             self._floor = Floor(1, _floor_name(port))
         if self._floor is not None:
             self._floor.connect()

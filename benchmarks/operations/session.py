@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures.sizes import KB
@@ -29,6 +29,24 @@ OPTIONAL = frozenset({CHECKED})
 """Variants that are left out where this version has not their setting."""
 GATHERED = 64 * KB
 """Up to this size all forms begin with the threads of each rank on one core."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where members are.
+
+    Attributes:
+        device: the network interface that leads to the others.
+        host: address of the store, which rank 0 serves.
+        namespaces: of the network, by rank; none: this process's own.
+    """
+
+    device: str = "lo"
+    host: str = "127.0.0.1"
+    namespaces: tuple[str, ...] = ()
+
+
+HERE = Place()
 
 
 class Session:
@@ -91,11 +109,13 @@ def _middle(tail: Tail) -> float:
 
 
 @contextmanager
-def session(members: int, forms: Iterable[str], *, pin: bool = False) -> Iterator[Session]:
+def session(
+    members: int, forms: Iterable[str], *, pin: bool = False, place: Place = HERE
+) -> Iterator[Session]:
     """Members of stock's group, of the world, and of those variants of it that are among the forms."""
-    with Ranks(
-        "benchmarks.operations.rank:make", members, args={"pin": pin}, env={"GLOO_SOCKET_IFNAME": "lo"},
-    ) as ranks:  # fmt: skip
+    args = {"pin": pin, "host": place.host, "namespaces": place.namespaces}
+    env = {"GLOO_SOCKET_IFNAME": place.device, **({"M8D_IFNAME": place.device} if place.namespaces else {})}
+    with Ranks("benchmarks.operations.rank:make", members, args=args, env=env) as ranks:
         port = ranks[0].call("serve")
         missing = ranks.call("meet", port=port, forms=[*forms], timeout=TIMEOUT)[0]
         found = Session(ranks, missing)
@@ -104,11 +124,16 @@ def session(members: int, forms: Iterable[str], *, pin: bool = False) -> Iterato
 
 
 def measured(
-    run: Run, cases: Sequence[Case], goal_of: Callable[[Case, str], Goal | None], *, pin: bool = False
+    run: Run,
+    cases: Sequence[Case],
+    goal_of: Callable[[Case, str], Goal | None],
+    *,
+    pin: bool = False,
+    place: Place = HERE,
 ) -> Iterator[Figure]:
     """The figures of cases, all with as many members; what stock refuses is remarked and left out."""
     forms = dict.fromkeys(form for case in cases for form in case.forms)
-    with session(cases[0].members, forms, pin=pin) as members:
+    with session(cases[0].members, forms, pin=pin, place=place) as members:
         refused: set[str] = set()
         for form, why in members.missing.items():
             what = "left out" if form in OPTIONAL else "measured as a world without it"

@@ -40,6 +40,11 @@ def join(variant: str, rank: int, count: int, store: Any) -> mw.World:
         return mw.join(f"bench-{variant}", rank, count, store=store)
 
 
+def never_read() -> None:
+    """From now on this process reads no member's memory, as if all were on other hosts."""
+    memory._readv = None  # noqa: SLF001  (there is no setting)
+
+
 @contextlib.contextmanager
 def _unread() -> Iterator[None]:
     """Inside, proofs that memory can be read fail, as they do where the kernel forbids it."""

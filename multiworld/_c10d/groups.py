@@ -25,12 +25,13 @@ from multiworld.errors import BackendError, JoinAbandonedError, JoinTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import ProcessGroup
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
     from multiworld._c10d.group_spec import GroupSpec
+    from multiworld._c10d.late_group import LateGroup
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["Group", "backends", "build"]
+__all__ = ["Group", "backends", "build", "may_be_late"]
 
 _IDLE = 0.05
 """Seconds for gloo's workers to release their work, where other references to the group exist."""
@@ -45,10 +46,15 @@ _REASON = 1.0
 on a machine that is busy, from the end of its connections to the store."""
 
 
-def build(spec: GroupSpec, state: WorldState) -> Group:
+def build(spec: GroupSpec, state: WorldState, *, late: bool = False) -> Group:
     """Build the default group of a world; everyone in it does so at the same time.
 
     The group is registered in `state`, which the router selects for ``with world:``.
+
+    Args:
+        spec: of the group.
+        state: of the world.
+        late: do not make it now, but by `Group.make`.
 
     Raises:
         BackendError: this torch has no such backend, or it could not be built.
@@ -57,26 +63,16 @@ def build(spec: GroupSpec, state: WorldState) -> Group:
         Exception: what `spec.check_cancelled` raised.
     """
     _validate(spec)
-    alive = _While(spec.check_cancelled)
-    world = gloo.GlooWorld(name=spec.world, host=spec.local_host, timeout=spec.timeout, check=alive)
-    gloo.of(state, world)
-    try:
-        with selection.selected(state):
-            group = _default_group(spec, state, world, alive)
-            state.default_pg = group
-            c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
-    except BaseException as error:  # raised again, or as what it means
-        _undo(state, world)
-        alive.ask_why(0.0 if fault_classification.classify(error) is None else _REASON)
-        raised, alive.raised = alive.raised, None
-        try:
-            if raised is error or not isinstance(error, Exception):
-                raise
-            raise (_explained(spec, error) if raised is None else raised) from error
-        finally:
-            del raised  # else this frame and the exception hold each other, and the sockets
-    alive.over()
-    return Group(group, state, world)
+    group = Group(spec, state)
+    if not late:
+        group.make()
+    return group
+
+
+def may_be_late(backend: str) -> bool:
+    """Whether a world's default group may be made when an operation needs it: plain gloo, no checks around it."""
+    detail = c10d.get_debug_level() == c10d.DebugLevel.DETAIL
+    return backend.strip().lower() in {"gloo", "cpu:gloo"} and not detail
 
 
 class _While:
@@ -237,16 +233,28 @@ def _undo(state: WorldState, world: gloo.GlooWorld) -> None:
 class Group:
     """The process group of a world, and its sub-groups.
 
-    Attributes:
-        pg: the default group, a torch ProcessGroup; None once closed.
+    Args:
+        spec: of the default group, which `make` makes.
         state: what the router selects for this world.
+
+    Attributes:
+        pg: the default group, a torch ProcessGroup; None before it is made, and once closed.
+        state: as given.
+        late: makes `pg` when it is needed; None where it was made at once.
     """
 
-    def __init__(self, pg: ProcessGroup, state: WorldState, world: gloo.GlooWorld) -> None:
-        self.pg: ProcessGroup | None = pg
+    def __init__(self, spec: GroupSpec, state: WorldState) -> None:
+        self.pg: ProcessGroup | None = None
         self.state = state
-        self._world = world
-        self._traffic = state.traffic or inflight.Traffic(timeout=0.0, device=torch.device("cpu"))
+        self.late: LateGroup | None = None
+        self._spec = spec
+        self._alive = _While(spec.check_cancelled)
+        self._world = gloo.GlooWorld(
+            name=spec.world, host=spec.local_host, timeout=spec.timeout, check=self._alive
+        )
+        gloo.of(state, self._world)
+        self._traffic = inflight.Traffic(timeout=0.0, device=torch.device("cpu"))
+        self._links: list[gloo.GlooGroup] = []
         self._lock = threading.Lock()
         self._aborted = False
         self._closing: threading.Thread | None = None
@@ -255,7 +263,50 @@ class Group:
     @property
     def device_types(self) -> frozenset[str]:
         """The kinds of device it has a backend for ("cpu", "cuda")."""
-        return frozenset() if self.pg is None else frozenset(device.type for device in self.pg._device_types)
+        if self.pg is not None:
+            return frozenset(device.type for device in self.pg._device_types)
+        return frozenset(c10d.BackendConfig(c10d.Backend(self._spec.backend)).get_device_backend_map())
+
+    def made(self) -> ProcessGroup | None:
+        """Return the default group, which is made now if it was not yet; None where it is gone.
+
+        Raises:
+            TimeoutError: it was not made in time.
+        """
+        return self.late.made() if self.pg is None and self.late is not None else self.pg
+
+    def make(self, exchange: Store | None = None, agree: Callable[[], None] = lambda: None) -> None:
+        """Make the default group. Raises as `build`.
+
+        Args:
+            exchange: where gloo's addresses are exchanged instead of the world's store, by a group that is
+                late; what a failure leaves is `close`'s to release then.
+            agree: returns when all members' groups stand; before that no operation may begin.
+        """
+        spec, state, world, alive = self._spec, self.state, self._world, self._alive
+        world.exchange = exchange
+        try:
+            with selection.selected(state):
+                group = _default_group(spec, state, world, alive)
+                agree()
+                c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(spec.size)}
+                self.pg = group
+                state.default_pg = group
+        except BaseException as error:  # raised again, or as what it means
+            if exchange is None:
+                _undo(state, world)
+            else:
+                world.abort()
+            alive.ask_why(0.0 if fault_classification.classify(error) is None else _REASON)
+            raised, alive.raised = alive.raised, None
+            try:
+                if raised is error or not isinstance(error, Exception):
+                    raise
+                raise (_explained(spec, error) if raised is None else raised) from error
+            finally:
+                del raised  # else this frame and the exception hold each other, and the sockets
+        alive.over()
+        self._traffic = state.traffic or self._traffic
 
     def joined(self) -> None:
         """Every member has built it."""
@@ -271,6 +322,8 @@ class Group:
         if not first:
             return
         self._world.abort()
+        if self.late is not None:
+            self.late.end()
         backends = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
         self._traffic.abort([end for end in map(nccl.aborter, backends) if end is not None])
 
@@ -306,6 +359,8 @@ class Group:
 
     def _destroy(self) -> None:
         """Free it so that no destructor waits for the GIL: process groups first, gloo's backends last."""
+        if self.late is not None:
+            self.late.rest()
         groups = self._world.take()
         held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
         self._links = [group for group in groups if not group.gone]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import ProcessGroup
 
+    from multiworld._c10d.groups import Group
     from multiworld._c10d.routing.state import WorldState
     from multiworld._core.state_machine import StageEvent
     from multiworld._generation.resources import Resources
@@ -85,10 +86,11 @@ class Generation:
     Attributes:
         machine: as given; says where the generation stands.
         world, rank, size, number, roster: of the members.
-        pg: the process group; from the generation's end on, all its operations raise.
-        direct: its backend's operations; without plain gloo they take nothing. From the end on as `pg`.
-        lane: messages of CPU tensors; None where they go through the process group. From the end on as `pg`.
-        collectives: over the lane; None where all are the backends'. From the end on as `pg`.
+        group: the process group and its sub-groups; from the generation's end on, whatever is asked raises.
+        direct: its backend's operations; without plain gloo, and of a group that is made late, they take
+            nothing. From the end on as `group`.
+        lane: messages of CPU tensors; None where they go through the group. From the end on as `group`.
+        collectives: over the lane; None where all are the backends'. From the end on as `group`.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for each message needs them.
@@ -96,7 +98,6 @@ class Generation:
 
     def __init__(self, machine: StateMachine, resources: Resources, owner: Owner, timeout: float) -> None:
         roster, group, c10d = resources.roster, resources.group, resources.c10d
-        assert group.pg is not None  # noqa: S101  (it was built, and not closed)
         self.machine = machine
         self.roster = roster
         self.world = roster.world
@@ -106,8 +107,9 @@ class Generation:
         self.timeout = timeout
         self.c10d = c10d
         self.device_types = group.device_types
-        self.pg: ProcessGroup = group.pg
-        self.direct = fast_path.of(group.pg, c10d)
+        self.group = group
+        made = group.pg if group.late is None else None  # one that is late may be there, or not
+        self.direct = fast_path.of(made, c10d)
         self.lane: Messages | None = None
         self.collectives: GenerationCollectives | None = None
         if resources.lane is not None:
@@ -116,7 +118,14 @@ class Generation:
             carried = roster.lane_version >= COLLECTIVES
             if carried or roster.checks:
                 self.collectives = c10d.collectives = GenerationCollectives(
-                    self.lane, channels, group.pg, carried=carried, near=roster.one_host, checks=roster.checks
+                    self.lane,
+                    channels,
+                    made,
+                    rank=self.rank,
+                    size=self.size,
+                    carried=carried,
+                    near=roster.one_host,
+                    checks=roster.checks,
                 )
         self._owner = owner
         self._busy = resources.busy
@@ -138,6 +147,28 @@ class Generation:
     def breakage(self) -> Breakage | None:
         """Why it broke; None as long as it has not."""
         return self.machine.breakage
+
+    @property
+    def pg(self) -> ProcessGroup:
+        """The process group, made now if it is made when it is needed; blocks until it is there.
+
+        Raises:
+            BrokenWorldException, WorldClosedError: the generation is over.
+            TimeoutError: it was not made in time.
+        """
+        group = self.group.made()
+        if group is None:
+            raise self.error()
+        return group
+
+    def make(self) -> None:
+        """Ask for `pg`, and keep it in no frame."""
+        self.group.made()
+
+    @property
+    def stands(self) -> bool:
+        """Whether asking for `pg` does not wait."""
+        return self.machine.state is not State.ACTIVE or self.group.pg is not None
 
     @property
     def resources(self) -> Resources | None:
@@ -188,7 +219,7 @@ class Generation:
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""
         refusal = Refusal(self.error)
-        self.pg, self.direct = cast("ProcessGroup", refusal), cast("fast_path.Direct", refusal)
+        self.group, self.direct = cast("Group", refusal), cast("fast_path.Direct", refusal)
         if self.lane is not None:
             self.lane = cast("Messages", refusal)
         if self.collectives is not None:
@@ -311,7 +342,7 @@ class Generation:
         """In a forked child: this is the parent's, whose world would end if anything of it were touched."""
         _inherited.append(
             (
-                self.pg,
+                self.group,
                 self.direct,
                 self.lane,
                 self.collectives,

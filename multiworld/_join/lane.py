@@ -11,8 +11,11 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld import settings
+from multiworld._c10d import groups
+from multiworld._c10d.lane.exchange import CHANNEL, Exchange
+from multiworld._c10d.late_group import LateGroup
 from multiworld._c10d.waiter_pool import pool
-from multiworld._core.lane.greeting import COLLECTIVES, VERSION
+from multiworld._core.lane.greeting import COLLECTIVES, LATE_GROUP, VERSION
 from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
 from multiworld._net.lane.endpoint import Endpoint
@@ -22,12 +25,13 @@ from multiworld.events import Breakage, Cause, State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from multiworld._c10d.groups import Group
     from multiworld._core.membership.roster import Roster
     from multiworld._generation.stage import StateMachine
     from multiworld._join.arguments import JoinPlan
     from multiworld._net.liveness.attachment import Attachment
 
-__all__ = ["connect", "open_door"]
+__all__ = ["connect", "make_when_needed", "open_door"]
 
 REPORT_GRACE = 2.0
 """Seconds that a lost connection waits at most for the watchdog to say why; its own grace is far shorter."""
@@ -47,7 +51,8 @@ def open_door(plan: JoinPlan, host: str, process: str) -> Door | None:
     chosen = settings.load()
     if plan.world_size == 1 or not _carried(plan.backend) or not chosen.lane:
         return None
-    return Door(host, process, VERSION if chosen.lane_collectives else COLLECTIVES - 1, checks=chosen.check)
+    version = VERSION if groups.may_be_late(plan.backend) else LATE_GROUP - 1
+    return Door(host, process, version if chosen.lane_collectives else COLLECTIVES - 1, checks=chosen.check)
 
 
 def _carried(backend: str) -> bool:
@@ -86,14 +91,56 @@ def connect(
 
     def lost(rank: int, error: Exception) -> None:
         # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.
-        pool.run(lambda: _report(attachment, machine, rank, str(error)))
+        detail = f"the connection for messages to rank {rank} was lost: {error}"
+        pool.run(lambda: _report(attachment, machine, detail, (rank,)))
 
     endpoint = Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
-    attachment.read_with(lambda rank: _read_aside(endpoint, rank))
+    attachment.read_with(lambda rank: _read_aside(endpoint, rank, _nothing))
     return endpoint
 
 
-def _read_aside(endpoint: Endpoint, rank: int) -> None:
+def make_when_needed(
+    group: Group,
+    endpoint: Endpoint,
+    roster: Roster,
+    attachment: Attachment,
+    machine: StateMachine,
+    *,
+    timeout: float,
+) -> None:
+    """Have a generation's gloo group made when a member needs it.
+
+    Args:
+        group: that was built to be late.
+        endpoint: of the lane.
+        roster: of the generation.
+        attachment: the generation's place in the watchdog.
+        machine: of the generation.
+        timeout: seconds that making it may take.
+    """
+
+    def check() -> None:
+        if attachment.ended.is_set():
+            raise ConnectionAbortedError("the world is over")
+
+    def exchange(asking: bool) -> Exchange:
+        others = [rank for rank in range(roster.size) if rank != roster.rank]
+        return Exchange(endpoint, others, attachment.ask_to_read, check, asking=asking)
+
+    def failed(error: BaseException) -> None:
+        _report(attachment, machine, f"the gloo group could not be made: {error}", ())
+
+    def asked() -> None:
+        # One that has not joined yet is asked again.
+        if machine.state is State.ACTIVE and endpoint.has_come(CHANNEL):
+            late.begin(asking=False)
+
+    late = group.late = LateGroup(group, exchange, failed, timeout)
+    group.state.expect(late, "gloo", roster.rank, roster.size)
+    attachment.read_with(lambda rank: _read_aside(endpoint, rank, asked))
+
+
+def _read_aside(endpoint: Endpoint, rank: int, then: Callable[[], None]) -> None:
     """Read a connection for the member at its other end, in another thread than this, the watchdog's.
 
     Without a thread or a descriptor for that nothing is read: the member asks again.
@@ -102,15 +149,19 @@ def _read_aside(endpoint: Endpoint, rank: int) -> None:
     def read() -> None:
         with contextlib.suppress(OSError):
             endpoint.ready(rank)
+            then()
 
     with contextlib.suppress(RuntimeError):
         pool.run(read)
 
 
-def _report(attachment: Attachment, machine: StateMachine, rank: int, reason: str) -> None:
-    """A connection ended: the world breaks, by the watchdog's verdict, or for this reason."""
+def _report(attachment: Attachment, machine: StateMachine, detail: str, ranks: tuple[int, ...]) -> None:
+    """The world breaks, by the watchdog's verdict, or for this reason."""
     if machine.state is not State.ACTIVE:
         return
-    detail = f"the connection for messages to rank {rank} was lost: {reason}"
-    attachment.report(detail, (rank,), deadline=time.monotonic() + REPORT_GRACE)
-    machine.apply(Broke(Breakage(Cause.FAILED, (rank,), detail, time.monotonic())))
+    attachment.report(detail, ranks, deadline=time.monotonic() + REPORT_GRACE)
+    machine.apply(Broke(Breakage(Cause.FAILED, ranks, detail, time.monotonic())))
+
+
+def _nothing() -> None:
+    """No more is to be done."""

@@ -20,6 +20,7 @@ from multiworld._c10d.gloo import devices
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing.state import WorldState
+from multiworld._core.lane.greeting import LATE_GROUP
 from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from multiworld._generation.stage import StateMachine
     from multiworld._join.arguments import JoinPlan
     from multiworld._net.lane.door import Door
+    from multiworld._net.lane.endpoint import Endpoint as LaneEndpoint
+    from multiworld._net.liveness.attachment import Attachment
     from multiworld._net.stores.store import StoreHandle
     from multiworld.events import Breakage
     from multiworld.watchdog import Watchdog
@@ -204,17 +207,29 @@ def _with_members(
         raise_if_lost(machine)
 
     busy = BusyMembers(plan.name, roster.generation, roster.rank)
+    endpoint: LaneEndpoint | None = None
+
+    def connect(attachment: Attachment, check_attachment: Callable[[], None]) -> None:
+        def check_both() -> None:
+            check()
+            check_attachment()
+
+        nonlocal endpoint
+        made = endpoint = lane.connect(
+            door, roster, attachment, machine, deadline=terms.deadline, check=check_both
+        )
+        if made is not None:
+            undo.callback(lambda: made.fail(ConnectionAbortedError("the join came to nothing")))
+
     attachment = watchdog.attach(
         roster,
         lambda breakage: _apply_verdict(machine, breakage),
         deadline=deadline,
         cancelled=_raised(check),
         on_busy=busy.note,
+        meanwhile=connect,
     )
     undo.callback(attachment.detach)
-    endpoint = lane.connect(door, roster, attachment, machine, deadline=terms.deadline, check=check)
-    if endpoint is not None:
-        undo.callback(lambda: endpoint.fail(ConnectionAbortedError("the join came to nothing")))
     state = WorldState(name=plan.name, generation=roster.generation)
     undo.callback(state.forget)
     polling = attempt.polling = PollingStore(
@@ -223,6 +238,7 @@ def _with_members(
         check_cancelled=check,
         call=in_time_for(store, world=plan.name, deadline=terms.deadline, cancelled=terms.cancelled),
     )
+    late = endpoint is not None and roster.lane_version >= LATE_GROUP
     group = groups.build(
         GroupSpec(
             world=plan.name,
@@ -239,8 +255,11 @@ def _with_members(
             fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
         ),
         state,
+        late=late,
     )
     undo.callback(lambda: group.close(time.monotonic() + UNDO_BUDGET))
+    if endpoint is not None and late:
+        lane.make_when_needed(group, endpoint, roster, attachment, machine, timeout=plan.timeout)
     undo.callback(attachment.detach)  # before: members that are active hear of it, not of closed connections
     raise_if_lost(machine)
     rendezvous.commit(lambda: raise_if_lost(machine), terms.limit)
@@ -257,7 +276,8 @@ def _with_members(
         steps=tuple(each if each is None else rendezvous.entry or each for each in roster.steps),
     )
     undo.callback(lambda: rendezvous.over(made.keys))
-    group.joined()
+    if not late:
+        group.joined()
     return made
 
 

@@ -50,6 +50,18 @@ def test_messages():
     assert found["send_recv/4B/2/world:floor"].baseline == found["send_recv/4B/2/floor"].absolute
 
 
+def test_hosts():
+    """Over a cable whose rate is bounded, no memory is read: a message takes what the rate allows."""
+    try:
+        found, remarks = measured("hosts", "--rates", "1Gbit", "--sizes", "4B", "4MB", "--rounds", "1")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert remarks == []
+    for form in ("stock", "world", "aio"):
+        assert {f"1Gbit/{op}/4B/2/{form}" for op in ("send_recv", "all_reduce")} <= found.keys()
+    assert found["1Gbit/send_recv/4MB/2/world"].absolute > 20_000  # µs; 34 Mbit, less what goes at once
+
+
 def test_collectives():
     """Every operation, right in every form; three members, so that ranks differ."""
     found, remarks = measured(

@@ -62,6 +62,7 @@ def member(me, size, joins):
     """Works in one world all the time, and joins and leaves others meanwhile."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     w = mw.join("steady", me.rank, size, store=me.store, timeout=60, hang_timeout=30)
+    assert w.group is not None  # made now: gloo's ports are there as well
     stop = threading.Event()
     slowest, rounds = [0.0], [0]
 
@@ -83,6 +84,7 @@ def member(me, size, joins):
     while (said := me.hear(3600)) != "stop":
         if said == "join":
             with mw.join(f"more{joined}", me.rank, size, store=me.store, timeout=60) as more:
+                assert more.group is not None
                 t = torch.ones(1)
                 more.all_reduce(t)
                 assert t.item() == size

@@ -26,6 +26,8 @@ def together(me, size, threads, seed):
     with ThreadPoolExecutor(threads) as pool:
         joined = pool.map(lambda name: mw.join(name, me.rank, size, store=me.store, timeout=60), names)
         worlds = {world.name: world for world in joined}
+    for world in sorted(worlds.values(), key=lambda each: each.name):
+        assert world.group is not None  # made now
     found = [links(world) for world in worlds.values()]
     me.emit("joined", each=[len(one) for one in found], all=len(set().union(*found)))
     for name in sorted(worlds):
@@ -74,12 +76,14 @@ def test_the_end_of_each_is_its_own_in_whatever_order_they_were_joined(cast, siz
     assert [member.finish() for member in members] == [0] * size
 
 
-def thrifty(me, size):
+def thrifty(me, size, gloo):
     # What the first world of a process brings along (the watchdog, a device, the store) is no world's own.
     first = mw.join("first", me.rank, size, store=me.store, timeout=60)
+    assert not gloo or first.group is not None
     first.barrier()
     before = left_over()
     worlds = [mw.join(f"w{i}", me.rank, size, store=me.store, timeout=60) for i in range(WORLDS)]
+    assert not gloo or all(world.group is not None for world in worlds)
     first.barrier()
     after = left_over()
     me.emit("held", tasks=after["tasks"] - before["tasks"], fds=after["fds"] - before["fds"])
@@ -88,12 +92,20 @@ def thrifty(me, size):
     assert first.close()
 
 
-def test_a_world_costs_a_thread_and_two_descriptors(cast):
-    members = cast.all(thrifty, 2)
+def test_a_world_costs_a_descriptor(cast):
+    members = cast.all(thrifty, 2, gloo=False)
+    for member in members:
+        held = member.expect("held")
+        assert (held.tasks <= 2, held.fds <= WORLDS + 2) == (True, True), held.data
+
+
+def test_one_that_needs_gloo_costs_a_thread_and_two_descriptors(cast):
+    members = cast.all(thrifty, 2, gloo=True)
     for member in members:
         held = member.expect("held")
         # Three more groups have two threads (`gloo.FEW`), and there may be as many devices as cores, three more, too,
         # with a thread and four descriptors each.
-        assert held.tasks <= WORLDS + 3 + 3 + 2
+        # One asks the other, which reads that in threads of the pool.
+        assert held.tasks <= WORLDS + 3 + 3 + 2 + 4
         assert held.fds <= 2 * WORLDS + 3 * 4 + 2
     assert [member.finish() for member in members] == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,7 +10,7 @@ import torch
 
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import StandIn
-from multiworld.errors import WorldClosedError
+from multiworld.errors import MultiworldError, WorldClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,6 @@ class ElasticGeneration(Protocol):
 
     Attributes:
         rank, size, number, world: of this process in it; its number, and the world's name.
-        pg: its process group; raises whatever is asked of it once the generation is over.
         c10d: what the router selects for it.
     """
 
@@ -42,8 +42,14 @@ class ElasticGeneration(Protocol):
     size: int
     number: int
     world: str
-    pg: Any
     c10d: WorldState
+
+    @property
+    def pg(self) -> Any:
+        """Its process group, made if it is not yet; raises once the generation is over."""
+
+    def make(self) -> None:
+        """Make `pg` if it is not yet; raises as that does."""
 
 
 class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
@@ -62,8 +68,11 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
         self.generation = generation
 
     def state(self) -> WorldState:
-        """Return what the router selects for the present generation."""
-        return self.generation().c10d
+        """Return what the router selects for the present generation, whose group is looked up there."""
+        present = self.generation()
+        with contextlib.suppress(MultiworldError):  # it is over, and answers all the same
+            present.make()
+        return present.c10d
 
     def rank(self) -> int:
         """This process's rank in the present generation."""

@@ -107,6 +107,7 @@ class GlooWorld:
     Attributes:
         joining: until `joined`: who joins says when all members' groups stand, so they may be on shared
             devices.
+        exchange: until `joined`, the store for addresses instead of the one that `build` is given, if any.
     """
 
     def __init__(self, *, name: str, host: str, timeout: float, check: Callable[[], None]) -> None:
@@ -115,6 +116,7 @@ class GlooWorld:
         self.timeout = timeout
         self.check = check
         self.joining = True
+        self.exchange: Any = None
         self.aborted = False
         # Python's part of a store ends with its last reference in Python, despite references in C++.
         self.kept: list[Any] = []
@@ -160,6 +162,8 @@ class GlooWorld:
                 gate.relieve()
 
         gate = listeners.Gate(size)
+        if self.exchange is not None:
+            store = self.exchange
         polling = PollingStore(store, check_cancelled=check, timeout=self.timeout, publishing=gate.open)
         lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining, order=self.name)
         limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
@@ -238,7 +242,7 @@ class GlooWorld:
 
     def joined(self) -> None:
         """All members' groups are built: their devices are free for other worlds."""
-        self.joining = False
+        self.joining, self.exchange = False, None
         for group in self.groups():
             group.lease.connected()
 

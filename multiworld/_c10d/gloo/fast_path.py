@@ -140,14 +140,14 @@ class _NotDirect(Direct):
         self.wait = inflight.plain_wait  # read before a row says that there is no direct way
 
 
-def of(group: ProcessGroup, state: WorldState) -> Direct:
+def of(group: ProcessGroup | None, state: WorldState) -> Direct:
     """Return the direct way of a world's default group; without plain gloo for the CPU it takes nothing.
 
     Args:
-        group: the ProcessGroup.
+        group: the ProcessGroup; None if it is made later, by a world whose frequent operations go elsewhere.
         state: of the world.
     """
-    if _Gloo is None or _CPU not in group._device_types:
+    if group is None or _Gloo is None or _CPU not in group._device_types:
         return _NotDirect()
     backend = group._get_backend(_CPU)
     # Exactly: with TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper checks each operation first.

@@ -33,7 +33,9 @@ class GenerationCollectives:
     Args:
         messages: of the generation.
         channels: that its groups have.
-        group: its default group.
+        group: its default group; None if that is made later, of gloo alone.
+        rank: of this process in it.
+        size: of it.
         carried: whether collectives go over the lane.
         near: whether all its members are on one host.
         checks: whether members compare their calls before.
@@ -44,7 +46,16 @@ class GenerationCollectives:
     """
 
     def __init__(
-        self, messages: Messages, channels: Channels, group: Any, *, carried: bool, near: bool, checks: bool
+        self,
+        messages: Messages,
+        channels: Channels,
+        group: Any,
+        *,
+        rank: int,
+        size: int,
+        carried: bool,
+        near: bool,
+        checks: bool,
     ) -> None:
         self._messages = messages
         self._channels = channels
@@ -54,7 +65,8 @@ class GenerationCollectives:
         self._near = near
         # Weak: a group that its users have destroyed must go.
         self._known: weakref.WeakKeyDictionary[Any, GroupCollectives | None] = weakref.WeakKeyDictionary()
-        self.default = self._of(group)
+        self.default: GroupCollectives | None = None
+        self.default = self._late(rank, size) if group is None else self._of(group)
 
     def by_torch(self) -> bool:
         """Whether a collective of `World` has to be called as torch's function.
@@ -157,6 +169,8 @@ class GenerationCollectives:
         channel = self._channels.of(group) if type(backend) is _Gloo else None
         if channel is None:
             return None
+        if channel.number == 0 and self.default is not None:
+            return self.default  # which was there before a group that is made late
         alone = all(group._get_backend(device) is backend for device in group._device_types)
         timeout = backend.options._timeout.total_seconds()
         return GroupCollectives(
@@ -168,6 +182,18 @@ class GenerationCollectives:
             near=self._near,
             carried=self._carried,
             alone=alone,
+        )
+
+    def _late(self, rank: int, size: int) -> GroupCollectives:
+        return GroupCollectives(
+            self._messages.endpoint,
+            0,
+            range(size),
+            rank,
+            self._messages.timeout,
+            near=self._near,
+            carried=self._carried,
+            alone=True,
         )
 
 

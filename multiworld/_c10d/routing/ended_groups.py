@@ -1,8 +1,8 @@
-"""Queries without communication (rank, size, backend) after a world's group has ended.
+"""Queries without communication (rank, size, backend) before a world's group is made, and after its end.
 
 Error handlers ask for rank, size and backend after a breakage, and in a block whose world was closed
 meanwhile. Stock torch answers until the default group is destroyed, even with broken connections; so do
-worlds.
+worlds. A group that is made when it is needed is not made for a question.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-__all__ = ["QUESTIONS", "Departed", "facts"]
+__all__ = ["QUESTIONS", "Departed", "facts", "facts_before"]
 
 QUESTIONS = frozenset(
     inspect.unwrap(getattr(c10d, name)).__code__
@@ -34,16 +34,23 @@ QUESTIONS = frozenset(
 
 
 class Departed:
-    """Stands for the default group of a world that was closed: it knows what it was, and can do nothing.
+    """Stands for the default group of a world that was closed, or not made yet: it can do nothing.
 
     Args:
-        group: the process group, as long as it is there.
+        rank: of this process in it.
+        size: of it.
+        name: of its backend.
         group_name: in torch's registry.
     """
 
-    def __init__(self, group: Any, group_name: str) -> None:
-        self._rank, self._size, self._name = int(group.rank()), int(group.size()), str(group.name())
+    def __init__(self, rank: int, size: int, name: str, group_name: str) -> None:
+        self._rank, self._size, self._name = rank, size, name
         self.group_name = group_name
+
+    @classmethod
+    def of(cls, group: Any, group_name: str) -> Departed:
+        """Return what stands for a process group that goes."""
+        return cls(int(group.rank()), int(group.size()), str(group.name()), group_name)
 
     def rank(self) -> int:
         """As of the process group."""
@@ -78,3 +85,20 @@ def facts(entries: dict[Any, Any], names: dict[Any, Any]) -> dict[str, Any]:
             # Of (backend, store), the backend: the store goes with the world.
             found[str(name)] = (value[0], None) if isinstance(value, tuple) else value
     return found
+
+
+def facts_before(backend: str, size: int, group_name: str) -> dict[str, Any]:
+    """Return what torch's maps by process group will say of a default group that is not made yet.
+
+    Args:
+        backend: of the group.
+        size: of the group.
+        group_name: by which its stand-in is known.
+    """
+    return {
+        "_pg_map": (backend, None),
+        "_pg_names": group_name,
+        "_pg_group_ranks": {rank: rank for rank in range(size)},
+        "_pg_backend_config": str(c10d.BackendConfig(c10d.Backend(backend))),
+        "_pg_to_tag": f"ptd:{group_name}",
+    }

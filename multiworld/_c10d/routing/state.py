@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts
+from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts, facts_before
 from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
 
 if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels, LaneCollectives
+    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels, LaneCollectives, MakesGroup
 
 __all__ = [
     "GROUP_MAPS",
@@ -232,6 +232,7 @@ class WorldState(c10d._World):
         self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None
+        self._late: MakesGroup | None = None
         self._departed: Departed | None = None
         self._make_error: Callable[[], Exception] | None = None
         # Of the groups in the C++ registry. A dict, for its order.
@@ -266,9 +267,26 @@ class WorldState(c10d._World):
     @default_pg.setter
     def default_pg(self, group: Any) -> None:
         self._default_pg = group
+        self._late = None
         # Destroyed by the user, it is not initialized any more; closed by `forget`, it remembers.
         self._departed = None
         self.ready = group if self._make_error is None else None
+
+    def expect(self, late: MakesGroup, backend: str, rank: int, size: int) -> None:
+        """Have the default group made when an operation asks for it; questions are answered without it.
+
+        Args:
+            late: makes it, and sets `default_pg`.
+            backend: of the group.
+            rank: of this process in it.
+            size: of it.
+        """
+        name = f"{self.prefix}unmade"
+        self._late, self._departed = late, Departed(rank, size, backend, name)
+        known = facts_before(backend, size, name)
+        for each in vars(self).values():
+            if isinstance(each, _RoutedMap) and each.source in known:
+                each.gone = {name: known[each.source]}
 
     @property
     def group(self) -> Any:
@@ -281,10 +299,16 @@ class WorldState(c10d._World):
         return self._make_error is not None
 
     def _unusual(self, group: Any) -> Any:
-        asker = _asker()
+        asker, late = _asker(), self._late
+        if late is not None and late.makes_here():
+            return None  # as torch has it while it makes one
         # Queries are no operations, and programs clean up by destroying: both must work in a broken world.
         if asker in QUESTIONS or asker in _destroyers:
             return group
+        if late is not None and self._make_error is None:
+            made = group if asker is _makes_default else late.made()
+            if made is not None:
+                return made
         if self._make_error is not None:
             raise self._make_error()
         if asker is _makes_default:
@@ -342,11 +366,11 @@ class WorldState(c10d._World):
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
         self.unregister_names()
-        group, self._default_pg, self.ready = self._default_pg, None, None
+        group, self._default_pg, self.ready, self._late = self._default_pg, None, None, None
         maps = [each for each in vars(self).values() if isinstance(each, _RoutedMap)]
         if group is not None:
             names = dict(self.pg_names)
-            self._departed = Departed(group, str(names.get(group, "")))
+            self._departed = Departed.of(group, str(names.get(group, "")))
             remembered = [facts(each, names) for each in maps]
             del group, names
         else:
@@ -395,11 +419,11 @@ class _RoutedMap(dict[Any, Any]):
 
     def __init__(self, source: str) -> None:
         super().__init__()
-        self._source = source
+        self.source = source
         self.gone: dict[str, Any] = {}
 
     def _further(self, group: Any) -> Any:
-        found = _elsewhere(self._source, group)
+        found = _elsewhere(self.source, group)
         return self.gone.get(getattr(group, "group_name", ""), _MISSING) if found is _MISSING else found
 
     def __missing__(self, group: Any) -> Any:
@@ -462,25 +486,25 @@ class OwnMap(MutableMapping[Any, Any]):
     """
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self.source = source
         self._own: dict[Any, Any] = vars(c10d)[source]
 
     def __getitem__(self, group: Any) -> Any:
         found = self._own.get(group, _MISSING)
         if found is _MISSING:
-            found = _elsewhere(self._source, group)
+            found = _elsewhere(self.source, group)
         if found is _MISSING:
             raise KeyError(group)
         return found
 
     def __contains__(self, group: object) -> bool:
-        return group in self._own or _elsewhere(self._source, group) is not _MISSING
+        return group in self._own or _elsewhere(self.source, group) is not _MISSING
 
     def get(self, group: Any, default: Any = None) -> Any:
         """As of a dict; code that destroys groups does not find those of other states."""
         found = self._own.get(group, _MISSING)
         if found is _MISSING and sys._getframe(1).f_code not in _destroyers:
-            found = _elsewhere(self._source, group)
+            found = _elsewhere(self.source, group)
         return default if found is _MISSING else found
 
     def __setitem__(self, group: Any, value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives"]
+__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "MakesGroup"]
 
 W = TypeVar("W")
 
@@ -41,3 +41,13 @@ class LaneCollectives(Protocol):
 
     def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Begin a collective over the lane, and return its work; None where it is torch's."""
+
+
+class MakesGroup(Protocol):
+    """A `multiworld._c10d.late_group.LateGroup`."""
+
+    def makes_here(self) -> bool:
+        """Whether it is this thread that makes the group now."""
+
+    def made(self) -> Any:
+        """Make the group if it is not made yet, and return it; None where the world is over."""

@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Roster
 
 __all__ = [
-    "ANSWER_SIZE", "COLLECTIVES", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting", "GreetingError",
-    "MemoryProof",
+    "ANSWER_SIZE", "COLLECTIVES", "LATE_GROUP", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting",
+    "GreetingError", "MemoryProof",
 ]  # fmt: skip
 
-VERSION = 2
-"""What members speak: 1 are messages alone."""
+VERSION = 3
+"""Of the lane's protocol: this handshake, the frames after it, and what members agree to do by it."""
 
 COLLECTIVES = 2
-"""The first version that has collectives."""
-"""Of the lane's protocol: this handshake and the frames after it."""
+"""The first version that has collectives; 1 are messages alone."""
+
+LATE_GROUP = 3
+"""The first version whose members make gloo's group when one of them needs it, not while they join."""
 
 NONCE_SIZE = 16
 """Bytes."""

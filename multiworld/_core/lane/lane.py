@@ -156,6 +156,10 @@ class Lane:
         for arrival in self._state.matching.drop(channel):
             self.peers[arrival.peer].drop(arrival)
 
+    def has_come(self, channel: int) -> bool:
+        """Whether a message of a channel has come and has no receive."""
+        return self._state.matching.has_come(channel)
+
     def next_read(self) -> MemoryRead | None:
         """Return a part of a message to be read from its sender's memory; the messages have turns.
 

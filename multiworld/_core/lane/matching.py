@@ -86,6 +86,10 @@ class Matching:
                 dropped += waiting
         return dropped
 
+    def has_come(self, channel: int) -> bool:
+        """Whether a message of a channel waits for a receive."""
+        return any(key[0] == channel for key in self._arrivals)
+
     def waiting_for(self, peer: int) -> Iterator[Receive]:
         """Yield the receives that a message of `peer` could go to."""
         for posted in self._receives.values():

@@ -205,6 +205,11 @@ class Endpoint(Waiting):
                 self._in_doubt(error)
                 raise
 
+    def has_come(self, channel: int) -> bool:
+        """Whether a message of a channel has been read, and has no receive."""
+        with self._lock:
+            return self._core.has_come(channel)
+
     def drain(self, deadline: float, ask: Callable[[tuple[int, ...]], None]) -> bool:
         """Wait until the others' receives have taken all that was sent; False if they had not at `deadline`.
 

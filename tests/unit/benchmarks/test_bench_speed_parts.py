@@ -15,6 +15,7 @@ from benchmarks.figures import sizes
 from benchmarks.figures.figure import Goal, summary
 from benchmarks.figures.goals import answers
 from benchmarks.figures.sizes import KB, MB
+from benchmarks.hosts import part as hosts
 from benchmarks.limits import mpi
 from benchmarks.limits import part as limits
 from benchmarks.measuring.part import Run
@@ -82,6 +83,18 @@ def test_the_goals_of_collectives_are_those_that_were_set(members):
         found = [collective(op, size, "world", members) for size in (MB, 4 * MB, 16 * MB, 64 * MB)]
         assert found == [None, 0.60, 0.60, 0.60]
     assert collective("reduce", 4, "world", members) is None
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_between_hosts_a_world_is_to_be_as_fast_as_stock(full):
+    run = Run(full=full, options=options(hosts.PART))
+    cases = [case for rate in hosts.RATES for case in hosts.cases_of(run, rate)]
+    assert len({case.name for case in cases}) == len(cases)
+    assert {case.size for case in cases if case.op == "all_reduce"} <= {4, 64 * KB, 256 * KB}
+    for case in cases:
+        assert [hosts.goal_of(case, form) for form in ("world", "aio")] == [Goal(at_most=1.0), None]
+    told = [summary("hosts", f"{case.name}/world", [0.5], "", goal=Goal(at_most=1.0)) for case in cases]
+    assert [len(taken) for target, taken in answers(told) if "namespaces" in target.what] == [len(cases)]
 
 
 def test_the_goals_of_fanin_are_those_that_were_set():

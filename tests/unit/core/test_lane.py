@@ -46,6 +46,17 @@ def test_a_message(size, first, readable):
     assert net.lanes[1].peers[0].incoming.between_frames
 
 
+def test_a_channel_has_what_came_and_no_receive_took():
+    net = Network(2)
+    net.send(0, 1, payload(4, 1), channel=7)
+    assert not net.lanes[1].has_come(7)
+    net.settle()
+    assert net.lanes[1].has_come(7)
+    assert not net.lanes[1].has_come(8)
+    net.receive(1, 0, 4, channel=7)
+    assert not net.lanes[1].has_come(7)
+
+
 def test_an_announced_message_stays_with_its_sender_until_it_is_asked_for():
     net = Network(2)
     sent = net.send(0, 1, payload(1 << 20, 1))

@@ -53,10 +53,14 @@ class Group:
         )
         return [Roster(name, generation, rank, members, token, hang) for rank in range(len(members))]
 
-    def attach(self, dog, roster, *, timeout=PATIENCE, on_verdict=None, cancelled=None):
+    def attach(self, dog, roster, *, timeout=PATIENCE, on_verdict=None, cancelled=None, **more):
         heard = self.verdicts.setdefault((roster.key, roster.rank), [])
         return self.dogs[dog].attach(
-            roster, on_verdict or heard.append, deadline=time.monotonic() + timeout, cancelled=cancelled
+            roster,
+            on_verdict or heard.append,
+            deadline=time.monotonic() + timeout,
+            cancelled=cancelled,
+            **more,
         )
 
     def join(self, name="w", dogs=None, **more):
@@ -303,6 +307,35 @@ def test_who_is_missing_at_the_deadline_is_named(group):
         assert "rank 2 (pid" in text or "ranks" in text
         assert f"127.0.0.1:{pack.endpoints[2].port}" in text
     assert [dog.snapshot().worlds for dog in pack.dogs] == [(), (), ()]
+
+
+def test_what_is_done_meanwhile_ends_with_the_attachment(group):
+    pack = group(2)
+    roster, looks = pack.rosters()[0], []
+
+    def meanwhile(attachment, check):
+        assert attachment.roster is roster
+        while len(looks) < 1000:
+            looks.append(time.monotonic())
+            check()
+            time.sleep(0.01)
+
+    began = time.monotonic()
+    with pytest.raises(JoinTimeoutError, match="rank 1"):
+        pack.attach(0, roster, timeout=0.3, meanwhile=meanwhile)
+    assert looks[-2] < began + 0.3 <= looks[-1]
+    assert pack.dogs[0].snapshot().worlds == ()
+
+
+def test_an_error_of_what_is_done_meanwhile_leaves_nothing_attached(group):
+    pack = group(2)
+
+    def meanwhile(*_):
+        raise OSError("no lane")
+
+    with pytest.raises(OSError, match="no lane"):
+        pack.attach(0, pack.rosters()[0], meanwhile=meanwhile)
+    assert pack.dogs[0].snapshot().worlds == ()
 
 
 def test_a_wrong_token_is_not_let_in(group):
