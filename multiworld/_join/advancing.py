@@ -117,7 +117,7 @@ class Advancing:
         """
         gen = self._world._gen  # noqa: SLF001  (joins make worlds)
         if gen.state is not State.ACTIVE:
-            # The step has ended here all the same: members that broke off in it are behind, and get its state.
+            # The step has ended here all the same: members that broke off in it are behind and get its state.
             if gen.state is State.BROKEN and gen is not self._late:
                 self._late = gen
                 self._counter.advance()
