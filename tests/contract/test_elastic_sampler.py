@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import time
 
-import pytest
 import torch
 from kits.meetkit import until
 from torch.utils.data import DataLoader
@@ -39,7 +38,7 @@ class Learned:
         self.times = state["times"].clone()
 
 
-def trains(me, workers):
+def trains(me):
     # A daemonic process, as the kit's are, may have no children. Workers end themselves when it is gone.
     multiprocessing.current_process()._config["daemon"] = False
     learned, sampler = Learned(), ElasticBatchSampler(LENGTH, BATCH, seed=1)
@@ -49,7 +48,11 @@ def trains(me, workers):
     )  # fmt: skip
     sampler.follow(w)
     loader = DataLoader(
-        torch.arange(LENGTH), batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+        torch.arange(LENGTH),
+        batch_sampler=sampler,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="fork",  # a server of this process would load torch anew
     )
     me.emit("in", step=w.step, seats=w.seats)
     stop = False
@@ -87,7 +90,7 @@ def step(me, w, learned, epoch, batch):
     return bool(stop)
 
 
-def start(cast, number, workers):
+def start(cast, number):
     """Start a newcomer; return when it waits to be let in."""
     record = WorldRecord(cast.server, "w", time.sleep)
 
@@ -96,7 +99,7 @@ def start(cast, number, workers):
         waiting = record.ledger.waiting
         return waiting is not None and f"s{number}" in {claim.slot for claim in waiting.claims}
 
-    found = cast.start(trains, number, workers=workers)
+    found = cast.start(trains, number)
     until(waits)
     return found
 
@@ -114,11 +117,10 @@ def until_in(members):
     return at
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_every_sample_is_learned_from_once(cast, workers):
-    members = [cast.start(trains, number, workers=workers) for number in range(3)]
+def test_every_sample_is_learned_from_once(cast):
+    members = [cast.start(trains, number) for number in range(3)]
     until_in(members)
-    newcomer = start(cast, 3, workers)
+    newcomer = start(cast, 3)
     for each in members:
         assert each.expect("at").step == A_BREAK
     members[0].kill()
@@ -129,7 +131,7 @@ def test_every_sample_is_learned_from_once(cast, workers):
     for each in members:
         assert each.expect("at").step == A_BREAK, "the step is made again"
         each.say("go")
-    newcomer = start(cast, 4, workers)
+    newcomer = start(cast, 4)
     members[0].say("leave")
     members[0].expect("done")
     members = [*members[1:], newcomer]
