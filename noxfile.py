@@ -70,7 +70,7 @@ CORE_TESTS = [
         "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
         "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
-        "reachability", "sampling", "state_pieces", "state_tree", "store_clients",
+        "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_clients",
         "unread_messages", "watchdog_peers", "wire",
     )
 ]  # fmt: skip

@@ -5,6 +5,7 @@ Importing it loads torch.
 
 from __future__ import annotations
 
+from multiworld._c10d.elastic.resharding import reshard
 from multiworld._c10d.elastic.sampler import ElasticBatchSampler
 
-__all__ = ["ElasticBatchSampler"]
+__all__ = ["ElasticBatchSampler", "reshard"]
