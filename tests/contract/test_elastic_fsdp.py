@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from features_parallel import find
@@ -92,12 +93,13 @@ def trains(me, folder):
             if generation != w.generation:
                 if net is not None and w.step > ended:  # the others had made the step of these gradients
                     optimizer.step()
+                    ended = w.step
                     me.emit("late")
                 old = None if net is None else state_of(net, optimizer)
                 with w:
                     made = sharded(w.world_size)
                     new = state_of(*made)
-                    missing = reshard(w, old, new)
+                    missing = reshard(w, old, new, len(losses.each))
                     at = restored(w, dcp, folder, new) if missing else len(losses.each)
                     losses.each = losses.each[:at]
                     if at:
@@ -150,6 +152,15 @@ def restored(w, dcp, folder, state):
     return int(at)
 
 
+def of_another_step(me, size):
+    w = mw.join("w", None, size, seat=f"s{me.rank}", store=me.store, timeout=LONG, last_call=LONG)
+    want, have = {"t": torch.zeros(3)}, {"t": torch.full((3,), float(w.rank))}
+    me.emit("told", missing=[
+        reshard(w, have, want, 7 + w.rank), reshard(w, None if w.rank else have, want, 7 + w.rank)
+    ], values=want["t"].tolist())  # fmt: skip
+    w.barrier()
+
+
 # -- tests ------------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +188,9 @@ def say(members, *words):
         each.say(word)
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="FSDP2 of this torch needs a GPU"
+)
 def test_shards_come_from_a_replica_or_from_a_checkpoint(cast, tmp_path):
     members = [cast.start(trains, number, folder=str(tmp_path)) for number in range(4)]
     assert entered(members).step == 0
@@ -204,3 +218,11 @@ def test_shards_come_from_a_replica_or_from_a_checkpoint(cast, tmp_path):
     assert all(each == first for each in others)
     assert len(first) > grown.step > SAVE_EVERY
     torch.testing.assert_close(torch.tensor(first), torch.tensor(by_hand(len(first))), rtol=1e-3, atol=1e-4)
+
+
+def test_states_of_different_steps_do_not_fit_together(cast):
+    members = cast.all(of_another_step, 2)
+    for each in members:
+        told = each.expect("told")
+        assert told.missing == [["t"], []]
+        assert told.values == [0.0, 0.0, 0.0]

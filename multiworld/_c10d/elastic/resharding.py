@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["reshard"]
 
 
-def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any]) -> list[str]:
+def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any], step: int) -> list[str]:
     """Fill the tensors of `want` with the values that the members together have, over their connections.
 
     For models and optimizers of FSDP2 and HSDP, when their world has changed: `have` is their state as the
@@ -30,14 +30,16 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any])
     member gets what it wants from itself or from others; the whole tensors are nowhere needed. Where a shard
     was lost, and no other member has a replica of it, load a checkpoint.
 
-    All members call this together, outside of other operations, with the state of the same step. What is not
-    a tensor stays as it is in `want`. It takes the memory of the largest tensor beside both states.
+    All members call this together, outside of other operations. What is not a tensor stays as it is in
+    `want`. It takes the memory of the largest tensor beside both states.
 
     Args:
         world: a `multiworld.World`, active.
         have: nested dicts and lists with DTensors, whole tensors and other values, as ``state_dict()`` has
             them; None if this member has nothing.
         want: the same, with tensors of any sharding. Their values are replaced.
+        step: after which `have` is. If it is not the same on all members that have something, nothing of it
+            fits together: all tensors are missing then.
 
     Returns:
         The tensors of which some part is nowhere, by name; all members get the same. If there are any,
@@ -51,9 +53,12 @@ def reshard(world: Any, have: Mapping[str, Any] | None, want: Mapping[str, Any])
     with torch.no_grad():
         mine, wanted = _shards({} if have is None else have), _shards(want)
         told = [{name: box for name, (_, box) in each.items()} for each in (mine, wanted)]
-        everyones = [json.loads(bytes(each.tolist())) for each in world._gather_bytes(_text(told))]
-        boxes = [[{name: _box(each) for name, each in one.items()} for one in pair] for pair in everyones]
-        pieces, missing = plan(*zip(*boxes, strict=True))
+        text = json.dumps([None if have is None else step, *told]).encode()
+        everyones = [json.loads(bytes(each.tolist())) for each in world._gather_bytes(text)]
+        theirs, wants = ([_boxes(each[at]) for each in everyones] for at in (1, 2))
+        if len({each[0] for each in everyones} - {None}) > 1:
+            theirs = [{} for _ in everyones]
+        pieces, missing = plan(theirs, wants)
         if missing:
             return [dotted(json.loads(name)[0]) for name in missing]
         for _, some in groupby(pieces, key=attrgetter("name")):
@@ -114,12 +119,8 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _text(told: list[dict[str, Box]]) -> bytes:
-    return json.dumps(told).encode()
-
-
-def _box(told: list[list[int]]) -> Box:
-    return Box(tuple(told[0]), tuple(told[1]))
+def _boxes(told: Mapping[str, list[list[int]]]) -> dict[str, Box]:
+    return {name: Box(tuple(start), tuple(size)) for name, (start, size) in told.items()}
 
 
 def _view(shard: tuple[Tensor, Box], box: Box) -> Tensor:

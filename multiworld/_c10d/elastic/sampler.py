@@ -117,7 +117,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the training has come: ``epoch`` and ``taken``, samples of its order."""
-        return self._settle()._asdict()
+        place = self._settle()
+        return {"epoch": place.epoch, "taken": place.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is, or where a checkpoint was made."""
