@@ -90,7 +90,7 @@ class Advancing:
         self._watched: Generation | None = None
         self._next: _Next | None = None
         self._thread: threading.Thread | None = None
-        self._late: Generation | None = None  # whose breakage came before the end of a step
+        self._late = 0  # the generation whose breakage came before the end of a step
         self._leaving = False
         self._pause = AGAIN
         self._spare: StoreHandle | None = None  # in the place of a store that went away
@@ -118,8 +118,8 @@ class Advancing:
         gen = self._world._gen  # noqa: SLF001  (joins make worlds)
         if gen.state is not State.ACTIVE:
             # The step has ended here all the same: members that broke off in it are behind and get its state.
-            if gen.state is State.BROKEN and gen is not self._late:
-                self._late = gen
+            if gen.state is State.BROKEN and gen.number != self._late:
+                self._late = gen.number
                 self._counter.advance()
             raise gen.error()
         if gen is not self._watched:
