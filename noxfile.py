@@ -26,6 +26,8 @@ TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "t
 # One CPU-capable torch for everyday work; `tests-torch` goes through the others. Named exactly: an open range
 # would take the newest CUDA build, gigabytes of it.
 TORCH = ["torch==2.13.0", "numpy>=1.26"]
+# The examples that train read a file of it, and nothing else.
+DIGITS = ["--no-deps", "scikit-learn>=1.3"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
@@ -44,6 +46,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: ten minutes at most (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
+    session.install(*DIGITS)
     chosen = session.posargs or ["-m", "not long"]
     session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
 
@@ -52,6 +55,7 @@ def tests(session: nox.Session) -> None:
 def tests_all(session: nox.Session) -> None:
     """Every test that needs no CUDA wheel, soaks and examples too; half an hour (`-- -m long`: those)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
+    session.install(*DIGITS)
     session.run("python", "-m", "pytest", "--parts", *session.posargs, env=ENV)
 
 
@@ -70,8 +74,8 @@ CORE_TESTS = [
         "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
         "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
-        "reachability", "state_pieces", "state_tree", "store_clients", "unread_messages", "watchdog_peers",
-        "wire",
+        "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_clients",
+        "unread_messages", "watchdog_peers", "wire",
     )
 ]  # fmt: skip
 

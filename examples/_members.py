@@ -23,10 +23,10 @@ class Members:
     def __enter__(self) -> Members:
         return self
 
-    def start(self, rank: int) -> None:
-        """Start process `rank`."""
+    def start(self, rank: int, *more: str) -> None:
+        """Start process `rank`, with `more` on its command line."""
         own = ["--rank", str(rank), "--addr", "127.0.0.1", "--port", str(self.store.port)]
-        self.running[rank] = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], *own])
+        self.running[rank] = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], *own, *more])
 
     def kill(self, rank: int) -> None:
         """End process `rank` as a crash would."""

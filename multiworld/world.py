@@ -285,7 +285,7 @@ class World(Selecting, ObjectCollectives):
             Whether rank, size and members have changed; for a member that left, that this world is closed.
 
         Raises:
-            BrokenWorldException: a member was lost: see `reform`.
+            BrokenWorldException: a member was lost: see `reform`. The step has ended here and counts.
             WorldClosedError: this process closed or left the world.
             JoinTimeoutError: the members have not agreed on the next generation within ``timeout``.
         """

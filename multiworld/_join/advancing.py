@@ -45,6 +45,7 @@ class Advancing:
         self._world = world
         self._counter = AdvanceCounter()
         self._preparing = Preparing(world, destroyed, self._counter)
+        self._late = 0  # the generation whose breakage came before the end of a step
 
     @property
     def count(self) -> int:
@@ -68,6 +69,10 @@ class Advancing:
         """
         gen = self._world._gen  # noqa: SLF001  (joins make worlds)
         if gen.state is not State.ACTIVE:
+            # The step has ended here all the same: members that broke off in it are behind and get its state.
+            if gen.state is State.BROKEN and gen.number != self._late:
+                self._late = gen.number
+                self._counter.advance()
             raise gen.error()
         if gen is not self._preparing.watched:
             self._preparing.watch(gen)

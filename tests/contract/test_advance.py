@@ -310,6 +310,37 @@ def test_a_member_that_is_killed_is_replaced_with_the_state(cast):
     assert grown.base == first.base
 
 
+def test_a_step_that_ended_after_the_breakage_counts(cast):
+    """Its member has changed its state; one that broke off in the step has not, and gets that state."""
+    members = [cast.start(ends_late, number) for number in range(3)]
+    seats = members[0].expect("in").seats
+    members[1].kill()
+    rest = [members[0], members[2]]
+    for each, ends in zip(rest, (False, True), strict=True):
+        each.expect("broken")
+        each.say(ends)
+    told = [each.expect("told") for each in rest]
+    assert [each.causes for each in told] == [[], ["crashed", "crashed"]]
+    assert {(each.step, each.done, each.size) for each in told} == {(2, 2, 2)}, (seats, told)
+
+
+def ends_late(me):
+    state = Trained(1, 0)
+    w = enter(me, "2:3", state=state)
+    state.step(1)
+    w.advance()
+    me.emit("in", seats=w.seats)
+    until(lambda: w.breakage is not None)
+    me.emit("broken")
+    causes = []
+    if me.hear():
+        state.step(1)
+        causes = [outcome(w.advance)["cause"] for _ in range(2)]  # of which one ended a step
+    w.reform(LONG)
+    me.emit("told", causes=causes, step=w.step, done=state.done, size=w.world_size)
+    me.hear()
+
+
 # -- DDP --------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import queue
@@ -323,6 +324,38 @@ def test_rl_gets_a_new_engine(run):
     assert len(re.findall(r"[12] engines: +\d+ steps/s", program.text)) == 4
     assert "weights the same" in program.text
     assert "Traceback" not in program.text
+
+
+def came_to(program):
+    """The numbers of members, in turn, of the disturbed run, and the largest difference between the losses of both."""
+    assert program.finish() == 0, program.text
+    assert "Traceback" not in program.text
+    told = re.search(r" disturbed: members (.*); loss ", program.text)
+    accuracies = [float(each) for each in re.findall(r"accuracy ([\d.]+) %", program.text)]
+    assert len(accuracies) == 2
+    assert min(accuracies) > 85
+    found = re.search(r"largest difference of a step's loss: (\S+)", program.text)
+    return [int(each) for each in re.findall(r"(\d) from step", told[1])], float(found[1])
+
+
+def test_a_training_that_members_come_to_and_go_from(run, scikit_learn):
+    sizes, difference = came_to(run("elastic_training.py"))
+    assert sizes == [3, 2, 3, 2]
+    assert difference < 1e-4
+
+
+def test_a_sharded_training_that_loses_members(run, scikit_learn):
+    program = run("elastic_fsdp.py")
+    sizes, difference = came_to(program)
+    assert sizes == [4, 3, 2, 3]
+    assert difference < 1e-3
+    assert len(re.findall(r"of 2, gloo>, step \d+, of the checkpoint", program.text)) == 2
+
+
+@pytest.fixture
+def scikit_learn():
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("the digits are a file of scikit-learn: pip install --no-deps scikit-learn")
 
 
 def test_the_demo(run):

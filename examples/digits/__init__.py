@@ -1,0 +1,1 @@
+"""Handwritten digits: the data and the model of the examples that train."""

@@ -1,0 +1,40 @@
+"""The model, and what is noted of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+__all__ = ["History", "accuracy", "model"]
+
+
+def model() -> nn.Sequential:
+    """Return the model, the same in every process."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, data: TensorDataset) -> float:
+    """Return the part of the digits that are recognized, 0 to 1."""
+    pixels, labels = data.tensors
+    return float((net(pixels).argmax(1) == labels).float().mean())
+
+
+class History:
+    """Of each step the loss and how many members made it: a part of a world's state, so that newcomers have it."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """As a world's state wants it."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over another member's."""
+        self.steps = [list(each) for each in state["steps"]]

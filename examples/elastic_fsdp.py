@@ -1,0 +1,156 @@
+"""A training of a sharded model (FSDP2) that loses members: shards come from replicas, or from a checkpoint.
+
+Four processes train in two replicas of two shards (HSDP). One is killed: the other replica has its shard. The three
+that are left have a shard each. One more is killed: its shard is nowhere, and the last checkpoint is loaded, sharded for
+two. A newcomer comes: three shards are made of two. Then four others train undisturbed, and the losses are compared.
+
+    python examples/elastic_fsdp.py                    both, and what they came to
+    python examples/elastic_fsdp.py --record FILE      the losses, as JSON
+
+It needs a file of scikit-learn: pip install --no-deps scikit-learn
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+import multiworld as mw
+from _common import arguments, ended, say
+from _members import Members
+from digits.data import digits
+from digits.model import History, accuracy
+from digits.sharding import Sharded
+from digits.story import Progress, compared
+from multiworld.elastic import ElasticBatchSampler
+
+MEMBERS, BATCH, EPOCHS, SAVE_EVERY = 4, 64, 10, 20
+KILLED, COMES = (1, 2), 4
+"""Seats."""
+STORY = {1: 30, 2: 70, COMES: 110}
+"""What happens to them at which step."""
+PAUSE = 0.015
+"""Seconds before a step of the story: a larger model would take longer, and what happens takes time."""
+
+
+class Trainer:
+    """A member: what it trains, in the present generation and as the one before left it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.folder = args, Path(args.folder)
+        self.training, self.test = digits()
+        self.history, self.sampler = History(), ElasticBatchSampler(len(self.training), BATCH)
+        self.world = mw.join(
+            "digits", None, f"2:{MEMBERS}", store=args.store, seat=str(args.rank),
+            state={"sampler": self.sampler, "history": self.history},  # what is not sharded
+        )  # fmt: skip
+        self.sampler.follow(self.world)
+        self.progress = Progress.of(args)
+        self.present: Any = None  # a Sharded
+        self.generation = self.ended = 0
+
+    def train(self) -> None:
+        """Train with whoever is there."""
+        loader = DataLoader(self.training, batch_sampler=self.sampler)
+        while self.sampler.epoch < EPOCHS:
+            try:
+                if self.generation != self.world.generation:
+                    self.begin()
+                for pixels, labels in loader:
+                    time.sleep(PAUSE * self.args.story)
+                    with self.world:
+                        loss = self.gradients(self.present, pixels, labels)
+                    # From here on nothing can break off, and all have the gradients of this step.
+                    self.present.optimizer.step()
+                    self.history.steps.append([loss, self.world.world_size])
+                    self.ended += 1
+                    if self.world.rank == 0:
+                        self.progress.tell(self.world.step)
+                    if self.world.advance():
+                        break
+                    if len(self.history.steps) % SAVE_EVERY == 0:
+                        with self.world:
+                            place = self.sampler.state_dict()
+                            self.present.save(self.folder, len(self.history.steps), place)
+            except mw.BrokenWorldException as broken:
+                say("%s in step %d", broken, len(self.history.steps))
+                self.world.reform()
+
+    def begin(self) -> None:
+        """Begin a generation: shard the model over its members."""
+        if self.present is not None and self.world.step > self.ended:
+            # This member broke off when others had the word that all have their gradients: it has them, too.
+            self.present.optimizer.step()
+        self.ended = self.world.step
+        with self.world:
+            new = Sharded(self.world.world_size)
+            step, saved = new.take_over(self.world, self.present, len(self.history.steps), self.folder)
+        if saved is not None:
+            self.sampler.load_state_dict(saved)
+            del self.history.steps[step:]
+        self.present, self.generation = new, self.world.generation
+        say("%r, step %d%s", self.world, step, ", of the checkpoint" if saved is not None else "")
+
+    def gradients(self, present: Sharded, pixels: torch.Tensor, labels: torch.Tensor) -> float:
+        """Make the gradients of a step; return the loss of all members' samples once all have them."""
+        present.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(present.net(pixels), labels, reduction="sum") / BATCH
+        (loss * self.world.world_size).backward()  # FSDP takes the mean of all members' gradients
+        everyones = loss.detach()
+        dist.all_reduce(everyones)
+        return everyones.item()
+
+    def end(self) -> None:
+        """Tell what has come of it."""
+        with self.world:
+            found = accuracy(self.present.net, self.test)
+        if self.world.rank == 0:
+            self.progress.tell(self.world.step, {"steps": self.history.steps, "accuracy": found})
+        self.world.barrier()
+        self.world.close()
+
+
+def member(args: argparse.Namespace) -> int:
+    """Train, from where the others are."""
+    torch.set_num_threads(1)
+    if args.story and args.rank == COMES:
+        Progress.of(args).wait(STORY[COMES])
+    trainer = Trainer(args)
+    trainer.train()
+    trainer.end()
+    return 0
+
+
+def run(story: int) -> dict[str, Any]:
+    """Train once, with the story or without; returns what the members came to."""
+    with tempfile.TemporaryDirectory() as folder, Members() as members:
+        for seat in range(MEMBERS + story):
+            members.start(seat, "--story", str(story), "--folder", folder)
+        progress = Progress(members.store)
+        for seat in KILLED[: len(KILLED) * story]:
+            progress.wait(STORY[seat])
+            members.kill(seat)
+        if members.wait():
+            raise SystemExit(1)
+        return progress.result()
+    raise SystemExit(130)  # Ctrl-C
+
+
+def main() -> int:
+    """Be a member, or start them."""
+    args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--folder", "checkpoints"), ("--record", ""))
+    if args.rank is not None:
+        return member(args)
+    return compared(run(1), run(0), args.record)
+
+
+if __name__ == "__main__":
+    ended(main)
