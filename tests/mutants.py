@@ -64,6 +64,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "state_notes": ("state_pieces",),
         "state_pieces": ("state_pieces",),
         "state_tree": ("state_tree",),
+        "sampling": ("sampling",),
+        "resharding": ("resharding",),
         "membership/reachability": ("reachability",),
         "nccl_policy": ("nccl_policy",),
         "packet_filter": ("packet_filter",),

@@ -44,7 +44,7 @@ def contrast(one: str, other: str) -> float:
 
 def test_the_committed_pictures_are_what_the_script_draws(tmp_path) -> None:
     written = worlds.write(tmp_path)
-    assert {path.name for path in written} == {path.name for path in PICTURES.glob("*.svg")}
+    assert {path.name for path in written} == {path.name for path in PICTURES.glob("worlds-*.svg")}
     for path in written:
         committed = (PICTURES / path.name).read_bytes()
         assert path.read_bytes() == committed, "draw them anew: python docs/pictures/worlds.py"
