@@ -159,7 +159,7 @@ def test_a_store_that_dies_with_a_member_is_seeded_by_the_others(seed):
     assert {life.active.size for life in sim.lives[1:]} == {3}, "they waited for each other"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), SEEDS)
 def test_whatever_happens_they_agree_and_go_on(data, seed):
     least = data.draw(st.integers(1, 3), "least")
