@@ -17,9 +17,9 @@ from multiworld.world import worlds
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld.world import World
 
 __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
@@ -31,6 +31,8 @@ ASKING = 2.0
 one is used."""
 AGAIN = 0.05
 """Seconds between two tries."""
+FIRST_CALL = 5.0
+"""Seconds for which a world of a range waits in its first generation for more than its smallest size."""
 UNDO_BUDGET = 5.0
 """Seconds that giving up may take."""
 _LOOK_EVERY = 0.5
@@ -43,10 +45,16 @@ class JoinAllRequest:
     """Options of one call of `join_all`; `stop` is set when the call was cancelled."""
 
     def __init__(
-        self, rejoin: bool, timeout: float | dt.timedelta | None, gpu: int | None, stop: threading.Event
+        self,
+        rejoin: bool,
+        timeout: float | dt.timedelta | None,
+        state: Mapping[str, StateLike] | None,
+        gpu: int | None,
+        stop: threading.Event,
     ) -> None:
         self.rejoin = rejoin
         self.timeout = timeout
+        self.state = state or {}
         self.gpu = gpu
         self.stop = stop
         self.fresh: list[World] = []
@@ -78,7 +86,7 @@ class Joins:
     def join(self, names: Sequence[str], request: JoinAllRequest) -> tuple[dict[str, World], list[World]]:
         """Return the worlds of `names`, active, and those of them that this call joined."""
         assigned = self.launcher.ask(ANSWER)
-        for name in names:
+        for name in (*names, *request.state):
             if name not in assigned:
                 raise UnknownWorldError(
                     str(name),
@@ -87,7 +95,8 @@ class Joins:
                     next_step="Name one of them, or make this worker a member in the worlds file",
                 )
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
-        plans = {name: assigned[name].plan(request.timeout, request.gpu) for name in wanted}
+        given = request.timeout, request.gpu
+        plans = {name: assigned[name].plan(*given, request.state.get(name)) for name in wanted}
         own: dict[str, PendingJoin] = {}
         with self._lock:
             for name in wanted:
@@ -181,8 +190,8 @@ class Joins:
             return self._try(plan, request, partial(_again, world)), False
         if kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
-        joined = self._try(plan, request, joining.join_planned)
-        if request.rejoin:
+        joined = self._try(plan, request, _first)
+        if request.rejoin and plan.state is None:  # a state is sent while the program stands still
             with self._lock:
                 self._kept[plan.name] = Rejoiner(joined, self._rejoin)
         return joined, True
@@ -224,6 +233,13 @@ class Joins:
             return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)
 
         return give_up
+
+
+def _first(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
+    """Join; a world of a range begins soon with those that were started, and lets others in later."""
+    begun = joining.join_planned(replace(plan, last_call=min(plan.last_call, FIRST_CALL)), cancelled)
+    begun._plan = replace(begun._plan, last_call=plan.last_call)  # noqa: SLF001  (of later generations)
+    return begun
 
 
 def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld._join.arguments import make_plan
+from multiworld._join.arguments import LAST_CALL, make_plan
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.errors import MultiworldError, StoreUnreachableError
 from multiworld.events import (
@@ -25,7 +25,7 @@ from multiworld.events import (
 if TYPE_CHECKING:
     import datetime as dt
 
-    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld.events import Event
 
 __all__ = ["AssignedWorld", "LauncherClient"]
@@ -42,11 +42,18 @@ _STATES: dict[type[Event], str] = {
 
 @dataclass(frozen=True)
 class AssignedWorld:
-    """One world of this worker, from the launcher's answer."""
+    """One world of this worker, from the launcher's answer.
+
+    Attributes:
+        rank: None where it is assigned: then `seat` is this worker's name, which it keeps.
+        size: a number, or "MIN:MAX".
+    """
 
     name: str
-    rank: int
-    world_size: int
+    rank: int | None
+    size: int | str
+    seat: str | None
+    last_call: float
     backend: str
     store: str
     served: bool
@@ -63,6 +70,8 @@ class AssignedWorld:
             said["name"],
             said["rank"],
             said["world_size"],
+            said.get("seat"),
+            LAST_CALL if said.get("last_call") is None else said["last_call"],
             said["backend"],
             said["store"],
             bool(said.get("launcher")),
@@ -72,17 +81,26 @@ class AssignedWorld:
             tuple(said.get("after", ())),
         )
 
-    def plan(self, timeout: float | dt.timedelta | None, gpu: int | None) -> JoinPlan:
-        """Return the join's plan, with the caller's timeout, if any, and current GPU."""
+    def plan(
+        self, timeout: float | dt.timedelta | None, gpu: int | None, state: StateLike | None = None
+    ) -> JoinPlan:
+        """Return the join's plan, with the caller's timeout, if any, current GPU and state.
+
+        Raises:
+            InvalidJoinError: a state for a world whose members have ranks, or one that is none.
+        """
         made = make_plan(
             self.name,
             self.rank,
-            self.world_size,
+            self.size,
             self.store,
             self.backend,
             self.timeout if timeout is None else timeout,
             self.hang_timeout,
             self.device,
+            seat=self.seat,
+            last_call=self.last_call,
+            state=state,
         )
         return replace(
             made, served=self.served, gpu=gpu if made.gpu is not None and gpu is not None else made.gpu

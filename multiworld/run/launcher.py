@@ -134,7 +134,7 @@ def launch(options: Options, stream: TextIO) -> int:
             options.torch.tee = "3"  # workers' output is shown above the view
         config, entrypoint, arguments = configure(options, plan)
         if plan is not None:
-            _planned(options, config)
+            _planned(options, config, plan)
             check_stores(plan)
         if screen is None:
             # JSON is for programs, and complete; text is for people, and short.
@@ -173,7 +173,19 @@ def launch(options: Options, stream: TextIO) -> int:
     return end.code
 
 
-def _planned(options: Options, config: LaunchConfig) -> None:
+def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
+    if plan.changing and options.restart == "group":
+        raise ArgumentsError(
+            f"--restart group with role {plan.changing[0].name!r} of a range",
+            rule="Workers come and go one by one only under --restart worker",
+            next_step="Leave --restart out, or give the role one number of workers",
+        )
+    if config.max_nodes > 1 and plan.changing not in {(), plan.roles[-1:]}:
+        raise ArgumentsError(
+            f"role {plan.changing[0].name!r} of a range on several nodes",
+            rule="There only the last role of the worlds file is one: nodes that come later have its ranks",
+            next_step="Write it last in [roles], and give the others one number of workers",
+        )
     if options.restart == "group" and config.max_nodes > 1:
         raise ArgumentsError(
             "--restart group with --worlds on several nodes",
@@ -347,8 +359,10 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
 def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
     config, options = run.config, run.options
     if config.max_nodes == 1:
-        serve = None if run.plan is None else _HERE
-        return SingleNode(config.nproc_per_node, run.bus, serve=serve)
+        if run.plan is None:
+            return SingleNode(config.nproc_per_node, run.bus, serve=None)
+        starting = run.plan.starting(config.nproc_per_node)
+        return SingleNode(run.plan.world_size, run.bus, serve=_HERE, starting=starting)
     asked = NodesSpec(
         run_id=config.run_id,
         endpoint=config.rdzv_endpoint,

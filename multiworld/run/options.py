@@ -298,15 +298,16 @@ def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:
 
 
 def _share(plan: WorldsPlan, nodes: int) -> int:
-    """Return the workers per node with which `nodes` nodes have room for all workers."""
-    return -(-plan.world_size // max(1, nodes))
+    """Return the workers per node with which `nodes` nodes have room for all workers that a run needs."""
+    return -(-plan.least_workers // max(1, nodes))
 
 
 def _fits(plan: WorldsPlan, share: int, most: int) -> None:
     """Check the number of workers of a single node; `MultiNode.settle` checks that of several."""
-    if most == 1 and share != plan.world_size:
+    if most == 1 and not plan.least_workers <= share <= plan.world_size:
+        sizes = f"{plan.least_workers} to " * bool(plan.changing) + f"{plan.world_size}"
         raise ArgumentsError(
-            f"--nproc-per-node {share} on one node, for {plan.world_size} workers of {plan.path}",
+            f"--nproc-per-node {share} on one node, for {sizes} workers of {plan.path}",
             rule="One node has all workers of the worlds file",
             next_step="Leave --nproc-per-node out, or change --nnodes",
         )

@@ -319,8 +319,8 @@ class ControlServer:
         answer["worlds"] = [
             {
                 "name": world.name,
-                "rank": world.members.index(member),
-                "world_size": len(world.members),
+                "rank": None if world.assigned else world.members.index(member),
+                "world_size": f"{world.least}:{world.most}" if world.assigned else len(world.members),
                 "backend": world.backend,
                 "store": address if world.store == LAUNCHER else world.store,
                 "launcher": world.store == LAUNCHER,
@@ -329,6 +329,7 @@ class ControlServer:
                 "device": world.device,
                 "after": list(world.after),
                 "members": [[each.role, each.index] for each in world.members],
+                **({"seat": str(member), "last_call": world.last_call} if world.assigned else {}),
             }
             for world in self._plan.worlds_of(rank)
         ]

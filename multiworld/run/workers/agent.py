@@ -110,6 +110,7 @@ class WorkerAgent(LocalElasticAgent):
         )
         self._logs = RunLogs(logs_specs, self._filters)
         self._places: dict[int, WorkerRank] = {}
+        self._wanted: set[int] = set()  # ranks of the places that have, or had, a worker
         self._envs: dict[int, dict[str, str]] = {}
         self._processes: dict[int, WorkerProcess] = {}
         self._due: dict[int, float] = {}
@@ -156,6 +157,7 @@ class WorkerAgent(LocalElasticAgent):
             group.spec.local_world_size = assignment.size  # torch puts it into the workers' environment
         found = worker_ranks(assignment, group.spec.local_world_size, group.spec.role, self._context.plan)
         self._places = {place.rank: place for place in found}
+        self._wanted = set(self._places if assignment.starting is None else assignment.starting)
         group.workers = [
             Worker(place.local_rank, place.rank, place.role_rank, place.world_size, place.role_size)
             for place in found
@@ -167,7 +169,11 @@ class WorkerAgent(LocalElasticAgent):
         if self._places:
             self._envs = self._torch_environments(worker_group)
             self._logs.prepare(self._envs)
-        return {place.local_rank: self._start(place) for place in self._places.values()}
+        return {
+            place.local_rank: self._start(place)
+            for place in self._places.values()
+            if place.rank in self._wanted
+        }
 
     def _torch_environments(self, worker_group: WorkerGroup) -> dict[int, dict[str, str]]:
         """Return the workers' environments as torch makes them, which it does for all workers at once."""
@@ -292,6 +298,8 @@ class WorkerAgent(LocalElasticAgent):
             result = self._step()
             if result is not None:
                 group.state = result.state
+                # torch's agent records an event for each of them.
+                group.workers = [each for each in group.workers if each.global_rank in self._wanted]
                 return result
             self._context.wake.wait(self._until())
 
@@ -316,7 +324,7 @@ class WorkerAgent(LocalElasticAgent):
                 self._start_again(rank)
         for process in over:  # the replacement comes first
             self._retire(process)
-        if self._places and len(self._values) == len(self._places) and not self._done:
+        if self._places and len(self._values) == len(self._wanted) and not self._done:
             self._done = True
             nodes.done()
         return result
