@@ -1,4 +1,4 @@
-"""`join_all` and its awaitable twin."""
+"""`join_all` and its awaitable twin, and `retiring`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiworld._join.arguments import StateLike
     from multiworld.world import World
 
-__all__ = ["join_all", "join_all_async"]
+__all__ = ["join_all", "join_all_async", "retiring"]
 
 
 def join_all(
@@ -106,6 +106,16 @@ async def join_all_async(
             threading.Thread(target=close, args=(late,), daemon=True, name="m8d-join-all").start()
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
+
+
+def retiring() -> bool:
+    """Whether the launcher retires this worker (``m8d-run scale``, ``m8d-run retire``): it is to end soon.
+
+    Its worlds of a range are left without the program: each is closed when one of its next `World.advance`
+    returns. A program that is in others too, or in none, asks here whether to go on. False without a
+    launcher; the first call connects with it.
+    """
+    return _here().retiring()
 
 
 _mine: list[Joins] = []  # of this process, from its first call on

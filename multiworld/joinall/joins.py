@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from multiworld._join import join as joining
 from multiworld._join.rejoining import Rejoiner
-from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
+from multiworld.errors import (
+    JoinAbandonedError,
+    JoinTimeoutError,
+    MultiworldError,
+    StoreUnreachableError,
+    UnknownWorldError,
+)
 from multiworld.events import State
 from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.world import worlds
@@ -82,10 +89,12 @@ class Joins:
         self._lock = threading.Lock()
         self._pending: dict[str, PendingJoin] = {}
         self._kept: dict[str, Rejoiner] = {}
+        self._connects = True  # for `retiring`: once
 
     def join(self, names: Sequence[str], request: JoinAllRequest) -> tuple[dict[str, World], list[World]]:
         """Return the worlds of `names`, active, and those of them that this call joined."""
         assigned = self.launcher.ask(ANSWER)
+        self._connects = False
         for name in (*names, *request.state):
             if name not in assigned:
                 raise UnknownWorldError(
@@ -122,6 +131,14 @@ class Joins:
         return worlds, [
             pending.world for pending in own.values() if pending.world is not None and pending.fresh
         ]
+
+    def retiring(self) -> bool:
+        """See `multiworld.retiring`."""
+        if self._connects:
+            self._connects = False
+            with contextlib.suppress(MultiworldError):  # there is no launcher, or it does not answer
+                self.launcher.ask(ASKING)
+        return self.launcher.retirement.begun
 
     def _await(
         self, pending_joins: dict[str, PendingJoin], request: JoinAllRequest, news: threading.Event
@@ -214,6 +231,8 @@ class Joins:
                 made = replace(plan, store=self.launcher.store_of(plan))
                 return join(made, self._giving_up(made, request, deadline if last is not None else None))
             except _RETRIED as exc:
+                if plan.assigned and self.launcher.retirement.begun:
+                    raise
                 out_of_time = time.monotonic() + AGAIN >= deadline
                 if request.stop.is_set() or (out_of_time and last is None):
                     raise
@@ -230,7 +249,8 @@ class Joins:
     ) -> Callable[[], bool]:
         def give_up() -> bool:
             late = deadline is not None and time.monotonic() >= deadline
-            return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)
+            retires = plan.assigned and self.launcher.retirement.begun
+            return request.stop.is_set() or late or retires or self.launcher.moved(plan.store, plan)
 
         return give_up
 

@@ -19,8 +19,10 @@ from multiworld.events import (
     WorldClosed,
     WorldJoinFailed,
     WorldJoining,
+    WorldStateReceived,
     bus,
 )
+from multiworld.joinall.retirement import Retirement
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -108,10 +110,15 @@ class AssignedWorld:
 
 
 class LauncherClient:
-    """This process's connection to its launcher, made when it is first needed."""
+    """This process's connection to its launcher, made when it is first needed.
+
+    Attributes:
+        retirement: whether the launcher retires this worker.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.retirement = Retirement()
         self._calling = threading.Lock()
         self._client: ControlClient | None = None
         self._assigned: dict[str, AssignedWorld] = {}
@@ -160,7 +167,7 @@ class LauncherClient:
             "attempt": int(attempt) if attempt.isdigit() else 0,
         }
         try:
-            client = ControlClient(path, deadline=deadline)
+            client = ControlClient(path, deadline=deadline, retired=self.retirement.begin)
         except OSError as exc:
             raise _refusal(f"the launcher cannot be reached at {path}: {exc.strerror or exc}") from exc
         answer = client.hello(hello, deadline=deadline)
@@ -201,7 +208,11 @@ class LauncherClient:
     def _tell(self, event: Event) -> None:
         """Report an event of a world to the launcher. Never blocks."""
         client, state = self._client, _STATES.get(type(event))
-        if client is None or state is None or os.getpid() != self._pid:
+        if client is None or os.getpid() != self._pid:
+            return
+        if isinstance(event, WorldStateReceived):
+            client.report({"world": event.world, "received": event.received, "total": event.total})
+        if state is None:
             return
         world, detail, cause = event.world, "", ""
         if isinstance(event, WorldBroken):
@@ -222,15 +233,16 @@ class LauncherClient:
             self._closed.discard(world)
         else:
             self._causes.pop(world, None)
-        client.report(
-            {
-                "world": world,
-                "state": state,
-                "generation": event.generation,
-                "detail": detail[:2000],
-                "cause": cause,
-            }
-        )
+        said = {
+            "world": world,
+            "state": state,
+            "generation": event.generation,
+            "detail": detail[:2000],
+            "cause": cause,
+        }
+        if isinstance(event, WorldActive) and (found := self._assigned.get(world)) is not None:
+            said |= {"size": event.world_size, "sizes": found.size if found.rank is None else ""}
+        client.report(said)
 
     def forked(self) -> None:
         """Close the parent's connection in a forked child."""

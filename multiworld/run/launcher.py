@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
@@ -46,6 +47,7 @@ from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
+from multiworld.run.workers.scaler import Request
 from multiworld.run.worldsfile.host_checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 
@@ -289,12 +291,21 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     reaper = ReaperClient(run.grace, time.monotonic)
     parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
+    commands: SimpleQueue[Request] = SimpleQueue()
+    wake = Wake()
+    parts.callback(wake.close)
+
+    def command(said: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+        commands.put(Request(said, answer))
+        wake.rouse()
+
     control = ControlServer(
         choose(config.run_id),
         run.plan,
         run.bus,
         state.snapshot,
         store=lambda: stores[0]() if stores else "",
+        command=None if run.options.restart == "group" else command,
     )
     control.start()
     parts.callback(control.close)
@@ -319,13 +330,14 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
             ),
             bus=run.bus,
             reaper=reaper,
-            wake=Wake(),
+            wake=wake,
             signals=numbers(names or _SIGNALS),
             grace=run.grace,
             plan=run.plan,
             environment=environment,
+            commands=commands,
+            tell_retiring=control.retire,
         )
-        parts.callback(context.wake.close)
         parts.callback(context.nodes.close)
         workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
         stores.append(lambda: "" if workers.assignment is None else workers.assignment.store)
