@@ -38,7 +38,7 @@ def join_all(
         rejoin: whether a world that breaks is joined again in the background, under the launcher's present
             store address, until it is active or closed. The others go on meanwhile; operations of that one
             raise BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined
-            by this call, but for those with a `state`: they are reformed by the program.
+            by this call, but not for those with a `state`: call this again where they break.
         timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
         state: by world, what has its state (see `multiworld.join`); of worlds of a range of sizes.
 

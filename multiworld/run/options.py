@@ -26,7 +26,7 @@ __all__ = ["Options", "build_parser", "configure", "parse"]
 _DESCRIPTION = """\
 Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
 A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run
-here.\
+here; `m8d-run scale` and `m8d-run retire` start and retire workers of a running run.\
 """
 _NPROC_DEFAULT = "1"
 _MAX_RESTARTS = (
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         metavar="FILE.toml",
         help="Roles, and worlds between their workers; the script joins its worlds with "
-        "multiworld.join_all().",
+        "multiworld.join_all(). The number of a role may be a range: m8d-run scale changes it.",
     )
     add("ui", action=check_env, type=None, help="Show the run live on the terminal (needs rich).")
     add(

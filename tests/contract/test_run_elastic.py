@@ -62,7 +62,7 @@ def work(world):
             world.advance()
         except mw.BrokenWorldException as broken:
             tell("broken", cause=str(broken.cause))
-            world.wait_active() if sys.argv[1:] else world.reform()
+            world.wait_active() if sys.argv[1:] else mw.join_all()
     return "left"
 
 model = Model()
