@@ -22,7 +22,7 @@ trainer = "1:4"
 
 [worlds.train]
 members = ["trainer:*"]
-last_call = 60
+last_call = 2
 timeout = 120
 hang_timeout = 30
 """
@@ -38,7 +38,7 @@ class Model:
     weight = torch.zeros(4)
 
     def state_dict(self):
-        if said("slow"):
+        if said("slow") and os.environ["ROLE_RANK"] < "2":  # who was there before
             tell("asked")
             hold("on")
         return {"weight": self.weight}
@@ -84,8 +84,8 @@ def run_id(run):
 
 
 def snapshot(run):
-    (found,) = [each.snapshot for each in ask_all(sockets(), 30) if each.snapshot["run_id"] == run_id(run)]
-    return found
+    found = [each.snapshot for each in ask_all(sockets(), 30) if each.snapshot is not None]
+    return next(each for each in found if each["run_id"] == run_id(run))
 
 
 def together(run, size, *ranks):

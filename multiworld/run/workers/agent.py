@@ -424,8 +424,7 @@ class WorkerAgent(LocalElasticAgent):
             leave: tell the other nodes meanwhile.
         """
         context = self._context
-        self._crew.due.clear()
-        self._crew.retirements.clear()
+        self._scaler.forget()
         processes, self._crew.processes = dict(self._crew.processes), {}
 
         def meanwhile() -> None:

@@ -156,6 +156,12 @@ class Scaler:
             self._bus.publish(Note(time.time(), logging.WARNING, text))
             self._crew.processes[rank].send(number)
 
+    def forget(self) -> None:
+        """All workers are ended in another way."""
+        self._crew.due.clear()
+        self._crew.retirements.clear()
+        self._tell_retiring(())
+
     def has_retired(self, process: WorkerProcess, ended: ProcessExit) -> None:
         """A retired worker's process has ended."""
         rank, now = process.rank, time.time()
