@@ -177,7 +177,7 @@ def test_a_node_that_comes_later_brings_newcomers(tmp_path):
 
     def options(host):
         return ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "late", "--local-addr", "127.0.0.1",
-                "--rdzv-conf", f"is_host={host},last_call_timeout=1"]  # fmt: skip
+                "--rdzv-conf", f"is_host={host},last_call_timeout=1", "--node-hang-timeout", "30"]  # fmt: skip
 
     (tmp_path / "late").mkdir()
     with started(tmp_path, 1, options=options(1)) as first:
