@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         WorldStateReceived,
         subscribe,
     )
-    from multiworld.joinall import join_all, join_all_async
+    from multiworld.joinall import join_all, join_all_async, retiring
     from multiworld.world import World, worlds
 
 __version__ = "1.0.0"
@@ -79,7 +79,7 @@ _LAZY = {
     ),
     "joined": "multiworld._join.block",
     **dict.fromkeys(("join", "join_async"), "multiworld._join.join"),
-    **dict.fromkeys(("join_all", "join_all_async"), "multiworld.joinall"),
+    **dict.fromkeys(("join_all", "join_all_async", "retiring"), "multiworld.joinall"),
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip
 
@@ -92,7 +92,7 @@ __all__ = [
     "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
     "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError", "__version__", "join", "join_all",
-    "join_all_async", "join_async", "joined", "subscribe", "worlds",
+    "join_all_async", "join_async", "joined", "retiring", "subscribe", "worlds",
 ]  # fmt: skip
 
 

@@ -15,9 +15,12 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import MultiworldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["MAX_LINE", "ControlClient", "Lines", "ProtocolError", "encode"]
 
@@ -116,12 +119,14 @@ class ControlClient:
     Args:
         path: of the launcher's socket.
         deadline: ``time.monotonic()`` seconds until which to connect.
+        retired: called, in the thread, when the launcher retires this worker. Quick.
 
     Raises:
         OSError: the socket does not accept.
     """
 
-    def __init__(self, path: str, *, deadline: float) -> None:
+    def __init__(self, path: str, *, deadline: float, retired: Callable[[], object] | None = None) -> None:
+        self._retired = retired
         self._sock = socket.socket(socket.AF_UNIX)
         try:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -254,6 +259,8 @@ class ControlClient:
     def _hear(self, message: dict[str, Any]) -> None:
         if isinstance(store := message.get("store"), str):
             self._store = store
+        if message.get("retire") is True and self._retired is not None:
+            self._retired()
         number = message.get("id")
         if number is None:
             if "worlds" in message or "error" in message:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from multiworld.joinall.calls import join_all, join_all_async
+from multiworld.joinall.calls import join_all, join_all_async, retiring
 
-__all__ = ["join_all", "join_all_async"]
+__all__ = ["join_all", "join_all_async", "retiring"]

@@ -1,4 +1,4 @@
-"""`join_all` and its awaitable twin."""
+"""`join_all` and its awaitable twin, and `retiring`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from multiworld.work import seen
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Mapping
 
+    from multiworld._join.arguments import StateLike
     from multiworld.world import World
 
-__all__ = ["join_all", "join_all_async"]
+__all__ = ["join_all", "join_all_async", "retiring"]
 
 
 def join_all(
-    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+    *names: str,
+    rejoin: bool = True,
+    timeout: float | dt.timedelta | None = None,
+    state: Mapping[str, StateLike] | None = None,
 ) -> dict[str, World]:
     """Join this worker's worlds of the worlds file (``m8d-run --worlds``); returns when all are active.
 
@@ -33,8 +38,9 @@ def join_all(
         rejoin: whether a world that breaks is joined again in the background, under the launcher's present
             store address, until it is active or closed. The others go on meanwhile; operations of that one
             raise BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined
-            by this call.
+            by this call, but not for those with a `state`: call this again where they break.
         timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
+        state: by world, what has its state (see `multiworld.join`); of worlds of a range of sizes.
 
     Returns:
         The worlds by name, in the order given, or the file's.
@@ -42,19 +48,23 @@ def join_all(
     Raises:
         MultiworldError: this process has no launcher, or it does not answer, or it has no worlds file.
         UnknownWorldError: this worker is in no world of that name.
+        InvalidJoinError: a state for a world of one size, or something that is no state.
         JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
             again.
     """
-    worlds, _ = _here().join(names, JoinAllRequest(rejoin, timeout, _gpu_here(), threading.Event()))
+    worlds, _ = _here().join(names, JoinAllRequest(rejoin, timeout, state, _gpu_here(), threading.Event()))
     return worlds
 
 
 async def join_all_async(
-    *names: str, rejoin: bool = True, timeout: float | dt.timedelta | None = None
+    *names: str,
+    rejoin: bool = True,
+    timeout: float | dt.timedelta | None = None,
+    state: Mapping[str, StateLike] | None = None,
 ) -> dict[str, World]:
     """`join_all`, awaitable. Cancelling it closes what was joined here."""
     loop = asyncio.get_running_loop()
-    request = JoinAllRequest(rejoin, timeout, _gpu_here(), threading.Event())
+    request = JoinAllRequest(rejoin, timeout, state, _gpu_here(), threading.Event())
     result: asyncio.Future[dict[str, World]] = loop.create_future()
     result.add_done_callback(seen)  # its awaiter may be cancelled
     taken = threading.Lock()
@@ -96,6 +106,16 @@ async def join_all_async(
             threading.Thread(target=close, args=(late,), daemon=True, name="m8d-join-all").start()
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
+
+
+def retiring() -> bool:
+    """Whether the launcher retires this worker (``m8d-run scale``, ``m8d-run retire``): it is to end soon.
+
+    Its worlds of a range are left without the program: each is closed when one of its next `World.advance`
+    returns. A program that is in others too, or in none, asks here whether to go on. False without a
+    launcher; the first call connects with it.
+    """
+    return _here().retiring()
 
 
 _mine: list[Joins] = []  # of this process, from its first call on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -10,16 +11,22 @@ from typing import TYPE_CHECKING
 
 from multiworld._join import join as joining
 from multiworld._join.rejoining import Rejoiner
-from multiworld.errors import JoinAbandonedError, JoinTimeoutError, StoreUnreachableError, UnknownWorldError
+from multiworld.errors import (
+    JoinAbandonedError,
+    JoinTimeoutError,
+    MultiworldError,
+    StoreUnreachableError,
+    UnknownWorldError,
+)
 from multiworld.events import State
 from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.world import worlds
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld.world import World
 
 __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
@@ -31,6 +38,8 @@ ASKING = 2.0
 one is used."""
 AGAIN = 0.05
 """Seconds between two tries."""
+FIRST_CALL = 5.0
+"""Seconds for which a world of a range waits in its first generation for more than its smallest size."""
 UNDO_BUDGET = 5.0
 """Seconds that giving up may take."""
 _LOOK_EVERY = 0.5
@@ -43,10 +52,16 @@ class JoinAllRequest:
     """Options of one call of `join_all`; `stop` is set when the call was cancelled."""
 
     def __init__(
-        self, rejoin: bool, timeout: float | dt.timedelta | None, gpu: int | None, stop: threading.Event
+        self,
+        rejoin: bool,
+        timeout: float | dt.timedelta | None,
+        state: Mapping[str, StateLike] | None,
+        gpu: int | None,
+        stop: threading.Event,
     ) -> None:
         self.rejoin = rejoin
         self.timeout = timeout
+        self.state = state or {}
         self.gpu = gpu
         self.stop = stop
         self.fresh: list[World] = []
@@ -74,11 +89,13 @@ class Joins:
         self._lock = threading.Lock()
         self._pending: dict[str, PendingJoin] = {}
         self._kept: dict[str, Rejoiner] = {}
+        self._connects = True  # for `retiring`: once
 
     def join(self, names: Sequence[str], request: JoinAllRequest) -> tuple[dict[str, World], list[World]]:
         """Return the worlds of `names`, active, and those of them that this call joined."""
         assigned = self.launcher.ask(ANSWER)
-        for name in names:
+        self._connects = False
+        for name in (*names, *request.state):
             if name not in assigned:
                 raise UnknownWorldError(
                     str(name),
@@ -87,7 +104,8 @@ class Joins:
                     next_step="Name one of them, or make this worker a member in the worlds file",
                 )
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
-        plans = {name: assigned[name].plan(request.timeout, request.gpu) for name in wanted}
+        given = request.timeout, request.gpu
+        plans = {name: assigned[name].plan(*given, request.state.get(name)) for name in wanted}
         own: dict[str, PendingJoin] = {}
         with self._lock:
             for name in wanted:
@@ -113,6 +131,14 @@ class Joins:
         return worlds, [
             pending.world for pending in own.values() if pending.world is not None and pending.fresh
         ]
+
+    def retiring(self) -> bool:
+        """See `multiworld.retiring`."""
+        if self._connects:
+            self._connects = False
+            with contextlib.suppress(MultiworldError):  # there is no launcher, or it does not answer
+                self.launcher.ask(ASKING)
+        return self.launcher.retirement.begun
 
     def _await(
         self, pending_joins: dict[str, PendingJoin], request: JoinAllRequest, news: threading.Event
@@ -181,8 +207,8 @@ class Joins:
             return self._try(plan, request, partial(_again, world)), False
         if kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
-        joined = self._try(plan, request, joining.join_planned)
-        if request.rejoin:
+        joined = self._try(plan, request, _first)
+        if request.rejoin and plan.state is None:  # a state is sent while the program stands still
             with self._lock:
                 self._kept[plan.name] = Rejoiner(joined, self._rejoin)
         return joined, True
@@ -205,6 +231,8 @@ class Joins:
                 made = replace(plan, store=self.launcher.store_of(plan))
                 return join(made, self._giving_up(made, request, deadline if last is not None else None))
             except _RETRIED as exc:
+                if plan.assigned and self.launcher.retirement.begun:
+                    raise
                 out_of_time = time.monotonic() + AGAIN >= deadline
                 if request.stop.is_set() or (out_of_time and last is None):
                     raise
@@ -221,9 +249,17 @@ class Joins:
     ) -> Callable[[], bool]:
         def give_up() -> bool:
             late = deadline is not None and time.monotonic() >= deadline
-            return request.stop.is_set() or late or self.launcher.moved(plan.store, plan)
+            retires = plan.assigned and self.launcher.retirement.begun
+            return request.stop.is_set() or late or retires or self.launcher.moved(plan.store, plan)
 
         return give_up
+
+
+def _first(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
+    """Join; a world of a range begins soon with those that were started, and lets others in later."""
+    begun = joining.join_planned(replace(plan, last_call=min(plan.last_call, FIRST_CALL)), cancelled)
+    begun._plan = replace(begun._plan, last_call=plan.last_call)  # noqa: SLF001  (of later generations)
+    return begun
 
 
 def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:

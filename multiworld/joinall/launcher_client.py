@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld._join.arguments import make_plan
+from multiworld._join.arguments import LAST_CALL, make_plan
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.errors import MultiworldError, StoreUnreachableError
 from multiworld.events import (
@@ -19,13 +19,15 @@ from multiworld.events import (
     WorldClosed,
     WorldJoinFailed,
     WorldJoining,
+    WorldStateReceived,
     bus,
 )
+from multiworld.joinall.retirement import Retirement
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld.events import Event
 
 __all__ = ["AssignedWorld", "LauncherClient"]
@@ -42,11 +44,18 @@ _STATES: dict[type[Event], str] = {
 
 @dataclass(frozen=True)
 class AssignedWorld:
-    """One world of this worker, from the launcher's answer."""
+    """One world of this worker, from the launcher's answer.
+
+    Attributes:
+        rank: None where it is assigned: then `seat` is this worker's name, which it keeps.
+        size: a number, or "MIN:MAX".
+    """
 
     name: str
-    rank: int
-    world_size: int
+    rank: int | None
+    size: int | str
+    seat: str | None
+    last_call: float
     backend: str
     store: str
     served: bool
@@ -63,6 +72,8 @@ class AssignedWorld:
             said["name"],
             said["rank"],
             said["world_size"],
+            said.get("seat"),
+            LAST_CALL if said.get("last_call") is None else said["last_call"],
             said["backend"],
             said["store"],
             bool(said.get("launcher")),
@@ -72,17 +83,26 @@ class AssignedWorld:
             tuple(said.get("after", ())),
         )
 
-    def plan(self, timeout: float | dt.timedelta | None, gpu: int | None) -> JoinPlan:
-        """Return the join's plan, with the caller's timeout, if any, and current GPU."""
+    def plan(
+        self, timeout: float | dt.timedelta | None, gpu: int | None, state: StateLike | None = None
+    ) -> JoinPlan:
+        """Return the join's plan, with the caller's timeout, if any, current GPU and state.
+
+        Raises:
+            InvalidJoinError: a state for a world whose members have ranks, or one that is none.
+        """
         made = make_plan(
             self.name,
             self.rank,
-            self.world_size,
+            self.size,
             self.store,
             self.backend,
             self.timeout if timeout is None else timeout,
             self.hang_timeout,
             self.device,
+            seat=self.seat,
+            last_call=self.last_call,
+            state=state,
         )
         return replace(
             made, served=self.served, gpu=gpu if made.gpu is not None and gpu is not None else made.gpu
@@ -90,10 +110,15 @@ class AssignedWorld:
 
 
 class LauncherClient:
-    """This process's connection to its launcher, made when it is first needed."""
+    """This process's connection to its launcher, made when it is first needed.
+
+    Attributes:
+        retirement: whether the launcher retires this worker.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.retirement = Retirement()
         self._calling = threading.Lock()
         self._client: ControlClient | None = None
         self._assigned: dict[str, AssignedWorld] = {}
@@ -142,7 +167,7 @@ class LauncherClient:
             "attempt": int(attempt) if attempt.isdigit() else 0,
         }
         try:
-            client = ControlClient(path, deadline=deadline)
+            client = ControlClient(path, deadline=deadline, retired=self.retirement.begin)
         except OSError as exc:
             raise _refusal(f"the launcher cannot be reached at {path}: {exc.strerror or exc}") from exc
         answer = client.hello(hello, deadline=deadline)
@@ -183,7 +208,11 @@ class LauncherClient:
     def _tell(self, event: Event) -> None:
         """Report an event of a world to the launcher. Never blocks."""
         client, state = self._client, _STATES.get(type(event))
-        if client is None or state is None or os.getpid() != self._pid:
+        if client is None or os.getpid() != self._pid:
+            return
+        if isinstance(event, WorldStateReceived):
+            client.report({"world": event.world, "received": event.received, "total": event.total})
+        if state is None:
             return
         world, detail, cause = event.world, "", ""
         if isinstance(event, WorldBroken):
@@ -204,15 +233,16 @@ class LauncherClient:
             self._closed.discard(world)
         else:
             self._causes.pop(world, None)
-        client.report(
-            {
-                "world": world,
-                "state": state,
-                "generation": event.generation,
-                "detail": detail[:2000],
-                "cause": cause,
-            }
-        )
+        said = {
+            "world": world,
+            "state": state,
+            "generation": event.generation,
+            "detail": detail[:2000],
+            "cause": cause,
+        }
+        if isinstance(event, WorldActive) and (found := self._assigned.get(world)) is not None:
+            said |= {"size": event.world_size, "sizes": found.size if found.rank is None else ""}
+        client.report(said)
 
     def forked(self) -> None:
         """Close the parent's connection in a forked child."""

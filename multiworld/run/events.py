@@ -11,7 +11,8 @@ from multiworld.events import Bus
 
 __all__ = [
     "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted", "SlotTaken",
-    "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerStarted", "WorkerStopped", "WorldChanged",
+    "StateProgress", "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerRetiring", "WorkerStarted",
+    "WorkerStopped", "WorldChanged",
 ]  # fmt: skip
 
 
@@ -109,6 +110,18 @@ class WorkerRestarting(RunEvent):
 
 
 @dataclass(frozen=True)
+class WorkerRetiring(RunEvent):
+    """A worker was asked to leave its worlds and to end.
+
+    Attributes:
+        drain: seconds until it gets SIGTERM.
+    """
+
+    rank: int
+    drain: float
+
+
+@dataclass(frozen=True)
 class WorkerEnded(RunEvent):
     """A worker's process ended with exit code 0."""
 
@@ -136,6 +149,8 @@ class WorldChanged(RunEvent):
         generation: 0 as long as it is not known.
         detail: of a breakage or a failed join; of an active world: its busy members.
         cause: of a breakage ("left" is no fault), or of the breakage before a failed join; else empty.
+        size: members of an active world; 0: not known.
+        sizes: "MIN:MAX" of a world of a range; else empty.
     """
 
     rank: int
@@ -144,6 +159,24 @@ class WorldChanged(RunEvent):
     generation: int
     detail: str = ""
     cause: str = ""
+    size: int = 0
+    sizes: str = ""
+
+
+@dataclass(frozen=True)
+class StateProgress(RunEvent):
+    """A worker gets the state of one of its worlds, or has it.
+
+    Attributes:
+        rank: of the worker in the run.
+        world: its name.
+        received, total: bytes; equal: it has all.
+    """
+
+    rank: int
+    world: str
+    received: int
+    total: int
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
@@ -46,6 +47,7 @@ from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
+from multiworld.run.workers.scaler import Request
 from multiworld.run.worldsfile.host_checks import check_backends, check_stores
 from multiworld.run.worldsfile.load import load
 
@@ -134,7 +136,7 @@ def launch(options: Options, stream: TextIO) -> int:
             options.torch.tee = "3"  # workers' output is shown above the view
         config, entrypoint, arguments = configure(options, plan)
         if plan is not None:
-            _planned(options, config)
+            _planned(options, config, plan)
             check_stores(plan)
         if screen is None:
             # JSON is for programs, and complete; text is for people, and short.
@@ -173,7 +175,19 @@ def launch(options: Options, stream: TextIO) -> int:
     return end.code
 
 
-def _planned(options: Options, config: LaunchConfig) -> None:
+def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
+    if plan.changing and options.restart == "group":
+        raise ArgumentsError(
+            f"--restart group with role {plan.changing[0].name!r} of a range",
+            rule="Workers come and go one by one only under --restart worker",
+            next_step="Leave --restart out, or give the role one number of workers",
+        )
+    if config.max_nodes > 1 and plan.changing not in {(), plan.roles[-1:]}:
+        raise ArgumentsError(
+            f"role {plan.changing[0].name!r} of a range on several nodes",
+            rule="There only the last role of the worlds file is one: nodes that come later have its ranks",
+            next_step="Write it last in [roles], and give the others one number of workers",
+        )
     if options.restart == "group" and config.max_nodes > 1:
         raise ArgumentsError(
             "--restart group with --worlds on several nodes",
@@ -277,12 +291,21 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     reaper = ReaperClient(run.grace, time.monotonic)
     parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
+    commands: SimpleQueue[Request] = SimpleQueue()
+    wake = Wake()
+    parts.callback(wake.close)
+
+    def command(said: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+        commands.put(Request(said, answer))
+        wake.rouse()
+
     control = ControlServer(
         choose(config.run_id),
         run.plan,
         run.bus,
         state.snapshot,
         store=lambda: stores[0]() if stores else "",
+        command=None if run.options.restart == "group" else command,
     )
     control.start()
     parts.callback(control.close)
@@ -307,13 +330,14 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
             ),
             bus=run.bus,
             reaper=reaper,
-            wake=Wake(),
+            wake=wake,
             signals=numbers(names or _SIGNALS),
             grace=run.grace,
             plan=run.plan,
             environment=environment,
+            commands=commands,
+            tell_retiring=control.retire,
         )
-        parts.callback(context.wake.close)
         parts.callback(context.nodes.close)
         workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
         stores.append(lambda: "" if workers.assignment is None else workers.assignment.store)
@@ -347,8 +371,10 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
 def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
     config, options = run.config, run.options
     if config.max_nodes == 1:
-        serve = None if run.plan is None else _HERE
-        return SingleNode(config.nproc_per_node, run.bus, serve=serve)
+        if run.plan is None:
+            return SingleNode(config.nproc_per_node, run.bus, serve=None)
+        starting = run.plan.starting(config.nproc_per_node)
+        return SingleNode(run.plan.world_size, run.bus, serve=_HERE, starting=starting)
     asked = NodesSpec(
         run_id=config.run_id,
         endpoint=config.rdzv_endpoint,

@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from multiworld.run.view import status  # noqa: PLC0415  (answers without loading torch)
 
         return status.main(words[1:])
+    if words[:1] in (["scale"], ["retire"]):
+        from multiworld.run.control import commands  # noqa: PLC0415  (they load no torch either)
+
+        return (commands.scale if words[0] == "scale" else commands.retire)(words[1:])
     if words[:1] == ["--version"]:
         say(f"m8d-run {__version__}")
         return 0

@@ -26,7 +26,7 @@ __all__ = ["Options", "build_parser", "configure", "parse"]
 _DESCRIPTION = """\
 Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
 A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run
-here.\
+here; `m8d-run scale` and `m8d-run retire` start and retire workers of a running run.\
 """
 _NPROC_DEFAULT = "1"
 _MAX_RESTARTS = (
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=None,
         metavar="FILE.toml",
         help="Roles, and worlds between their workers; the script joins its worlds with "
-        "multiworld.join_all().",
+        "multiworld.join_all(). The number of a role may be a range: m8d-run scale changes it.",
     )
     add("ui", action=check_env, type=None, help="Show the run live on the terminal (needs rich).")
     add(
@@ -298,15 +298,16 @@ def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:
 
 
 def _share(plan: WorldsPlan, nodes: int) -> int:
-    """Return the workers per node with which `nodes` nodes have room for all workers."""
-    return -(-plan.world_size // max(1, nodes))
+    """Return the workers per node with which `nodes` nodes have room for all workers that a run needs."""
+    return -(-plan.least_workers // max(1, nodes))
 
 
 def _fits(plan: WorldsPlan, share: int, most: int) -> None:
     """Check the number of workers of a single node; `MultiNode.settle` checks that of several."""
-    if most == 1 and share != plan.world_size:
+    if most == 1 and not plan.least_workers <= share <= plan.world_size:
+        sizes = f"{plan.least_workers} to " * bool(plan.changing) + f"{plan.world_size}"
         raise ArgumentsError(
-            f"--nproc-per-node {share} on one node, for {plan.world_size} workers of {plan.path}",
+            f"--nproc-per-node {share} on one node, for {sizes} workers of {plan.path}",
             rule="One node has all workers of the worlds file",
             next_step="Leave --nproc-per-node out, or change --nnodes",
         )

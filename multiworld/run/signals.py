@@ -63,6 +63,11 @@ class Wake:
         """Return and remove the oldest queued signal."""
         return self._came.popleft() if self._came else None
 
+    def rouse(self) -> None:
+        """Have `wait` return. From any thread."""
+        with suppress(OSError):  # it is awake, or closed
+            self._theirs.send(b".")
+
     def add(self, fd: int) -> None:
         """Wake when `fd` is readable."""
         self._selector.register(fd, selectors.EVENT_READ)

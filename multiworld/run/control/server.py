@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import selectors
 import socket
 import struct
@@ -15,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld._net.launcher_connection import Lines, ProtocolError, encode
 from multiworld.run.errors import RunError
-from multiworld.run.events import WorldChanged
+from multiworld.run.events import StateProgress, WorldChanged
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from multiworld.run.events import EventBus
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+    Answer = Callable[[dict[str, Any]], None]
 
 __all__ = ["VARIABLE", "ControlServer"]
 
@@ -58,6 +61,8 @@ class ControlServer:
             thread.
         store: returns the present address of the store that planned worlds meet at; "" if there is none yet.
             Quick.
+        command: gets the requests of ``m8d-run scale`` and ``retire``, each with a function for the answer,
+            which any thread may call. Quick. None: this run does not change.
 
     Attributes:
         path: as given.
@@ -71,12 +76,16 @@ class ControlServer:
         snapshot: Callable[[], dict[str, Any]],
         *,
         store: Callable[[], str],
+        command: Callable[[dict[str, Any], Answer], None] | None = None,
     ) -> None:
         self.path = path
         self._plan = plan
         self._bus = bus
         self._snapshot = snapshot
         self._store = store
+        self._command = command
+        self._answers: queue.SimpleQueue[tuple[_Client, dict[str, Any]]] = queue.SimpleQueue()
+        self._retiring: frozenset[int] = frozenset()
         self._known = ""
         self._paused_until = 0.0
         self._clients: set[_Client] = set()
@@ -132,11 +141,19 @@ class ControlServer:
         self._closing = True
         if self._listener is None:
             return
-        with contextlib.suppress(OSError):  # it is awake, or has ended
-            self._wake.send(b".")
+        self._rouse()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSING)
         self._remove(Path(self.path))
+
+    def retire(self, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks that they retire; those told before and not named are new ones."""
+        self._retiring = frozenset(ranks)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake, or has ended
+            self._wake.send(b".")
 
     def _remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -177,6 +194,13 @@ class ControlServer:
         if self._paused_until and time.monotonic() > self._paused_until and self._listener is not None:
             self._paused_until = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ)
+        while not self._answers.empty():
+            self._send(*self._answers.get_nowait())
+        for client in tuple(self._clients):
+            retires = client.rank in self._retiring
+            if retires and not client.retires:
+                self._send(client, {"retire": True})
+            client.retires = retires
         for client in silent:
             if client in self._clients and not client.said and time.monotonic() > client.since + _HELLO:
                 self._cut(client, f"it said nothing in {_HELLO:g} s")
@@ -276,24 +300,58 @@ class ControlServer:
         elif message.get("hello") == "status":
             client.said = True
             self._send(client, self._status())
+        elif message.get("hello") == "command":
+            client.said = True
+            self._obey(client, message.get("command"))
         elif client.rank is None:
             raise ProtocolError("it did not say hello")
         elif message.get("ask") == "worlds":
             self._send(client, {**self._worlds(client, client.rank), "id": message.get("id")})
+        elif "world" in message and "received" in message:
+            self._progress(client, client.rank, message)
         elif "world" in message:
             self._report(client, client.rank, message)
+
+    def _obey(self, client: _Client, said: object) -> None:
+        if not isinstance(said, dict):
+            raise ProtocolError(f"command {str(said)[:200]!r}")
+        if self._command is None:
+            self._send(client, {"error": "this run restarts as a group: its workers stay the same"})
+            return
+
+        def answer(message: dict[str, Any]) -> None:
+            self._answers.put((client, message))
+            self._rouse()
+
+        self._command(said, answer)
+
+    def _progress(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
+        world, received, total = message["world"], message["received"], message.get("total")
+        if not isinstance(world, str) or not all(_whole(each, 1 << 63) for each in (received, total)):
+            raise ProtocolError(f"report {str(message)[:200]!r}")
+        if client.attempt >= self._attempts.get(rank, 0):
+            self._bus.publish(StateProgress(time.time(), rank, world[:200], int(received), int(total or 0)))
 
     def _report(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
         world, state = message["world"], message.get("state")
         generation, detail = message.get("generation", 0), message.get("detail", "")
         cause = message.get("cause", "")
-        texts = all(isinstance(each, str) for each in (world, state, detail, cause))
-        if not texts or state not in STATES or not _whole(generation):
+        size, sizes = message.get("size", 0), message.get("sizes", "")
+        texts = all(isinstance(each, str) for each in (world, state, detail, cause, sizes))
+        if not texts or state not in STATES or not _whole(generation) or not _whole(size):
             raise ProtocolError(f"report {str(message)[:200]!r}")
         if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
             self._bus.publish(
                 WorldChanged(
-                    time.time(), rank, world[:200], state, int(generation), detail[:2000], cause[:20]
+                    time.time(),
+                    rank,
+                    world[:200],
+                    state,
+                    int(generation),
+                    detail[:2000],
+                    cause[:20],
+                    int(size),
+                    sizes[:40],
                 )
             )
 
@@ -319,8 +377,8 @@ class ControlServer:
         answer["worlds"] = [
             {
                 "name": world.name,
-                "rank": world.members.index(member),
-                "world_size": len(world.members),
+                "rank": None if world.assigned else world.members.index(member),
+                "world_size": f"{world.least}:{world.most}" if world.assigned else len(world.members),
                 "backend": world.backend,
                 "store": address if world.store == LAUNCHER else world.store,
                 "launcher": world.store == LAUNCHER,
@@ -329,6 +387,7 @@ class ControlServer:
                 "device": world.device,
                 "after": list(world.after),
                 "members": [[each.role, each.index] for each in world.members],
+                **({"seat": str(member), "last_call": world.last_call} if world.assigned else {}),
             }
             for world in self._plan.worlds_of(rank)
         ]
@@ -354,10 +413,11 @@ class _Client:
         self.rank: int | None = None
         self.attempt = 0
         self.told = ""
+        self.retires = False
 
     def __str__(self) -> str:
         return "a client" if self.rank is None else f"worker {self.rank}"
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+def _whole(value: object, end: int = 1 << 31) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end

@@ -134,12 +134,12 @@ class MultiNode(Nodes):
         membership, plan = self._membership, self._plan
         if membership is None or plan is None or membership.epoch != 1:
             return
-        ranks = rank_assignment.vacant(membership)
+        ranks = self._missed(rank_assignment.vacant(membership))
         if not ranks:
             return
         brought = ", ".join(f"{node.host}: {node.capacity}" for node in membership.nodes)
-        room = plan.world_size - len(ranks)
-        value = f"{plan.world_size} workers of {plan.path}, and the nodes have room for {room} ({brought})"
+        room = plan.world_size - len(rank_assignment.vacant(membership))
+        value = f"{plan.least_workers} workers of {plan.path}, and the nodes have room for {room} ({brought})"
         if len(membership.nodes) >= self._spec.max_nodes:
             raise RunError(
                 value,
@@ -317,7 +317,11 @@ class MultiNode(Nodes):
         lost = rank_assignment.over(membership, self._finished, self._lost)
         if lost is not None and (slot is None or me in self._finished):
             self._over = True
-            self._emit(Over(lost))
+            self._emit(Over(self._missed(lost)))
+
+    def _missed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of the ranks without a node that the run cannot do without."""
+        return ranks if self._plan is None else self._plan.missed(ranks)
 
     def _poll_store(self, store: RendezvousStore) -> None:
         """Adopt a newer membership from the store; as the leader, admit nodes that applied."""
@@ -459,8 +463,9 @@ class MultiNode(Nodes):
         self._tell_vacant(old, membership)
 
     def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
-        was = set(rank_assignment.vacant(old)) if old is not None else set()
-        ranks = tuple(rank for rank in rank_assignment.vacant(membership) if rank not in was)
+        was = set(self._missed(rank_assignment.vacant(old))) if old is not None else set()
+        vacant = self._missed(rank_assignment.vacant(membership))
+        ranks = tuple(rank for rank in vacant if rank not in was)
         if not ranks:
             return
         worlds = self._plan.worlds_without(ranks) if self._plan is not None else ()

@@ -24,14 +24,18 @@ class SingleNode:
     """Slot 0 of 1.
 
     Args:
-        capacity: number of workers.
+        capacity: number of workers, the largest.
         bus: gets `SlotTaken`.
         serve: address to serve the planned worlds' store at; None: there is no worlds file.
+        starting: ranks of the workers that are started at first; None: all.
     """
 
-    def __init__(self, capacity: int, bus: EventBus, *, serve: str | None) -> None:
+    def __init__(
+        self, capacity: int, bus: EventBus, *, serve: str | None, starting: tuple[int, ...] | None = None
+    ) -> None:
         self._capacity = capacity
         self._bus = bus
+        self._starting = starting
         self._store = None if serve is None else WorldStore(serve)
         self._ours, self._theirs = socket.socketpair()
         self._events: list[NodeEvent] = []
@@ -49,6 +53,7 @@ class SingleNode:
             nodes=info.world_size,
             size=self._capacity,
             store="" if self._store is None else self._store.address,
+            starting=self._starting,
         )
         self._bus.publish(SlotTaken(time.time(), assignment.slot, assignment.nodes))
         return assignment

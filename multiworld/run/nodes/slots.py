@@ -34,6 +34,7 @@ class Assignment:
         master: host and port of torch's store for workers (MASTER_ADDR, MASTER_PORT) in the latest
             rendezvous.
         size: workers of this slot; None: as many as the node can have.
+        starting: global ranks of the workers that are started at first; None: all of the slot.
     """
 
     slot: int | None
@@ -45,6 +46,7 @@ class Assignment:
     role_world_size: int = 0
     master: tuple[str, int] | None = None
     size: int | None = None
+    starting: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ __all__ = ["Line", "Piece", "layout", "plain"]
 
 STYLES = {
     "active": "green", "up": "green",
-    "starting": "yellow", "joining": "yellow", "restarting": "yellow",
+    "starting": "yellow", "joining": "yellow", "restarting": "yellow", "retiring": "yellow",
     "broken": "red", "failed": "red", "gone": "red",
     "ended": "dim", "stopped": "dim", "closed": "dim",
 }  # fmt: skip
 """Style of each state, in the order of the counts."""
 
-_ORDER = {"failed": 0, "restarting": 0, "stopped": 1, "starting": 2, "up": 3, "ended": 4}
+_ORDER = {"failed": 0, "restarting": 0, "stopped": 1, "starting": 2, "retiring": 2, "up": 3, "ended": 4}
 _TROUBLED = {"broken", "failed", "gone"}
 _MOST_EVENTS = 6
 _LONGEST_ID = 20
@@ -102,6 +102,7 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
     if worlds:
         second.append(Piece(f"{count(len(worlds), 'world')}: {_in_short(worlds, 3)}", _worst(worlds)))
     lines.append(_joined(second))
+    lines += [_sized(each) for each in worlds if each.get("sizes")]
     for state in ("broken", "failed"):
         names = [one_line(each["name"]) for each in worlds if each["state"] == state]
         if names:  # in full: the counts above and the table's cells are cut first
@@ -116,6 +117,18 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
         style = "bold red" if ended["exitcode"] else "bold green"
         lines.append((Piece(f"ended with exit code {ended['exitcode']}{reason}", style),))
     return lines
+
+
+def _sized(world: dict[str, Any]) -> Line:
+    """A world of a range: its members, who waits to be one, and who gets its state."""
+    text = f"{one_line(world['name'])}: {world['size']} of {one_line(world['sizes'])} members"
+    if world["waiting"]:
+        text += f", {world['waiting']} waiting"
+    for member in world["members"]:
+        if "total" in member:
+            share = 100 * member["received"] // member["total"]
+            text += f", rank {member['rank']} has {share} % of its state"
+    return (Piece(text, STYLES.get(world["state"], "")),)
 
 
 def _about(snapshot: dict[str, Any]) -> Iterable[Piece]:

@@ -25,9 +25,11 @@ from multiworld.run.events import (
     RunEnded,
     RunStarted,
     SlotTaken,
+    StateProgress,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
+    WorkerRetiring,
     WorkerStarted,
     WorkerStopped,
     WorldChanged,
@@ -53,6 +55,7 @@ _EVENTS: dict[type[RunEvent], str] = {
     WorkerStarted: "started",
     WorkerFailed: "failed",
     WorkerRestarting: "restarting",
+    WorkerRetiring: "retiring",
     WorkerEnded: "ended",
     WorkerStopped: "stopped",
     WorldChanged: "world",
@@ -96,7 +99,9 @@ class EventLog:
         self._finish = weakref.finalize(self, _Writer.close, self._writer, _CLOSE_TIMEOUT)
 
     def __call__(self, event: RunEvent) -> None:
-        """Write a line for `event`."""
+        """Write a line for `event`; none for what comes ten times a second."""
+        if isinstance(event, StateProgress):
+            return
         fields = self._fields(event)
         picked = self._filter.picks(event)
         if isinstance(event, RunEnded):
@@ -124,6 +129,8 @@ class EventLog:
         fields |= {key: found[key] for key in ("pid", "attempt") if key in found}
         fields["level"] = logging.getLevelName(_level(event)).lower()
         fields["event"] = _EVENTS.get(type(event), type(event).__name__)
+        if isinstance(event, WorldChanged) and not event.sizes:
+            del found["size"], found["sizes"]
         for key, value in found.items():
             if key not in _SUBJECT:
                 fields[_KEYS.get(key, key)] = list(value) if isinstance(value, tuple) else value

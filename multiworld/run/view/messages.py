@@ -13,9 +13,11 @@ from multiworld.run.events import (
     RunEnded,
     RunStarted,
     SlotTaken,
+    StateProgress,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
+    WorkerRetiring,
     WorkerStarted,
     WorkerStopped,
     WorldChanged,
@@ -45,12 +47,19 @@ def describe(event: RunEvent) -> str:
         case WorkerRestarting(delay=delay, left=left):
             when = f"in {delay:g} s" if delay > 0 else "at once"
             return f"is started again {when}, {count(left, 'restart')} left"
+        case WorkerRetiring(drain=drain):
+            return f"retires, within {drain:g} s"
+        case StateProgress(world=world, received=received, total=total):
+            return f"{world}: {received} of {total} bytes of its state"
         case WorkerEnded():
             return "ended"
         case WorkerStopped(exitcode=exitcode):
             return f"was stopped: {ending(exitcode)}"
-        case WorldChanged(world=world, state=state, generation=generation, detail=detail):
+        case WorldChanged(
+            world=world, state=state, generation=generation, detail=detail, size=size, sizes=sizes
+        ):
             said = f"{world} {state}" + (f", generation {generation}" if generation else "")
+            said += f", {count(size, 'member')}" if sizes else ""
             return f"{said}: {detail}" if detail else said
         case NodeJoined(node=node, slot=None):
             return f"node {node} stands by as a spare"

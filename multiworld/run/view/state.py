@@ -18,9 +18,11 @@ from multiworld.run.events import (
     RunEnded,
     RunStarted,
     SlotTaken,
+    StateProgress,
     WorkerEnded,
     WorkerFailed,
     WorkerRestarting,
+    WorkerRetiring,
     WorkerStarted,
     WorkerStopped,
     WorldChanged,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.events import RunEvent
 
-__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState", "world_state"]
+__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState", "range_state", "world_state"]
 
 VERSION = 1
 """Version of the snapshot. Keys may be added within a version; none changes its meaning."""
@@ -45,16 +47,20 @@ LAST = 20
 
 _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
-_LIVE = frozenset({"starting", "up"})
+_LIVE = frozenset({"starting", "up", "retiring"})
 _OVER = frozenset({"closed", "gone"})
 
 
 @dataclass
 class _WorldReport:
-    """Last report of one worker about one world."""
+    """Last report of one worker about one world; `received` of `total` bytes of its state have come."""
 
     state: str
     generation: int
+    size: int = 0
+    sizes: str = ""
+    received: int = 0
+    total: int = 0
 
 
 @dataclass
@@ -110,6 +116,20 @@ def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
     return "active", newest
 
 
+def range_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
+    """Return the state and generation of a world of a range of sizes, as `world_state` does for one size.
+
+    It goes on without members that are gone, once another one is active in a later generation; those that
+    join meanwhile are candidates.
+    """
+    told = list(reports)
+    reached = max((generation for state, generation in told if state == "active"), default=0)
+    ended = {"broken", "gone"}
+    if not reached or any(state in ended and generation >= reached for state, generation in told):
+        return world_state(told)
+    return "active", reached
+
+
 class RunState:
     """The state of a run after its events so far. Any thread may call any method.
 
@@ -146,6 +166,8 @@ class RunState:
             text = one_line(describe(event))[:_LONGEST_TEXT]
             rank = getattr(event, "rank", None)
             self._fold(event, text)
+            if isinstance(event, StateProgress):
+                return  # it comes ten times a second
             if isinstance(rank, int):
                 known = self._workers.get(rank)
                 text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
@@ -159,17 +181,20 @@ class RunState:
             worlds = []
             for name in sorted(self._worlds, key=natural):
                 members = sorted(self._worlds[name].items())
-                state, generation = world_state((each.state, each.generation) for _, each in members)
+                sizes = next((each.sizes for _, each in members if each.sizes), "")
+                decide = range_state if sizes else world_state
+                state, generation = decide((each.state, each.generation) for _, each in members)
                 for rank, each in members:
                     said = {"name": name, "state": each.state, "generation": each.generation}
                     of_worker.setdefault(rank, []).append(said)
                 worlds.append({
                     "name": name, "state": state, "generation": generation,
                     "members": [
-                        {"rank": rank, "state": each.state, "generation": each.generation}
+                        {"rank": rank, "state": each.state, "generation": each.generation, **_transfer(each)}
                         for rank, each in members
                     ],
                     "note": self._notes.get(name) or self._busy.get(name, ""),
+                    **(_members(sizes, state, generation, [each for _, each in members]) if sizes else {}),
                 })  # fmt: skip
             return {
                 "version": VERSION,
@@ -216,8 +241,16 @@ class RunState:
                 worker = self._workers.get(rank)
                 if worker is not None and worker.state not in _LIVE:
                     worker.state, worker.since, worker.last = "restarting", at, text
+            case WorkerRetiring(rank=rank):
+                worker = self._workers.get(rank)
+                if worker is not None and worker.state in _LIVE:
+                    worker.state, worker.since, worker.last = "retiring", at, text
             case WorldChanged():
                 self._world(event, text)
+            case StateProgress(rank=rank, world=world):
+                report = self._worlds.get(world, {}).get(rank)
+                if report is not None:
+                    report.received, report.total = event.received, event.total
             case NodeJoined(node=node, slot=slot):
                 self._other_nodes[node] = _OtherNode(slot, "spare" if slot is None else "seated", at)
             case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
@@ -245,7 +278,8 @@ class RunState:
             local_rank=event.local_rank,
             pid=event.pid,
             attempt=event.attempt,
-            restarts=0 if before is None else before.restarts + 1,
+            # One that had ended with 0 was retired, and is wanted again.
+            restarts=0 if before is None else before.restarts + (before.state != "ended"),
             state="starting",
             since=event.at,
             last=text,
@@ -265,12 +299,14 @@ class RunState:
             if worker.state not in _LIVE:
                 return  # a report that arrived after the end of its process
             worker.last = text
-            if event.state == "active":
+            if event.state == "active" and worker.state != "retiring":
                 worker.state = "up"
         world = self._worlds.setdefault(event.world, {})
         before = world.get(event.rank)
         known = before.generation if before is not None else 0
-        world[event.rank] = _WorldReport(event.state, event.generation or known)
+        sizes = event.sizes or (before.sizes if before is not None else "")
+        size = event.size or (before.size if before is not None else 0)
+        world[event.rank] = _WorldReport(event.state, event.generation or known, size, sizes)
         self._busy.pop(event.world, None)
         if event.state == "active" and event.detail:
             self._busy[event.world] = event.detail
@@ -303,6 +339,22 @@ class RunState:
                 del self._worlds[name]
                 self._notes.pop(name, None)
                 self._busy.pop(name, None)
+
+
+def _transfer(report: _WorldReport) -> dict[str, int]:
+    """Return how much of its state a member has, while it comes."""
+    coming = report.state == "active" and report.received < report.total
+    return {"received": report.received, "total": report.total} if coming else {}
+
+
+def _members(sizes: str, state: str, generation: int, reports: Iterable[_WorldReport]) -> dict[str, Any]:
+    """Return how many members a world of a range has, and how many processes of this node wait to be one."""
+    told = list(reports)
+    size = max(
+        (each.size for each in told if (each.state, each.generation) == ("active", generation)), default=0
+    )
+    waiting = sum(each.state == "joining" for each in told) if state == "active" else 0
+    return {"size": size, "sizes": sizes, "waiting": waiting}
 
 
 def _state_of(worker: _WorkerState, now: float) -> str:

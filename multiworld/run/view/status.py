@@ -10,13 +10,13 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiworld._net.blocking import BlockingCall
 from multiworld.cli.console import complain, say
+from multiworld.run.control.client import LauncherSilentError, question
 from multiworld.run.control.sockets import sockets
 from multiworld.run.errors import RunError
 from multiworld.run.view.layout import layout, plain
@@ -35,7 +35,6 @@ SILENT = 3
 
 _TIMEOUT = 2.0
 _EVERY = 1.0
-_MOST_BYTES = 32 << 20
 _VERSION = 1
 
 
@@ -96,51 +95,17 @@ def ask_all(paths: Sequence[Path], timeout: float) -> list[Answer]:
 
 def _ask(path: Path, timeout: float) -> Answer | None:
     """Return a launcher's answer; None if it has ended."""
-    deadline = time.monotonic() + timeout
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        try:
-            _until(link, deadline)
-            link.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
-        except OSError as error:
-            return Answer(str(path), None, f"cannot be reached: {error}")
-        try:
-            link.sendall(b'{"hello": "status"}\n')
-            line = _line(link, deadline)
-        except (TimeoutError, BlockingIOError):
-            return Answer(str(path), None, f"no answer within {timeout:g} s: it is stopped, or hangs")
-        except OSError as error:
-            return Answer(str(path), None, f"no answer: {error}")
-    if not line:
-        return None  # it was about to end
     try:
-        answer = json.loads(line)
-    except ValueError:
-        answer = None
+        answer = question(path, {"hello": "status"}, timeout)
+    except LauncherSilentError as error:
+        return Answer(str(path), None, str(error))
+    if answer is None:
+        return None
     snapshot = answer.get("snapshot") if isinstance(answer, dict) else None
     if isinstance(snapshot, dict):
         return Answer(str(path), snapshot)
     said = answer.get("error") if isinstance(answer, dict) else None
     return Answer(str(path), None, str(said or "its answer is no snapshot: another version of multiworld?"))
-
-
-def _line(link: socket.socket, deadline: float) -> bytes:
-    told = bytearray()
-    while b"\n" not in told and len(told) < _MOST_BYTES:
-        _until(link, deadline)
-        part = link.recv(1 << 20)
-        if not part:
-            break
-        told += part
-    return bytes(told.partition(b"\n")[0])
-
-
-def _until(link: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    link.settimeout(left)
 
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,12 @@ from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs
 from multiworld.run.workers.process import WorkerProcess, message, stop_all
 from multiworld.run.workers.ranks import environment, prefixes, worker_ranks
 from multiworld.run.workers.reaper_client import START
+from multiworld.run.workers.retirements import Retirements
+from multiworld.run.workers.scaler import DRAIN_SIGNAL, Crew, Request, Scaler
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -73,6 +76,8 @@ class AgentContext:
         grace: seconds between the signal and SIGKILL.
         plan: of the worlds file.
         environment: for every worker.
+        commands: requests to start or retire workers, from other threads, which then rouse `wake`.
+        tell_retiring: tells the workers of these ranks, and no others, that they retire.
     """
 
     nodes: Nodes
@@ -84,6 +89,8 @@ class AgentContext:
     grace: float
     plan: WorldsPlan | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    commands: SimpleQueue[Request] = field(default_factory=SimpleQueue)
+    tell_retiring: Callable[[Iterable[int]], None] = lambda _: None
 
 
 class WorkerAgent(LocalElasticAgent):
@@ -109,11 +116,9 @@ class WorkerAgent(LocalElasticAgent):
             list(getattr(spec, "duplicate_stderr_filters", None) or []),
         )
         self._logs = RunLogs(logs_specs, self._filters)
-        self._places: dict[int, WorkerRank] = {}
         self._envs: dict[int, dict[str, str]] = {}
-        self._processes: dict[int, WorkerProcess] = {}
-        self._due: dict[int, float] = {}
-        self._values: dict[int, Any] = {}
+        self._crew = Crew(Retirements(context.grace))
+        self._scaler = Scaler(self._crew, context.plan, context.bus, context.tell_retiring, self._start_again)
         self._retired: list[threading.Thread] = []
         self._tick = 0.0
         self._done = False
@@ -128,7 +133,7 @@ class WorkerAgent(LocalElasticAgent):
         # In the control server's thread.
         self._worlds = self._worlds or isinstance(event, WorldChanged)
         if isinstance(event, WorldChanged) and event.state == "active":
-            process = self._processes.get(event.rank)
+            process = self._crew.processes.get(event.rank)
             if process is not None:
                 process.came_up = True
 
@@ -155,7 +160,8 @@ class WorkerAgent(LocalElasticAgent):
         if assignment.size is not None:
             group.spec.local_world_size = assignment.size  # torch puts it into the workers' environment
         found = worker_ranks(assignment, group.spec.local_world_size, group.spec.role, self._context.plan)
-        self._places = {place.rank: place for place in found}
+        self._crew.places = {place.rank: place for place in found}
+        self._crew.wanted = set(self._crew.places if assignment.starting is None else assignment.starting)
         group.workers = [
             Worker(place.local_rank, place.rank, place.role_rank, place.world_size, place.role_size)
             for place in found
@@ -163,11 +169,15 @@ class WorkerAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # Signals are handled from the first worker on; before that they have Python's default effect.
-        self._context.wake.listen(self._context.signals)
-        if self._places:
+        self._context.wake.listen((*self._context.signals, *self._scaler.signals))
+        if self._crew.places:
             self._envs = self._torch_environments(worker_group)
             self._logs.prepare(self._envs)
-        return {place.local_rank: self._start(place) for place in self._places.values()}
+        return {
+            place.local_rank: self._start(place)
+            for place in self._crew.places.values()
+            if place.rank in self._crew.wanted
+        }
 
     def _torch_environments(self, worker_group: WorkerGroup) -> dict[int, dict[str, str]]:
         """Return the workers' environments as torch makes them, which it does for all workers at once."""
@@ -225,7 +235,9 @@ class WorkerAgent(LocalElasticAgent):
         except Exception:
             started.close()
             raise
-        process = self._processes[place.rank] = WorkerProcess(started, place.rank, place.local_rank, attempt)
+        process = self._crew.processes[place.rank] = WorkerProcess(
+            started, place.rank, place.local_rank, attempt
+        )
         context.reaper.started(token, process.pid, leads=process.leads)
         if process.descriptor is not None:
             context.wake.add(process.descriptor)
@@ -237,7 +249,7 @@ class WorkerAgent(LocalElasticAgent):
         return process.pid
 
     def _start_again(self, rank: int) -> None:
-        place = self._places[rank]
+        place = self._crew.places[rank]
         worker = next(w for w in self._worker_group.workers if w.global_rank == rank)
         worker.id = self._start(place)
         self._record("START", worker)
@@ -258,23 +270,32 @@ class WorkerAgent(LocalElasticAgent):
         context, rank = self._context, process.rank
         lived = time.monotonic() - process.started
         ended = process.collect()
-        del self._processes[rank]
+        del self._crew.processes[rank]
         now = time.time()
+        if rank in self._crew.retirements:
+            self._scaler.has_retired(process, ended)
+            return None
         if ended.failure is None:
-            self._values[rank] = ended.value
+            self._crew.values[rank] = ended.value
             context.bus.publish(WorkerEnded(now, rank, process.pid))
             return None
         said = message(ended)
         context.bus.publish(WorkerFailed(now, rank, process.pid, process.attempt, ended.exitcode or 0, said))
         restart = context.restarts.failed(rank, came_up=process.came_up or lived >= UP_AFTER)
         if restart is None:
-            place = self._places[rank]
+            place = self._crew.places[rank]
+            if self._scaler.goes_on_without(rank):
+                left = len(self._crew.wanted)
+                self._note(
+                    logging.WARNING, f"rank {rank} is not started again: the run goes on with {left} workers"
+                )
+                return None
             self._failed = f"rank {rank} ({place.role}:{place.role_rank}) failed: {said}"
             return RunResult(state=WorkerState.FAILED, failures={rank: ended.failure})
         self._remaining_restarts = min(self._remaining_restarts, restart.left)
-        self._due[rank] = time.monotonic() + restart.delay
+        self._crew.due[rank] = time.monotonic() + restart.delay
         context.bus.publish(WorkerRestarting(now, rank, restart.attempt, restart.delay, restart.left))
-        if not (self._worlds or self._said_group) and self._places[rank].world_size > 1:
+        if not (self._worlds or self._said_group) and self._crew.places[rank].world_size > 1:
             self._said_group = True
             self._note(logging.WARNING, GROUP_HINT)
         return None
@@ -287,16 +308,20 @@ class WorkerAgent(LocalElasticAgent):
         self._initialize_workers(group)
         while True:
             number = self._context.wake.signalled()
-            if number is not None:
+            if number == DRAIN_SIGNAL and number not in self._context.signals:
+                self._scaler.drain()
+            elif number is not None:
                 raise SignalException(f"the launcher got {number.name}", sigval=number)
             result = self._step()
             if result is not None:
                 group.state = result.state
+                # torch's agent records an event for each of them.
+                group.workers = [each for each in group.workers if each.global_rank in self._crew.wanted]
                 return result
             self._context.wake.wait(self._until())
 
     def _until(self) -> float:
-        return min([self._tick, *self._due.values()]) - time.monotonic()
+        return min([self._tick, self._crew.retirements.at(), *self._crew.due.values()]) - time.monotonic()
 
     def _step(self) -> RunResult | None:
         nodes = self._context.nodes
@@ -307,19 +332,27 @@ class WorkerAgent(LocalElasticAgent):
             result = self._at_interval()
         for event in nodes.poll():
             result = result or self._on(event)
-        over = [process for process in self._processes.values() if process.ended()]
+        over = [process for process in self._crew.processes.values() if process.ended()]
         for process in over:
             result = self._over(process) or result
         if result is None:
-            for rank in [rank for rank, at in self._due.items() if at <= time.monotonic()]:
-                del self._due[rank]
+            for rank in [rank for rank, at in self._crew.due.items() if at <= time.monotonic()]:
+                del self._crew.due[rank]
                 self._start_again(rank)
+            self._obey()
+            self._scaler.press()
         for process in over:  # the replacement comes first
             self._retire(process)
-        if self._places and len(self._values) == len(self._places) and not self._done:
+        if self._crew.places and self._crew.over and not self._done:
             self._done = True
             nodes.done()
         return result
+
+    def _obey(self) -> None:
+        while not self._context.commands.empty():
+            request = self._context.commands.get_nowait()
+            there = self.assignment is not None and self.assignment.slot is not None and not self._done
+            self._scaler.obey(request, self.assignment.nodes if there and self.assignment is not None else 0)
 
     def _at_interval(self) -> RunResult | None:
         context, role = self._context, self._worker_group.spec.role
@@ -331,7 +364,7 @@ class WorkerAgent(LocalElasticAgent):
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{role}.healthy", 1)
         limit = getattr(self, "_uninterruptible_state_timeout", 0)
-        for process in self._processes.values() if limit > 0 else ():
+        for process in self._crew.processes.values() if limit > 0 else ():
             stuck = self._update_uninterruptible_dwell(process.pid, role, limit)
             if stuck is not None and stuck >= limit:
                 # It holds a device that its replacement would need: torch's agent ends the run here too.
@@ -346,7 +379,7 @@ class WorkerAgent(LocalElasticAgent):
         """Handle an event of the other nodes; return the run's result if it ends the run."""
         match event:
             case Over(lost=()):
-                return RunResult(state=WorkerState.SUCCEEDED, return_values=dict(self._values))
+                return RunResult(state=WorkerState.SUCCEEDED, return_values=dict(self._crew.values))
             case Over(lost=lost):
                 self.reason = (
                     f"no node took the place of ranks {', '.join(map(str, lost))}, whose node was lost"
@@ -370,7 +403,7 @@ class WorkerAgent(LocalElasticAgent):
 
         self._end(Signals.SIGKILL, 0.0)
         self._take(assignment)
-        self._values.clear()
+        self._crew.values.clear()
         self._done = False
         for local_rank, pid in self._start_workers(self._worker_group).items():
             worker = self._worker_group.workers[local_rank]
@@ -391,8 +424,8 @@ class WorkerAgent(LocalElasticAgent):
             leave: tell the other nodes meanwhile.
         """
         context = self._context
-        self._due.clear()
-        processes, self._processes = dict(self._processes), {}
+        self._scaler.forget()
+        processes, self._crew.processes = dict(self._crew.processes), {}
 
         def meanwhile() -> None:
             if leave:

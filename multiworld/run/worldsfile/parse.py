@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from multiworld.run.errors import PlanError
@@ -26,7 +27,9 @@ _MOST_WORKERS = 100_000
 _MOST_SECONDS = 10_000_000
 _INDEX = "{i}"
 _LOCAL_RANK = "{local_rank}"
-_WORLD_KEYS = ("members", "backend", "store", "timeout", "hang_timeout", "device", "after", "for")
+_WORLD_KEYS = (
+    "members", "backend", "store", "timeout", "hang_timeout", "device", "after", "for", "size", "last_call",
+)  # fmt: skip
 _MEMBER_RULE = 'A member is "role:index", or "role:*" for all workers of a role'
 
 
@@ -105,14 +108,16 @@ class _Reader:
         if isinstance(value, dict):
             self._known(value, ("count",), f"Role {name!r}", *at)
             at, count = (*at, "count"), value.get("count")
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_WORKERS:
+        sizes = _sizes(count)
+        if sizes is None or sizes[1] > _MOST_WORKERS:
             raise self._fault(
                 f"role {name!r}: count {_shown(count)}",
-                f"It is a whole number from 1 to {_MOST_WORKERS}",
+                f'It is a whole number from 1 to {_MOST_WORKERS}, or a range "MIN:MAX" of them',
                 f'Say how many, as in "{name} = 8"',
                 *at,
             )
-        return Role(name, count, self._positions.line("roles", name))
+        least, most = sizes
+        return Role(name, most, self._positions.line("roles", name), least if least < most else 0)
 
     def _role_named(self, name: str, found: str, *at: str, text: str = "") -> Role:
         names = [role.name for role in self._roles]
@@ -158,9 +163,11 @@ class _Reader:
             raise self._fault(
                 f"world {name!r}", "A name is text of 1 to 200 characters", "Give another name", *at
             )
+        members = self._members(name, said, at)
+        least, most = self._size(name, said, at, members)
         return PlannedWorld(
             name=name,
-            members=self._members(name, said, at),
+            members=members,
             backend=self._text(said, "backend", at, "gloo").lower(),
             store=self._text(said, "store", at, LAUNCHER),
             timeout=self._seconds(said, "timeout", at),
@@ -168,7 +175,61 @@ class _Reader:
             device=self._device(said, at),
             after=tuple(dict.fromkeys(self._list(said, "after", at))),
             line=self._positions.line("worlds", key),
+            least=least,
+            most=most,
+            last_call=self._last_call(said, at, assigned=least > 0),
         )
+
+    def _size(
+        self, name: str, said: Mapping[str, Any], at: tuple[str, ...], members: tuple[PlannedMember, ...]
+    ) -> tuple[int, int]:
+        """Return the range of a world's sizes; (0, 0) where all members have the ranks of the file."""
+        listed = Counter(member.role for member in members)
+        roles = [role for role in self._roles if role.name in listed]
+        # Of a role of a range any may be missing: those that the world does not list come first.
+        always = sum(max(0, role.needed - (role.count - listed[role.name])) for role in roles)
+        if "size" not in said:
+            if any(role.least for role in roles):
+                return max(1, always), len(members)
+            return 0, 0
+        sizes = _sizes(said["size"])
+        if sizes is None:
+            raise self._fault(
+                f"world {name!r}: size {_shown(said['size'])}",
+                'It is a whole number from 1, or a range "MIN:MAX" of them',
+                f'Write it like size = "1:{len(members)}"',
+                *at,
+                "size",
+            )
+        least, most = sizes
+        if most > len(members):
+            raise self._fault(
+                f"world {name!r}: size {_shown(said['size'])}, and {len(members)} members",
+                "A world is not larger than all its members together",
+                f"Give a range up to {len(members)}, or name more members",
+                *at,
+                "size",
+            )
+        if least > max(1, always):
+            raise self._fault(
+                f"world {name!r}: size {_shown(said['size'])}, and its roles may be down to {always} members",
+                "There are always enough workers for a world's smallest size",
+                f"Begin the range at {max(1, always)}, or raise the smallest number of a role",
+                *at,
+                "size",
+            )
+        return sizes
+
+    def _last_call(self, said: Mapping[str, Any], at: tuple[str, ...], *, assigned: bool) -> float | None:
+        if "last_call" in said and not assigned:
+            raise self._fault(
+                "last_call in a world of one size",
+                "It says for how long further members are waited for, where the size may change",
+                'Give the world a size = "MIN:MAX", or take it out',
+                *at,
+                "last_call",
+            )
+        return self._seconds(said, "last_call", at, zero=True)
 
     def _members(self, name: str, said: Mapping[str, Any], at: tuple[str, ...]) -> tuple[PlannedMember, ...]:
         at = (*at, "members")
@@ -287,17 +348,23 @@ class _Reader:
         return value
 
     def _seconds(
-        self, said: Mapping[str, Any], key: str, at: tuple[str, ...], least: float = 0.0
+        self,
+        said: Mapping[str, Any],
+        key: str,
+        at: tuple[str, ...],
+        least: float = 0.0,
+        *,
+        zero: bool = False,
     ) -> float | None:
         value = said.get(key)
         if value is None:
             return None
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not least <= value <= _MOST_SECONDS or value == 0:
+        if not number or not least <= value <= _MOST_SECONDS or (value == 0 and not zero):
+            lowest = f"at least {least:g}" if least or zero else "above 0"
             raise self._fault(
                 f"{key} = {_shown(value)}",
-                f"It is a number of seconds, {f'at least {least}' if least else 'above 0'}, "
-                f"at most {_MOST_SECONDS}",
+                f"It is a number of seconds, {lowest}, at most {_MOST_SECONDS}",
                 f"Write it like {key} = {30 if key == 'timeout' else 5}",
                 *at,
                 key,
@@ -321,6 +388,17 @@ class _Reader:
     def _fault(self, value: str, rule: str, next_step: str, *at: str, text: str = "") -> PlanError:
         line = self._positions.line_of(text, *at) if text else self._positions.line(*at)
         return PlanError(value, path=self._path, line=line, rule=rule, next_step=next_step)
+
+
+def _sizes(value: Any) -> tuple[int, int] | None:
+    """Return a number, or a range "MIN:MAX", as the smallest and the largest; None where it is none."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}:[0-9]{1,9}", value, re.ASCII):
+        least, most = map(int, value.split(":"))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        least = most = value
+    else:
+        return None
+    return (least, most) if 1 <= least <= most else None
 
 
 def _shown(value: Any) -> str:

@@ -20,13 +20,20 @@ class Role:
 
     Attributes:
         name: of the role.
-        count: number of its workers, at least 1.
+        count: number of its workers, at least 1; of a range the largest.
         line: in the file.
+        least: smallest number of a range; 0: they are always `count`.
     """
 
     name: str
     count: int
     line: int
+    least: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Number of its workers that the run cannot do without."""
+        return self.least or self.count
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class PlannedWorld:
         device: of the tensors; "{local_rank}" in it stands for the worker's own. None: the backend decides.
         after: names of the worlds that a worker joins before this one.
         line: in the file.
+        least, most: range of sizes of a world whose ranks are assigned; 0: all members, by rank.
+        last_call: as for `multiworld.join`, where ranks are assigned; None: its default.
     """
 
     name: str
@@ -70,6 +79,14 @@ class PlannedWorld:
     device: str | None
     after: tuple[str, ...]
     line: int
+    least: int = 0
+    most: int = 0
+    last_call: float | None = None
+
+    @property
+    def assigned(self) -> bool:
+        """Whether ranks are assigned, so that its size may change."""
+        return self.least > 0
 
 
 @dataclass(frozen=True)
@@ -88,8 +105,18 @@ class WorldsPlan:
 
     @property
     def world_size(self) -> int:
-        """Number of workers of all roles."""
+        """Number of workers of all roles, the largest of each."""
         return sum(role.count for role in self.roles)
+
+    @property
+    def least_workers(self) -> int:
+        """Number of workers of all roles, the smallest of each."""
+        return sum(role.needed for role in self.roles)
+
+    @property
+    def changing(self) -> tuple[Role, ...]:
+        """Roles whose number of workers is a range."""
+        return tuple(role for role in self.roles if role.least)
 
     def role_size(self, name: str) -> int:
         """Number of workers of a role; 0 for one that the file does not name."""
@@ -131,6 +158,44 @@ class WorldsPlan:
         return tuple(world for world in self.worlds if member in world.members)
 
     def worlds_without(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """Return the names of the worlds with a member among these global ranks."""
+        """Return the names of the worlds that cannot be whole without these global ranks."""
         gone = {self.member_at(rank) for rank in ranks if 0 <= rank < self.world_size}
-        return tuple(world.name for world in self.worlds if not gone.isdisjoint(world.members))
+        return tuple(
+            world.name for world in self.worlds if not world.assigned and not gone.isdisjoint(world.members)
+        )
+
+    def ranks_of(self, name: str) -> range:
+        """Return the global ranks of a role's workers; none for one that the file does not name."""
+        first = 0
+        for role in self.roles:
+            if role.name == name:
+                return range(first, first + role.count)
+            first += role.count
+        return range(0)
+
+    def starting(self, workers: int) -> tuple[int, ...]:
+        """Return the global ranks of the workers that a run of one node begins with.
+
+        Each role gets as many as it needs; what is left goes to the roles of a range, in the file's order.
+
+        Args:
+            workers: how many, from `least_workers` to `world_size`.
+        """
+        left, ranks = workers - self.least_workers, list[int]()
+        for role in self.roles:
+            more = min(left, role.count - role.needed)
+            left -= more
+            ranks += self.ranks_of(role.name)[: role.needed + more]
+        return tuple(ranks)
+
+    def missed(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return those of these global ranks, which have no worker, that the run cannot do without.
+
+        Of a role of a range these are all of them, where fewer workers than its smallest number are left.
+        """
+        missed = list[int]()
+        for role in self.roles:
+            gone = [rank for rank in self.ranks_of(role.name) if rank in ranks]
+            if role.count - len(gone) < role.needed:
+                missed += gone
+        return tuple(missed)

@@ -140,7 +140,7 @@ def test_json_has_the_same_keys_and_keeps_types():
 @given(told=st.lists(ANYTHING, max_size=10))
 def test_whatever_happens_each_line_is_one_line_and_reads_back(told):
     text, data = written(*told), written(*told, form="json")
-    assert len(text) == len(data) == len(told)
+    assert len(text) == len(data) == sum(not isinstance(each, h.StateProgress) for each in told)
     for line, other in zip(text, data, strict=True):
         assert line.isprintable()
         assert other.isprintable()
@@ -256,7 +256,8 @@ def test_nothing_is_lost_when_the_process_ends_without_closing_it(tmp_path):
 def test_the_page_has_every_event_with_its_keys():
     told = [
         *begun(0), h.SlotTaken(AT, 0, 1), *killed(0), h.WorkerEnded(AT, 0, 4000), h.WorkerStopped(AT, 0, 4000, 0),
-        h.NodeJoined(AT, "beta", 1), h.NodeLost(AT, "beta", 1, "hung", ()), h.Note(AT, 20, "x"), h.RunEnded(AT, 0, ""),
+        h.NodeJoined(AT, "beta", 1), h.NodeLost(AT, "beta", 1, "hung", ()), h.Note(AT, 20, "x"),
+        h.WorldChanged(AT, 0, "w", "active", 1, size=2, sizes="1:2"), h.WorkerRetiring(AT, 0, 60.0), h.RunEnded(AT, 0, ""),
     ]  # fmt: skip
     common = {"time", "program", "worker", "role", "pid", "attempt", "level", "event"}
     seen = {fields["event"]: set(fields) - common for fields in map(json.loads, written(*told, form="json"))}

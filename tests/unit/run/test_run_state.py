@@ -19,7 +19,7 @@ from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
 from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
 
-ALIVE = {"starting", "up"}
+ALIVE = {"starting", "up", "retiring"}
 STATES = {*ALIVE, "failed", "restarting", "ended", "stopped"}
 WORLD_STATES = {"joining", "active", "broken", "closed", "failed", "gone"}
 
@@ -188,7 +188,7 @@ def test_whatever_happens_the_picture_is_sound(told, at):
     assert ranks == sorted(set(ranks))
     assert len({each["local_rank"] for each in seen["workers"]}) == len(ranks)
     assert {each["state"] for each in seen["workers"]} <= STATES
-    assert len(seen["last"]) == min(len(told), LAST)
+    assert len(seen["last"]) == min(sum(not isinstance(one, h.StateProgress) for one in told), LAST)
     for each in seen["workers"]:
         assert each["restarts"] < max(1, sum(isinstance(one, h.WorkerStarted) for one in told))
     # Both views tell the same of each member of each world, and a dead worker is in none.
@@ -211,7 +211,9 @@ def test_whatever_happens_the_picture_is_sound(told, at):
         if each["state"] == "active":
             living = [m for m in each["members"] if m["state"] != "closed"]
             assert living
-            assert {(m["state"], m["generation"]) for m in living} == {("active", each["generation"])}
+            found = {(m["state"], m["generation"]) for m in living}
+            assert ("active", each["generation"]) in found
+            assert len(found) == 1 or "sizes" in each
 
 
 def test_threads_may_tell_and_look_at_once():

@@ -20,7 +20,8 @@ def test_the_public_names_of_multiworld_are_these():
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError",
-        "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "subscribe", "worlds",
+        "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "retiring", "subscribe",
+        "worlds",
     ]  # fmt: skip
 
 

@@ -1,0 +1,187 @@
+"""Carries out what changes the number of this node's workers: commands, the drain signal, losses for good."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from signal import Signals
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multiworld.run.errors import ArgumentsError
+from multiworld.run.events import Note, WorkerEnded, WorkerRetiring, WorkerStopped
+from multiworld.run.workers import scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from multiworld.run.events import EventBus
+    from multiworld.run.workers.process import ProcessExit, WorkerProcess
+    from multiworld.run.workers.ranks import WorkerRank
+    from multiworld.run.workers.retirements import Retirements
+    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
+
+__all__ = ["DRAIN_SIGNAL", "Crew", "Request", "Scaler"]
+
+DRAIN_SIGNAL = Signals.SIGUSR1
+"""Signal to the launcher: it retires every worker of this node that the run can do without."""
+
+
+class Request(NamedTuple):
+    """A request of ``m8d-run scale`` or ``m8d-run retire``.
+
+    Attributes:
+        said: see `scaling.Command`.
+        answer: gets what is done, or why nothing is.
+    """
+
+    said: dict[str, Any]
+    answer: Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Crew:
+    """The workers of this node, by global rank.
+
+    Attributes:
+        retirements: of those that were asked to end.
+        places: those that there may be.
+        wanted: those that are to go on, or have ended with 0.
+        processes: those that run.
+        due: monotonic seconds at which one is started again.
+        values: what those returned that have ended with 0.
+    """
+
+    retirements: Retirements
+    places: dict[int, WorkerRank] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
+    processes: dict[int, WorkerProcess] = field(default_factory=dict)
+    due: dict[int, float] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether all have ended with 0, or were retired."""
+        return not self.processes and not self.due and self.wanted <= self.values.keys()
+
+    def going_on(self) -> list[scaling.Worker]:
+        """Those that were neither retired nor have ended."""
+        return [
+            scaling.Worker(rank, process.started, process.came_up)
+            if (process := self.processes.get(rank)) is not None
+            else scaling.Worker(rank, float("inf"), member=False)
+            for rank in sorted(self.wanted - self.values.keys())
+        ]
+
+
+class Scaler:
+    """Starts and retires workers of a crew.
+
+    Args:
+        crew: of this node; changed here.
+        plan: of the worlds file.
+        bus: gets the run's events.
+        tell_retiring: tells the workers of these ranks, and no others, that they retire.
+        start: starts the worker of a rank.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        plan: WorldsPlan | None,
+        bus: EventBus,
+        tell_retiring: Callable[[Iterable[int]], None],
+        start: Callable[[int], None],
+    ) -> None:
+        self._crew, self._plan, self._bus = crew, plan, bus
+        self._tell_retiring, self._start = tell_retiring, start
+
+    @property
+    def signals(self) -> tuple[Signals, ...]:
+        """Signals to the launcher that mean `drain`; none where the run cannot do without any worker."""
+        return (DRAIN_SIGNAL,) if self._plan is not None and self._plan.changing else ()
+
+    def obey(self, request: Request, nodes: int) -> None:
+        """Carry out a request, and answer it.
+
+        Args:
+            request: of another thread.
+            nodes: number of nodes that have workers; 0: this one has none, or they have ended.
+        """
+        crew = self._crew
+        try:
+            change = scaling.changed(
+                scaling.read(request.said),
+                self._plan,
+                tuple(crew.places),
+                crew.going_on(),
+                crew.retirements.ranks,
+                nodes=nodes,
+            )
+        except ArgumentsError as error:
+            request.answer({"error": str(error)})
+            return
+        try:
+            self._change(change)
+        except Exception as error:
+            request.answer({"error": f"{type(error).__name__}: {error}"})
+            raise
+        names = {rank: f"{place.role}:{place.role_rank} (rank {rank})" for rank, place in crew.places.items()}
+        started = [f"starts {names[rank]}" for rank in change.start]
+        request.answer({"done": started + [f"retires {names[rank]}" for rank in change.retire]})
+
+    def drain(self) -> None:
+        """Retire every worker of this node that the run can do without."""
+        retire = scaling.spared(self._plan, tuple(self._crew.places), self._crew.going_on())
+        self._change(scaling.Change(retire=retire))
+
+    def _change(self, change: scaling.Change) -> None:
+        crew = self._crew
+        for rank in change.retire:
+            crew.wanted.discard(rank)
+            crew.due.pop(rank, None)
+            if rank in crew.processes and rank not in crew.retirements:
+                crew.retirements.begin(rank, change.drain, time.monotonic())
+                self._bus.publish(WorkerRetiring(time.time(), rank, change.drain))
+        self._tell_retiring(crew.retirements.ranks)
+        for rank in change.start:
+            crew.wanted.add(rank)
+            if rank not in crew.processes:  # else once the retired one has ended
+                self._start(rank)
+
+    def press(self) -> None:
+        """Signal the retired workers whose time is over."""
+        for rank, number in self._crew.retirements.due(time.monotonic()):
+            text = f"rank {rank} was retired and has not ended: it gets {number.name}"
+            self._bus.publish(Note(time.time(), logging.WARNING, text))
+            self._crew.processes[rank].send(number)
+
+    def forget(self) -> None:
+        """All workers are ended in another way."""
+        self._crew.due.clear()
+        self._crew.retirements.clear()
+        self._tell_retiring(())
+
+    def has_retired(self, process: WorkerProcess, ended: ProcessExit) -> None:
+        """A retired worker's process has ended."""
+        rank, now = process.rank, time.time()
+        self._crew.retirements.ended(rank)
+        self._tell_retiring(self._crew.retirements.ranks)
+        if ended.failure is None:
+            self._bus.publish(WorkerEnded(now, rank, process.pid))
+        else:
+            self._bus.publish(WorkerStopped(now, rank, process.pid, ended.exitcode))
+        if rank in self._crew.wanted:  # it was asked for again meanwhile
+            self._crew.due[rank] = time.monotonic()
+
+    def goes_on_without(self, rank: int) -> bool:
+        """Whether the run goes on without a worker that failed for good; then it is not wanted any more.
+
+        As long as this node has another one of its role: what fails on all of them ends the run.
+        """
+        crew, plan = self._crew, self._plan
+        others = [each for each in crew.going_on() if each.rank != rank]
+        if plan is None or not scaling.spares(plan, rank, tuple(crew.places), others):
+            return False
+        crew.wanted.discard(rank)
+        return True

@@ -1,0 +1,147 @@
+"""A node's workers as commands, the drain signal and losses change them; processes are stood in for."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+
+from multiworld.run.events import EventBus, WorkerEnded, WorkerRetiring, WorkerStopped
+from multiworld.run.workers.ranks import WorkerRank
+from multiworld.run.workers.retirements import Retirements
+from multiworld.run.workers.scaler import DRAIN_SIGNAL, Crew, Request, Scaler
+from multiworld.run.worldsfile.parse import parse
+
+PLAN = parse('[roles]\ntrainer = "1:4"\n[worlds.train]\nmembers = ["trainer:*"]\n', "plan.toml")
+ENDED = SimpleNamespace(failure=None, exitcode=0)
+KILLED = SimpleNamespace(failure=object(), exitcode=-15)
+
+
+class Node:
+    """A crew of two, with what was done to it."""
+
+    def __init__(self, plan=PLAN):
+        self.crew = Crew(Retirements(5.0))
+        self.crew.places = {rank: WorkerRank(rank, rank, 4, "trainer", rank, 4) for rank in range(4)}
+        self.crew.wanted = {0, 1}
+        self.seen, self.told, self.signals = [], deque(maxlen=1), []
+        bus = EventBus()
+        bus.subscribe(self.seen.append)
+        self.scaler = Scaler(self.crew, plan, bus, lambda ranks: self.told.append(tuple(ranks)), self.start)
+        self.starts = 0
+        for rank in (0, 1):
+            self.start(rank)
+
+    def start(self, rank):
+        assert rank not in self.crew.processes
+        self.starts += 1
+        self.crew.processes[rank] = SimpleNamespace(
+            rank=rank, pid=4000 + self.starts, started=float(self.starts), came_up=True,
+            send=lambda number: self.signals.append((rank, number.name)),
+        )  # fmt: skip
+
+    def says(self, nodes=1, **said):
+        answers = []
+        self.scaler.obey(Request(said, answers.append), nodes)
+        (answer,) = answers
+        return answer.get("done") or answer.get("error", answer)
+
+    def ends(self, rank, how=ENDED):
+        process = self.crew.processes.pop(rank)
+        assert rank in self.crew.retirements
+        self.scaler.has_retired(process, how)
+
+
+def test_more_and_fewer():
+    node = Node()
+    assert node.says(workers=3) == ["starts trainer:2 (rank 2)"]
+    assert sorted(node.crew.processes) == [0, 1, 2]
+    assert node.says(workers=1) == ["retires trainer:2 (rank 2)", "retires trainer:1 (rank 1)"]
+    assert node.told.pop() == (2, 1)
+    assert [type(event) for event in node.seen] == [WorkerRetiring, WorkerRetiring]
+    node.ends(2)
+    node.ends(1, KILLED)
+    assert node.told.pop() == ()
+    assert [type(event) for event in node.seen[2:]] == [WorkerEnded, WorkerStopped]
+    assert (node.crew.wanted, node.crew.due, node.crew.over) == ({0}, {}, False)
+    assert node.says(workers=2) == ["starts trainer:1 (rank 1)"]
+    assert "This node may have 1 to 4" in node.says(workers=0)
+    assert "this node has no workers" in node.says(0, workers=2)
+
+
+def test_one_that_is_wanted_again_while_it_drains():
+    node = Node()
+    node.says(workers=1)
+    assert node.says(workers=4) == [f"starts trainer:{rank} (rank {rank})" for rank in (1, 2, 3)]
+    assert sorted(node.crew.processes) == [0, 1, 2, 3], "the process that drains has the place"
+    node.ends(1)
+    assert list(node.crew.due) == [1]
+
+
+def test_one_that_waits_for_its_restart_is_gone_at_once():
+    node = Node()
+    del node.crew.processes[1]
+    node.crew.due[1] = 1e9
+    assert node.says(workers=1) == ["retires trainer:1 (rank 1)"]
+    assert (node.crew.due, 1 in node.crew.retirements) == ({}, False)
+
+
+def test_signals_when_the_time_is_over():
+    node = Node()
+    node.says(worker="trainer:1", drain=0)
+    node.scaler.press()
+    node.scaler.press()
+    assert node.signals == [(1, "SIGTERM")]
+
+
+def test_the_drain_signal():
+    node = Node()
+    assert node.scaler.signals == (DRAIN_SIGNAL,)
+    node.scaler.drain()
+    assert (node.crew.wanted, node.told.pop()) == ({0}, (1,))
+    for plan in (None, parse("[roles]\ntrainer = 4\n", "p")):
+        other = Node(plan)
+        assert other.scaler.signals == ()
+        other.scaler.drain()
+        assert other.crew.wanted == {0, 1}
+
+
+def test_a_worker_that_is_lost_for_good():
+    node = Node()
+    del node.crew.processes[1]
+    assert node.scaler.goes_on_without(1)
+    assert node.crew.wanted == {0}
+    del node.crew.processes[0]
+    assert not node.scaler.goes_on_without(0)
+    assert not Node(None).scaler.goes_on_without(0)
+
+
+def test_all_that_are_ended_in_another_way():
+    node = Node()
+    node.says(workers=1)
+    node.scaler.forget()
+    assert (node.told.pop(), node.crew.retirements.ranks) == ((), ())
+
+
+def test_the_end_of_a_node():
+    node = Node()
+    node.says(workers=1)
+    node.crew.values[0] = None
+    del node.crew.processes[0]
+    assert not node.crew.over, "one drains"
+    node.ends(1)
+    assert node.crew.over
+
+
+def test_a_start_that_fails_is_answered():
+    node = Node()
+
+    def fails(rank):
+        raise OSError(f"no memory for {rank}")
+
+    node.scaler._start = fails
+    answers = []
+    with pytest.raises(OSError, match="no memory"):
+        node.scaler.obey(Request({"workers": 3}, answers.append), 1)
+    assert answers == [{"error": "OSError: no memory for 2"}]
