@@ -60,7 +60,7 @@ def address():
 def _nothing_left():
     before = set(sockets())  # of tests before this one some may still be closing
     yield
-    assert not stores._registry.shared
+    assert not stores.registry.shared
     assert settles(lambda: set(sockets()) - before, set()), (before, sockets())
 
 
