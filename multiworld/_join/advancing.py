@@ -24,6 +24,7 @@ from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
 from multiworld._join.kept_state import KeptState
 from multiworld._join.state import bring_up_to_date
+from multiworld._net.stores.address import is_list
 from multiworld.errors import JoinAbandonedError, JoinTimeoutError, MultiworldError, StoreUnreachableError
 from multiworld.events import Breakage, Cause, State, WorldActive, WorldClosed, bus
 from multiworld.registry import registry
@@ -396,7 +397,7 @@ class Advancing:
         from multiworld._net.stores.opening import open_in_time  # noqa: PLC0415  (it loads torch)
 
         plan = self._world._plan  # noqa: SLF001  (joins make worlds)
-        if not isinstance(plan.store, str):
+        if not isinstance(plan.store, str) or is_list(plan.store):  # a list moves by itself
             return
         with contextlib.suppress(MultiworldError):
             found = open_in_time(

@@ -13,7 +13,7 @@ import torch.distributed
 
 from multiworld._net.stores.connected_processes import others
 from multiworld._net.stores.server import older_than
-from multiworld._net.stores.torchstore import TcpStore
+from multiworld._net.stores.torchstore import AskingStore, PollingStore
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,6 +57,11 @@ class StoreHandle:
         """Whether this process serves the store."""
         return self._shared.server is not None
 
+    @property
+    def moves(self) -> bool:
+        """Whether the store is a list of addresses, and another server follows one that is lost."""
+        return self._shared.moves
+
     def spare(self) -> bool:
         """Whether this hold can be released without ending a store that others use.
 
@@ -74,7 +79,7 @@ class StoreHandle:
     @property
     def keeps_deadlines(self) -> bool:
         """Whether no call of `store` outlives its deadline."""
-        return isinstance(self.store, TcpStore)
+        return isinstance(self.store, AskingStore) and not isinstance(self.store, PollingStore)
 
     def fresh(self) -> Store:
         """Return a torch client with a connection of its own, for callers that block in C++ (NCCL).
@@ -102,6 +107,9 @@ class StoreHandle:
 
 class Shared:
     """A process's server and clients of one store; `key` is None for a store of the caller's."""
+
+    moves = False
+    """See `StoreHandle.moves`."""
 
     def __init__(
         self,

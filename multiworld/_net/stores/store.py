@@ -1,4 +1,4 @@
-"""Stores of worlds: ``tcp://host:port``, ``file:///path``, or any torch Store.
+"""Stores of worlds: ``tcp://host:port``, a list of these, ``file:///path``, or any torch Store.
 
 A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++
 thread in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose
@@ -21,6 +21,7 @@ import torch.distributed
 
 from multiworld._net import host_address
 from multiworld._net.stores.address import STORE_RULE, StoreAddress
+from multiworld._net.stores.listed import open_list
 from multiworld._net.stores.resolving import resolved_targets
 from multiworld._net.stores.server import StoreServer
 from multiworld._net.stores.shared import ANSWER, ATTEMPT, Shared, StoreHandle, registry
@@ -66,7 +67,8 @@ def open_store(
     Args:
         store: address, or a torch Store, which stays the caller's.
         world: for messages.
-        serve: whether this process serves a tcp store that has no server yet.
+        serve: whether this process serves a tcp store that has no server yet; one that is a list, at an
+            address of this host.
         only: whether no other process does: rank 0. Else any process of the address's host may be the one.
         deadline: ``time.monotonic()`` seconds; other ranks try to connect until then.
         cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
@@ -83,7 +85,10 @@ def open_store(
         raise InvalidJoinError(
             world, f"store={store!r}", rule=STORE_RULE, next_step="Give the same one to every member"
         )
-    address = StoreAddress.parse(store, world=world)
+    addresses = StoreAddress.parse_all(store, world=world)
+    if len(addresses) > 1:
+        return open_list(addresses, world=world, serve=serve, deadline=deadline, cancelled=cancelled)
+    (address,) = addresses
     if address.scheme == "file":
         return _open_file(address, world=world, serve=serve)
     return _open_tcp(address, world=world, serve=serve, only=only, deadline=deadline, cancelled=cancelled)
