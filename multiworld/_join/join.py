@@ -86,7 +86,7 @@ def join(
         world_size: the same on every member; 1 is allowed. With ``rank=None`` also "MIN:MAX", or a pair.
         store: "tcp://host:port" (served by rank 0's process; where ranks are assigned, by the first process
             of that host), "tcp://host:port,host:port,..." (served by a process of the first host that has
-            one), "file:///path", or a ``torch.distributed.Store``. Worlds may
+            one), "etcd://host:port,.../prefix", "file:///path", or a ``torch.distributed.Store``. Worlds may
             share one. None takes MASTER_ADDR and MASTER_PORT from the
             environment.
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.

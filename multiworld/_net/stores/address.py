@@ -12,7 +12,7 @@ from multiworld.errors import InvalidJoinError
 __all__ = ["STORE_RULE", "StoreAddress", "is_list", "list_text"]
 
 STORE_RULE = (
-    'A store is "tcp://host:port", "tcp://host:port,host:port,...", '
+    'A store is "tcp://host:port", "tcp://host:port,host:port,...", "etcd://host:port,.../prefix", '
     '"file:///absolute/path" or a torch.distributed.Store'
 )
 

@@ -1,4 +1,4 @@
-"""Stores of worlds: ``tcp://host:port``, a list of these, ``file:///path``, or any torch Store.
+"""Stores of worlds: ``tcp://host:port``, a list of these, etcd, ``file:///path``, or any torch Store.
 
 A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++
 thread in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose
@@ -21,6 +21,7 @@ import torch.distributed
 
 from multiworld._net import host_address
 from multiworld._net.stores.address import STORE_RULE, StoreAddress
+from multiworld._net.stores.etcd_address import is_etcd
 from multiworld._net.stores.listed import open_list
 from multiworld._net.stores.resolving import resolved_targets
 from multiworld._net.stores.server import StoreServer
@@ -85,6 +86,10 @@ def open_store(
         raise InvalidJoinError(
             world, f"store={store!r}", rule=STORE_RULE, next_step="Give the same one to every member"
         )
+    if is_etcd(store):
+        from multiworld._net.stores.etcd_store import open_etcd  # noqa: PLC0415  (few use it)
+
+        return open_etcd(store, world=world, deadline=deadline, cancelled=cancelled)
     addresses = StoreAddress.parse_all(store, world=world)
     if len(addresses) > 1:
         return open_list(addresses, world=world, serve=serve, deadline=deadline, cancelled=cancelled)
