@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from multiworld._core.membership import serving
-from multiworld._core.membership.roster import Endpoint
 from multiworld._core.membership.serving import Found, Look, Verdict
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
+from multiworld._net.stores.looking import STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
-from multiworld._net.stores.probe import answers
-from multiworld._net.stores.resolving import resolved_targets
 from multiworld._net.stores.server import StoreServer
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
-from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
-from multiworld.errors import StoreUnreachableError, WorldError
+from multiworld._net.stores.tcp_client import TcpClient
+from multiworld.errors import StoreUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +37,6 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # it exports its errors without saying so to type checkers
 
 __all__ = ["open_list"]
-
-_LOOK = 0.3
-"""Seconds that all addresses have to accept a connection."""
-
-_BUSY = 2.0
-"""Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
 
 _KEEP_EVERY = 0.2
 """Seconds between two looks of the thread."""
@@ -67,7 +59,7 @@ _SERVING = 10.0
 _MISSED_AFTER = 5.0
 """Seconds after which a member logs that its store has no server; the interval then doubles."""
 
-_STATE, _NEWER, _BEGAN = "m8d/serving", "m8d/newer", "m8d/began"
+_NEWER, _BEGAN = "m8d/newer", "m8d/began"
 
 _log = logging.getLogger(__name__)
 _known: dict[str, int] = {}
@@ -132,8 +124,7 @@ class ListedServer(Shared):
 
     def __init__(self, key: str, addresses: tuple[StoreAddress, ...]) -> None:
         super().__init__(key)
-        self._addresses = addresses
-        self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
+        self._addresses = Addresses(addresses)
         self._lock = threading.Lock()  # held for one look
         self._at = 0
         self._now: tuple[TcpClient, Found] | None = None
@@ -239,7 +230,7 @@ class ListedServer(Shared):
         if self._ended.is_set():
             return False
         since = self._searching_since = self._searching_since or now
-        found, clients = self._look()
+        found, clients = self._addresses.look()
         try:
             at = serving.best(found, self._known)
             if at is not None:
@@ -251,11 +242,8 @@ class ListedServer(Shared):
         finally:
             for client in clients.values():
                 client.close()
-        self.last = ", ".join(
-            f"{address.host}:{address.port} {each.look.value}"
-            for address, each in zip(self._addresses, found, strict=True)
-        )
-        own = [self._is_own(each) for each in range(len(found))]
+        self.last = self._addresses.told(found)
+        own = [self._addresses.is_own(each) for each in range(len(found))]
         place = serving.to_serve(found, own) if self.serves else None
         if place is None or now - since < _STAGGER * own[:place].count(False):
             return False
@@ -269,7 +257,9 @@ class ListedServer(Shared):
         if found.mark != self.found.mark:
             self._end_server()
             self._opened = time.monotonic()
-            _log.info("the store %s is served at %s, epoch %d", self.key, self._addresses[at], found.epoch)
+            _log.info(
+                "the store %s is served at %s, epoch %d", self.key, self._addresses.all[at], found.epoch
+            )
         _known[str(self.key)] = max(found.epoch, self._known)
         self._at, self.found = at, found
         self._searching_since = None
@@ -278,7 +268,7 @@ class ListedServer(Shared):
     def _serve(self, at: int) -> bool:
         """Serve at this address, unless another process does so elsewhere."""
         self._end_server()
-        for family, target in self._targets_of(at):
+        for family, target in self._addresses.targets(at):
             try:
                 server = StoreServer(family, target, timeout=_SERVING)
             except (OSError, dist.DistError) as error:
@@ -301,11 +291,12 @@ class ListedServer(Shared):
 
     def _stand(self, at: int, client: TcpClient) -> Found | None:
         """As a candidate, look at all others; returns what the server is then, or None."""
-        client.set(_STATE, b"candidate", deadline=time.monotonic() + ANSWER)
+        client.set(STATE, b"candidate", deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         until = time.monotonic() + _CANDIDATE
         while True:
-            found = self._look_aside(at)  # a process that has just been silent is not waited for again
+            # Who has just been silent is not waited for again; a first server looks as closely as it can.
+            found = self._addresses.look_aside(at, quick=self._known != serving.NEVER)
             what = serving.verdict(at, found, self._known)
             if what is Verdict.YIELD or self._ended.is_set():
                 return None
@@ -314,68 +305,9 @@ class ListedServer(Shared):
             time.sleep(0.02)
         epoch = serving.next_epoch(at, found, self._known, secrets.randbits(32))
         opened = Found(Look.OPEN, epoch, secrets.token_hex(8))
-        client.set(_STATE, b"open %d %s" % (epoch, opened.mark.encode()), deadline=time.monotonic() + ANSWER)
+        client.set(STATE, b"open %d %s" % (epoch, opened.mark.encode()), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         return opened
-
-    def _look(
-        self, skip: int | None = None, *, busy: float = _BUSY
-    ) -> tuple[list[Found], dict[int, TcpClient]]:
-        """Look at all addresses but one; returns what is there, and clients of stores."""
-        where = {at: self._targets_of(at) for at in range(len(self._addresses)) if at != skip}
-        accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), _LOOK)
-        found, clients = [Found(Look.SILENT)] * len(self._addresses), dict[int, TcpClient]()
-        for at, targets in where.items():
-            said = [accepted[Endpoint(*to)] for _, to in targets]
-            if True in said:
-                family, to = targets[said.index(True)]
-                found[at] = self._ask(at, family, to, clients, busy)
-            elif False in said:
-                found[at] = Found(Look.FREE)
-        return found, clients
-
-    def _look_aside(self, at: int) -> list[Found]:
-        """Look at all addresses but one."""
-        found, clients = self._look(at, busy=_LOOK)
-        for client in clients.values():
-            client.close()
-        return found
-
-    @staticmethod
-    def _ask(at: int, family: int, to: tuple[str, int], clients: dict[int, TcpClient], busy: float) -> Found:
-        deadline = time.monotonic() + busy
-        try:
-            client = TcpClient.connect(family, to, deadline=deadline)
-        except NotAStoreError as error:
-            silent = isinstance(error.__cause__, TimeoutError)
-            return Found(Look.SILENT if silent else Look.FOREIGN)
-        except ConnectionRefusedError:
-            return Found(Look.FREE)
-        except OSError:
-            return Found(Look.SILENT)
-        try:
-            state = client.get(_STATE, deadline=deadline) or b""
-        except OSError:
-            client.close()
-            return Found(Look.SILENT)
-        clients[at] = client
-        said = state.decode("latin-1").split()
-        if len(said) == 3 and said[0] == "open" and said[1].isdigit():
-            return Found(Look.OPEN, int(said[1]), said[2])
-        return Found(Look.CANDIDATE)
-
-    def _targets_of(self, at: int) -> list[tuple[int, tuple[str, int]]]:
-        if at not in self._targets:
-            try:
-                deadline = time.monotonic() + _LOOK
-                self._targets[at] = resolved_targets(self._addresses[at], world="", deadline=deadline)
-            except WorldError as error:
-                self.last = str(error)
-                return []
-        return self._targets[at]
-
-    def _is_own(self, at: int) -> bool:
-        return any(host_address.is_own(to[0]) for _, to in self._targets_of(at))
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -404,7 +336,7 @@ class ListedServer(Shared):
         client, self._looked = self.client, time.monotonic()
         if client is None or self.server is None:
             return
-        found = self._look_aside(self._at)
+        found = self._addresses.look_aside(self._at)
         with contextlib.suppress(OSError):
             newer = client.get(_NEWER, deadline=time.monotonic() + PATIENCE) or b""
             if newer.isdigit() and int(newer) > self._known:
