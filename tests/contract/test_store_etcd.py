@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -17,6 +18,7 @@ from test_elastic import member
 from test_store_list import joins, together
 
 from multiworld._net.stores.etcd_address import EtcdAddress
+from multiworld._net.stores.etcd_client import EtcdClient
 from multiworld._net.stores.store import open_store
 from multiworld.errors import InvalidJoinError, StoreUnreachableError
 
@@ -160,6 +162,90 @@ def test_the_leader_is_killed_under_joins(cast, cluster):
     for each in actors:
         assert each.expect("all").failed == []
     cluster.start(leader)
+
+
+def certificate(folder, host):
+    """Make a certificate of a host, signed by itself; returns it and its key."""
+    folder.mkdir(exist_ok=True)
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=etcd",
+            "-addext", f"subjectAltName=IP:{host}", "-keyout", str(key), "-out", str(cert),
+        ],
+        check=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """One member that wants TLS and a login; its certificate, and its address without a login."""
+    if shutil.which("etcd") is None:
+        pytest.skip("there is no etcd server here (Debian: etcd-server)")
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no etcd server here that has a certificate: no openssl")
+    folder, pid = tmp_path_factory.mktemp("guarded"), os.getpid()
+    host = f"127.81.{(pid >> 8) & 255}.{pid & 255 or 1}"
+    cert, key = certificate(folder, host)
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                "etcd", "--data-dir", str(folder / "data"), "--cert-file", str(cert), "--key-file", str(key),
+                "--listen-client-urls", f"https://{host}:2379", "--advertise-client-urls", f"https://{host}:2379",
+                "--listen-peer-urls", f"http://{host}:2380", "--initial-advertise-peer-urls", f"http://{host}:2380",
+                "--initial-cluster", f"default=http://{host}:2380",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        etcd = EtcdClient(EtcdAddress.parse(f"etcd://{host}:2379/x?ca={cert}"))
+        for path, body in (
+            ("/auth/user/add", {"name": "root", "password": "s3cret:/@"}),
+            ("/auth/user/grant", {"user": "root", "role": "root"}),
+            ("/auth/enable", {}),
+        ):
+            with contextlib.suppress(ConnectionError):  # it was done, and the answer was late
+                etcd.call(path, body, deadline=soon())
+        etcd.close()
+        yield cert, f"{host}:2379/worlds?ca={cert}"
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_a_login_over_tls(guarded):
+    _, where = guarded
+    handle = open_store(f"etcd://root:s3cret%3A%2F%40@{where}", world="w", serve=False, deadline=soon())
+    handle.store.set("a", "b")
+    assert handle.store.get("a") == b"b"
+    assert handle.store.add("n", 2) == 2
+    handle.close()
+
+
+@pytest.mark.parametrize("login", ["", "root:wrong@"])
+def test_who_does_not_log_in_is_refused_at_once(guarded, login):
+    _, where = guarded
+    began = time.monotonic()
+    with pytest.raises(StoreUnreachableError, match="refuses") as caught:
+        open_store(f"etcd://{login}{where}", world="w", serve=False, deadline=soon())
+    assert time.monotonic() - began < PATIENCE / 2
+    assert "wrong" not in str(caught.value)
+
+
+def test_a_stranger_is_not_trusted(guarded, tmp_path):
+    """With another certificate it is no member of the cluster: the password is not sent."""
+    cert, where = guarded
+    other, _ = certificate(tmp_path, where.partition(":")[0])
+    with pytest.raises(StoreUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+        open_store(
+            f"etcd://root:x@{where.replace(str(cert), str(other))}",
+            world="w",
+            serve=False,
+            deadline=time.monotonic() + 1.0,
+        )
+    with pytest.raises(InvalidJoinError, match="PEM"):
+        open_store(f"etcd://root:x@{where}{tmp_path}/none", world="w", serve=False, deadline=soon())
 
 
 def test_nobody_answers():
