@@ -138,7 +138,7 @@ def measure(run: Run) -> Iterator[Figure]:
 
 
 def _round(rank: Any, number: int, etcd: Cluster | None) -> list[dict[str, Any]]:
-    store = rank.call("list") if etcd is None else f"{etcd.address}{number}"
+    store = rank.call("serve") if etcd is None else f"{etcd.address}{number}"
     rank.call("begin", timeout=120.0, store=store, pairs=_PAIRS, worlds=_WORLDS)
     if etcd is None:
         rank.call("lose_server")

@@ -42,7 +42,7 @@ class Stores(Zygote):
         self._keepers: list[int] = []
         self._members: list[int] = []
 
-    def list(self) -> str:
+    def serve(self) -> str:
         """Have two processes hold a store that is a list of two addresses; the first serves it."""
         while self._keepers:
             self._forks.kill(self._keepers.pop())

@@ -8,7 +8,7 @@ whoever brings it, in any order.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiworld._core.membership import assigned
 from multiworld._core.membership.ledger import FAILURES_KEPT, Attempt, Claim, Ledger
@@ -62,7 +62,7 @@ def _with_attempts(ledger: Ledger, last: int, mine: Ledger) -> Ledger:
 def _both(there: Attempt | None, mine: Attempt | None) -> Attempt | None:
     if there is None or mine is None or there.generation != mine.generation or there == mine:
         return there
-    sets = {
+    sets: dict[str, Any] = {
         name: tuple(sorted({*getattr(there, name), *getattr(mine, name)}))
         for name in ("ready", "over", "lost", "leaving", "entered", "left")
     }

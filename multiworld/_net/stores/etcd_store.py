@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as _dist
 
@@ -33,6 +33,8 @@ _ANSWER = 3.0
 
 _KEYS = 100
 """Keys of one transaction; etcd takes 128."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -267,7 +269,7 @@ class EtcdStore(AskingStore):
         return self._on_time(lambda: self._etcd.call(path, body, deadline=deadline))
 
     @staticmethod
-    def _on_time(call: Callable[[], Any]) -> Any:
+    def _on_time(call: Callable[[], T]) -> T:
         try:
             return call()
         except OSError as error:
