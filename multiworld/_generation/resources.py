@@ -154,10 +154,10 @@ class Holdings:
     # -- the store -------------------------------------------------------------------------------------------
 
     def keep_store(self) -> Callable[[], None]:
-        """Let the store outlive the generation, if this process serves it; returns what releases it."""
+        """Let the store outlive the generation, if others need it or it moves; returns what releases it."""
         with self._lock:
             store = self._store
-            if store is None or not store.serves:
+            if store is None or not (store.serves or store.moves):
                 return _nothing
             self._store = None
         return store.close

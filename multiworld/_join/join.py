@@ -26,7 +26,7 @@ from multiworld.errors import (
     JoinTimeoutError,
     StaleGenerationError,
 )
-from multiworld.events import State, WorldActive, WorldJoinFailed, WorldJoining, bus
+from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.registry import Reservation, registry
 from multiworld.work import seen
 from multiworld.world import Rejoins, World
@@ -85,8 +85,9 @@ def join(
         rank: 0 to ``world_size - 1``, each taken once; None has it assigned.
         world_size: the same on every member; 1 is allowed. With ``rank=None`` also "MIN:MAX", or a pair.
         store: "tcp://host:port" (served by rank 0's process; where ranks are assigned, by the first process
-            of that host), "file:///path", or a
-            ``torch.distributed.Store``. Worlds may share one. None takes MASTER_ADDR and MASTER_PORT from the
+            of that host), "tcp://host:port,host:port,..." (served by a process of the first host that has
+            one), "etcd://host:port,.../prefix", "file:///path", or a ``torch.distributed.Store``. Worlds may
+            share one. None takes MASTER_ADDR and MASTER_PORT from the
             environment.
         backend: "gloo", "nccl", "nccl2", "cpu:gloo,cuda:nccl", or any backend registered with torch.
         timeout: seconds (or a timedelta), for this join and for each operation of the world; None takes
@@ -278,7 +279,7 @@ def _join_once(
                     # is there.
                     kept.callback(ended._gen.keep_store())  # noqa: SLF001
                     ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
-            past, lost = _past(world, gone) if plan.assigned else (None, ())
+            past, lost, left = _past(world, gone) if plan.assigned else (None, (), ())
             terms = steps.Terms(
                 plan,
                 machine,
@@ -286,6 +287,7 @@ def _join_once(
                 lambda: cancelled() or machine.state is State.CLOSED,
                 past=past,
                 lost=lost,
+                left=left,
                 gone=gone,
                 step=0 if world is None else world.step,
             )
@@ -323,17 +325,18 @@ def _join_once(
     return handle
 
 
-def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int, ...]]:
-    """The generation that this process was in last, and its members that are known to be lost."""
+def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int, ...], tuple[int, ...]]:
+    """The generation that this process was in last, its members that are lost, and which of them have left."""
     from multiworld._join.steps import LOST  # noqa: PLC0415  (it loads torch)
 
     if world is None or (world._plan.state is not None and world._whole is None):  # noqa: SLF001
-        return None, ()
+        return None, (), ()
     gen = world._gen  # noqa: SLF001  (joins make worlds)
     breakage = gen.breakage
     lost = set(breakage.ranks) if breakage is not None and breakage.cause in LOST else set()
     lost.update(member.rank for member in gen.roster.members if member.process in gone)
-    return gen.roster, tuple(sorted(lost))
+    left = breakage.ranks if breakage is not None and breakage.cause is Cause.LEFT else ()
+    return gen.roster, tuple(sorted(lost)), tuple(sorted(left))
 
 
 def _advancing(world: World) -> Advancing:

@@ -26,6 +26,7 @@ from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._join import lane
+from multiworld._net.stores.address import is_list
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
@@ -73,6 +74,7 @@ class Terms:
         machine: of the generation to be.
         past: where ranks are assigned, the generation that this process was in last; None if there was none.
         lost: ranks of its members that are known to be lost.
+        left: those of them that have left in good order.
         gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
@@ -86,6 +88,7 @@ class Terms:
     cancelled: Callable[[], bool]
     past: Roster | None = None
     lost: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     gone: set[str] = field(default_factory=set)
     step: int = 0
     limit: Callable[[], int] | None = None
@@ -298,7 +301,7 @@ def _agree(
         store = open_in_time(
             plan.store,
             world=plan.name,
-            serve=(plan.rank == 0 or plan.assigned) and not plan.served,
+            serve=(plan.rank == 0 or plan.assigned or is_list(plan.store)) and not plan.served,
             only=not plan.assigned,
             deadline=deadline,
             cancelled=cancelled,
@@ -362,6 +365,7 @@ def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) 
         past_generation=0 if past is None else past.generation,
         past_rank=0 if past is None else past.rank,
         lost=terms.lost,
+        left=terms.left,
         step=terms.step,
         working=terms.limit is not None,
         state=plan.state is not None,

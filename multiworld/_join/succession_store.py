@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from multiworld._net.stores.address import is_list
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class SuccessionStore:
         from multiworld._net.stores.opening import open_in_time  # noqa: PLC0415  (it loads torch)
 
         plan = self._world._plan  # noqa: SLF001  (joins make worlds)
-        if not isinstance(plan.store, str):
+        if not isinstance(plan.store, str) or is_list(plan.store):  # a list moves by itself
             return
         with contextlib.suppress(MultiworldError):
             found = open_in_time(

@@ -128,7 +128,7 @@ class Stuck(dist.HashStore):
 
 def test_a_store_that_blocks_while_the_group_is_built():
     store = Stuck(0)
-    held = stores.StoreHandle(stores._Shared(None, store=store), store, "stuck", "127.0.0.1")
+    held = stores.StoreHandle(stores.Shared(None, store=store), store, "stuck", "127.0.0.1")
     call = opening.in_time_for(held, world="w1", deadline=time.monotonic() + 0.5, cancelled=lambda: False)
     began = time.monotonic()
     with pytest.raises(mw.StoreUnreachableError, match="no answer"):

@@ -60,7 +60,7 @@ def address():
 def _nothing_left():
     before = set(sockets())  # of tests before this one some may still be closing
     yield
-    assert not stores._registry.shared
+    assert not stores.registry.shared
     assert settles(lambda: set(sockets()) - before, set()), (before, sockets())
 
 
@@ -107,12 +107,18 @@ def test_tcp_addresses(text, host, port):
     assert (parsed.scheme, parsed.host, parsed.port, str(parsed)) == ("tcp", host, port, text)
 
 
+def test_lists_of_addresses():
+    parsed = StoreAddress.parse_all("tcp://h0:1, [::1]:2,h0:3")
+    assert [str(each) for each in parsed] == ["tcp://h0:1", "tcp://[::1]:2", "tcp://h0:3"]
+    assert StoreAddress.parse_all("file:///a,b")[0].path == "/a,b"
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "", "127.0.0.1:29500", "tcp://", "tcp://host", "tcp://:29500", "tcp://host:0", "tcp://host:65536", "tcp://host:x",
         "tcp://::1:29500", "tcp://[::1]", "tcp://[host]:1", "tcp://h:1/x", "tcp://u@h:1", "file://x", "file:///", "etcd://h:1",
-        "tcp://h:\u0661", "tcp://h:-1", "tcp://h h:1",
+        "tcp://h:\u0661", "tcp://h:-1", "tcp://h h:1", "tcp://h:1,", "tcp://h:1,h:1", "tcp://h:1,file:///x",
     ],
 )  # fmt: skip
 def test_bad_addresses_say_value_rule_and_next_step(text):

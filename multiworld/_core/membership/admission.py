@@ -28,7 +28,7 @@ import dataclasses
 import enum
 from dataclasses import dataclass
 
-from multiworld._core.membership import assigned, refusals
+from multiworld._core.membership import assigned, majority, refusals
 from multiworld._core.membership.ledger import FAILURES_KEPT, Attempt, Claim, Failure, Ledger
 from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
@@ -122,6 +122,7 @@ def claim(
     dead: frozenset[str] = frozenset(),
     seen: frozenset[str] = frozenset(),
     living: str = "",
+    begins: bool = True,
 ) -> Move:
     """Claim the rank or seat that `request` asks for in the open attempt; open one if there is none.
 
@@ -136,6 +137,7 @@ def claim(
             too long.
         seen: ids of claims whose processes exist.
         living: id of a claim that gave a sign of life.
+        begins: see `majority.may_follow`.
     """
     if (stale := fenced(ledger, request)) is not None:
         return Move(ledger, refusal=stale)
@@ -153,10 +155,10 @@ def claim(
     waiting = ledger.waiting
     if waiting is None:
         opened = Attempt(
-            ledger.number + 1, request.terms, assigned.ranked((mine,)) if request.assigned else (mine,)
+            ledger.next_number, request.terms, assigned.ranked((mine,)) if request.assigned else (mine,)
         )
         ledger = dataclasses.replace(ledger, number=opened.number, waiting=opened)
-        return Move(seal(ledger, opened.number, me, token, dead=dead), opened.number)
+        return Move(seal(ledger, opened.number, me, token, dead=dead, begins=begins), opened.number)
     waiting = _without(waiting, dead)
     if waiting.claims and waiting.terms != request.terms:
         failure = refusals.mismatch(waiting, request)
@@ -186,7 +188,7 @@ def claim(
     filled = dataclasses.replace(waiting, terms=request.terms, claims=claims)
     claimed = dataclasses.replace(ledger, waiting=filled)
     if {each.id for each in others} <= seen:
-        claimed = seal(claimed, filled.number, me, token, dead=dead)
+        claimed = seal(claimed, filled.number, me, token, dead=dead, begins=begins)
     return Move(claimed, filled.number)
 
 
@@ -224,6 +226,7 @@ def seal(
     gone: int = 0,
     dead: frozenset[str] = frozenset(),
     last_call: bool = False,
+    begins: bool = True,
 ) -> Ledger:
     """Seal the open attempt if it is complete and the previous generation is over.
 
@@ -237,6 +240,7 @@ def seal(
         gone: see `may_seal`.
         dead: see `assigned.complete`.
         last_call: see `assigned.complete`.
+        begins: see `majority.may_follow`.
     """
     waiting, before = ledger.waiting, ledger.current
     if waiting is None or waiting.number != number or not waiting.has(me):
@@ -247,8 +251,11 @@ def seal(
     if waiting.terms.assigned:
         if not assigned.complete(ledger, dead=dead, last_call=last_call):
             return ledger
+        if not majority.may_follow(ledger, dead, begins=begins):
+            return ledger
         claims, rest = assigned.choose(ledger, waiting)
-    generation = max(ledger.last, *(each.last for each in waiting.claims)) + 1
+    known = (each.last for each in waiting.claims)
+    generation = max(ledger.last, ledger.epoch, *known) + 1
     failures = ledger.failures
     if before is not None and not before.active:
         failures = _kept(
@@ -263,7 +270,7 @@ def seal(
     if before is not None and before.active:
         ledger = dataclasses.replace(ledger, before=before)
     if rest:
-        left = dataclasses.replace(waiting, number=ledger.number + 1, claims=rest)
+        left = dataclasses.replace(waiting, number=ledger.next_number, claims=rest)
         ledger = dataclasses.replace(ledger, number=left.number, waiting=left)
     return ledger
 
@@ -358,10 +365,13 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
     said = dataclasses.replace(now, over=tuple(sorted({*now.over, mine.rank})))
     ended = said.over
     if now.terms.assigned:
-        ended = tuple(sorted({*now.lost, *((mine.rank,) if left else ())}))
-        said = dataclasses.replace(said, lost=ended)
+        mine_too = (mine.rank,) if left else ()
+        ended = tuple(sorted({*now.lost, *mine_too}))
+        said = dataclasses.replace(said, lost=ended, left=tuple(sorted({*now.left, *mine_too})))
     if said == now:
         return ledger
+    if ledger.listed:  # a member that is only taken for lost may go on elsewhere
+        ended = said.left if now.terms.assigned else ended
     return dataclasses.replace(ledger, current=None if len(ended) == now.size else said)
 
 
@@ -386,7 +396,7 @@ def expire(
         holder = now.at(request.slot)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
         return Move(withdraw(ledger, attempt.number, me), attempt.number, refusal=refusal)
-    late = refusals.late(attempt, request, timeout)
+    late = refusals.late(attempt, request, timeout, majority.elsewhere(ledger))
     return Move(fail(ledger, attempt.number, me, late), attempt.number, refusal=late)
 
 

@@ -66,26 +66,36 @@ def remembered(ledger: Ledger, request: JoinRequest) -> Ledger:
         past = Attempt(
             0, request.terms, claims, number, _NO_TOKEN,
             ready=everyone, over=() if request.working else (request.past_rank,), lost=tuple(sorted(lost)),
+            left=tuple(sorted(request.left)),
         )  # fmt: skip
         return dataclasses.replace(ledger, last=number, current=past, before=None)
-    if (now := _with_lost(ledger.current, number, lost)) is not ledger.current:
+    if (now := _with_lost(ledger.current, number, lost, request.left)) is not ledger.current:
         return dataclasses.replace(ledger, current=now)
-    if (before := _with_lost(ledger.before, number, lost)) is not ledger.before:
+    if (before := _with_lost(ledger.before, number, lost, request.left)) is not ledger.before:
         return dataclasses.replace(ledger, before=before)
     return ledger
 
 
-def _with_lost(attempt: Attempt | None, generation: int, lost: set[int]) -> Attempt | None:
+def _with_lost(
+    attempt: Attempt | None, generation: int, lost: set[int], left: tuple[int, ...]
+) -> Attempt | None:
     if attempt is None or attempt.generation != generation or lost <= set(attempt.lost):
         return attempt
-    known = tuple(sorted(rank for rank in lost | set(attempt.lost) if rank < attempt.size))
-    return dataclasses.replace(attempt, lost=known)
+    known, parted = (
+        tuple(sorted(rank for rank in more | set(had) if rank < attempt.size))
+        for more, had in ((lost, attempt.lost), (set(left), attempt.left))
+    )
+    return dataclasses.replace(attempt, lost=known, left=parted)
 
 
 def without_process(attempt: Attempt, process: str) -> Attempt:
-    """Return the attempt with the member of this process among the lost."""
+    """Return the attempt with the member of this process, which has left, among the lost."""
     gone = {each.rank for each in attempt.claims if each.member.process == process}
-    return dataclasses.replace(attempt, lost=tuple(sorted(gone | set(attempt.lost))))
+    return dataclasses.replace(
+        attempt,
+        lost=tuple(sorted(gone | set(attempt.lost))),
+        left=tuple(sorted(gone | set(attempt.left))),
+    )
 
 
 def survives(ledger: Ledger, claim: Claim) -> Claim | None:

@@ -10,6 +10,7 @@ import json
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from multiworld._core.membership import serving
 from multiworld._core.membership.roster import Endpoint, LaneAddress, Member
 from multiworld.errors import JoinError
 
@@ -114,6 +115,7 @@ class Attempt:
         limits: by rank in that generation, the advance that its member does not pass before all have said
             theirs; 0: it has not said. Empty without `after`.
         entered: ranks in that generation of those that have left it for this one, or for good.
+        left: those of `lost` that have said so themselves.
     """
 
     number: int
@@ -128,6 +130,7 @@ class Attempt:
     after: int = 0
     limits: tuple[int, ...] = ()
     entered: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -211,6 +214,7 @@ class Ledger:
         failures: of the attempts closed last, oldest first.
         before: where ranks are assigned, the generation before `current`, until that is active: whose members
             are waited for if `current` fails.
+        epoch: of the server, where the store is a list of addresses; see `serving`. Else `serving.NEVER`.
     """
 
     number: int = 0
@@ -219,6 +223,17 @@ class Ledger:
     waiting: Attempt | None = None
     failures: tuple[Failure, ...] = ()
     before: Attempt | None = None
+    epoch: int = serving.NEVER
+
+    @property
+    def listed(self) -> bool:
+        """Whether the store is a list of addresses."""
+        return self.epoch != serving.NEVER
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next attempt."""
+        return max(self.number, self.epoch) + 1
 
     def failure_of(self, number: int) -> Failure | None:
         """Return why attempt `number` was closed, where that is still known."""
@@ -228,6 +243,8 @@ class Ledger:
 def encode(ledger: Ledger) -> str:
     """Return the record's text: ASCII JSON."""
     fields: dict[str, Any] = {"m8d": _FORMAT, "n": ledger.number, "g": ledger.last}
+    if ledger.listed:
+        fields["e"] = ledger.epoch
     if ledger.current is not None:
         fields["current"] = _attempt_to_json(ledger.current)
     if ledger.waiting is not None:
@@ -265,6 +282,7 @@ def decode(raw: str, world: str) -> Ledger:
             waiting=_attempt_from_json(fields["waiting"]) if "waiting" in fields else None,
             failures=tuple(_failure_from_json(each) for each in _list(fields, "failures")),
             before=_attempt_from_json(fields["before"]) if "before" in fields else None,
+            epoch=_number(fields, "e") if "e" in fields else serving.NEVER,
         )
     except (ValueError, RecursionError) as error:
         raise JoinError(
@@ -297,7 +315,12 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     }
     if not terms.assigned:
         return fields
-    more = {"leaving": attempt.leaving, "limits": attempt.limits, "entered": attempt.entered}
+    more = {
+        "leaving": attempt.leaving,
+        "limits": attempt.limits,
+        "entered": attempt.entered,
+        "left": attempt.left,
+    }
     fields |= {name: list(numbers) for name, numbers in more.items() if numbers}
     return fields | {"lost": list(attempt.lost)} | ({"after": attempt.after} if attempt.after else {})
 
@@ -339,6 +362,7 @@ def _attempt_from_json(fields: Any) -> Attempt:
         after=_number(fields, "after") if "after" in fields else 0,
         limits=tuple(_row(limits := _list(fields, "limits"), (int,) * len(limits))),
         entered=_ranks(fields, "entered", size),
+        left=_ranks(fields, "left", size),
     )
     ranks = [claim.rank for claim in claims]
     if ranks != sorted(set(ranks)) or not all(0 <= rank < size for rank in ranks):

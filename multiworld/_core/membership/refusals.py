@@ -170,8 +170,15 @@ def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) 
     )
 
 
-def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
-    """Return the failure of an attempt that was not complete, or not ready, in time."""
+def late(attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int = 0) -> Failure:
+    """Return the failure of an attempt that was not complete, or not ready, in time.
+
+    Args:
+        attempt: the open or sealed one.
+        request: of the process whose time is up.
+        timeout: seconds.
+        elsewhere: how many members may go on without these, as a majority; 0 where that is not the reason.
+    """
     whose = f"the {timeout:.1f} s of {_small(request.place)} ({_who(request.member)})"
     size = attempt.size
     if attempt.generation:
@@ -188,6 +195,11 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float) -> Failure:
             f"missing: {len(silent) if request.assigned else _ranks(silent)}"
             if silent
             else "it was not sealed"
+        )
+    if elsewhere and not silent:
+        what = (
+            f"{elsewhere} members of the generation before neither came nor are gone for sure, and may go on "
+            "at another server of the store"
         )
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"

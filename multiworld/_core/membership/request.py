@@ -39,6 +39,7 @@ class JoinRequest:
         past_generation: that generation's number; 0 if there was none.
         past_rank: its rank there.
         lost: ranks of members of that generation that it knows to be lost.
+        left: those of them that have said themselves that they leave.
         step: how many advances this process has made (`World.advance`).
         working: whether that generation still works: the next one is prepared beside it.
         state: whether it has a state that newcomers get, or gets it.
@@ -64,6 +65,7 @@ class JoinRequest:
     past_generation: int = 0
     past_rank: int = 0
     lost: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
     step: int = 0
     working: bool = False
     state: bool = False

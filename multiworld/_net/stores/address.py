@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 from multiworld.errors import InvalidJoinError
 
-__all__ = ["STORE_RULE", "StoreAddress"]
+__all__ = ["STORE_RULE", "StoreAddress", "is_list", "list_text"]
 
-STORE_RULE = 'A store is "tcp://host:port", "file:///absolute/path" or a torch.distributed.Store'
+STORE_RULE = (
+    'A store is "tcp://host:port", "tcp://host:port,host:port,...", "etcd://host:port,.../prefix", '
+    '"file:///absolute/path" or a torch.distributed.Store'
+)
+
+MOST = 16
+"""Addresses of a list."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,26 @@ class StoreAddress:
         if self.scheme == "file":
             return f"file://{self.path}"
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    @classmethod
+    def parse_all(cls, text: str, *, world: str = "") -> tuple[StoreAddress, ...]:
+        """Read one address as `parse`, or a list of tcp ones: ``"tcp://host:port,host:port"``.
+
+        Raises:
+            InvalidJoinError: it is neither, or the list is too long or has an address twice.
+        """
+        scheme, _, rest = text.partition("://")
+        if scheme != "tcp" or "," not in rest:
+            return (cls.parse(text, world=world),)
+        found = tuple(cls.parse(f"tcp://{each.strip()}", world=world) for each in rest.split(","))
+        if len(set(found)) != len(found) or len(found) > MOST:
+            raise InvalidJoinError(
+                world,
+                f"store={text!r}",
+                rule=f"A list has up to {MOST} addresses, each once",
+                next_step="Give the same list, in the same order, to every member",
+            )
+        return found
 
     @classmethod
     def parse(cls, text: str, *, world: str = "") -> StoreAddress:
@@ -67,3 +93,13 @@ class StoreAddress:
         if not host or any(each in host for each in ":/@[]?# \0"):
             raise bad("A tcp store has a host and a port; an IPv6 address stands in brackets")
         return cls("tcp", host=host, port=int(port))
+
+
+def is_list(store: object) -> bool:
+    """Whether a store, as given to a join, is a list of addresses."""
+    return isinstance(store, str) and store.startswith("tcp://") and "," in store
+
+
+def list_text(addresses: tuple[StoreAddress, ...]) -> str:
+    """Return the list's text."""
+    return "tcp://" + ",".join(str(each).removeprefix("tcp://") for each in addresses)

@@ -8,10 +8,13 @@ PrefixStore, in 2.4 to 2.15; a test asks them.)
 from __future__ import annotations
 
 import random
+import weakref
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote
 
+from multiworld._core.membership.carrying import carried
 from multiworld._core.membership.ledger import Ledger, decode, encode
+from multiworld._core.membership.serving import NEVER
 from multiworld.errors import JoinError, StoreUnreachableError
 
 if TYPE_CHECKING:
@@ -54,18 +57,25 @@ class WorldRecord:
         world: its name.
         sleep: waits that many seconds.
         run: id of the run, whose worlds are kept apart from those of others; "" for none.
+        me: this member's claim, which it carries over to another server; "" for none.
     """
 
-    def __init__(self, store: StoreLike, world: str, sleep: Callable[[float], None], run: str = "") -> None:
+    def __init__(
+        self, store: StoreLike, world: str, sleep: Callable[[float], None], run: str = "", me: str = ""
+    ) -> None:
         self.root = f"m8d/{_quoted(run)}@{_quoted(world)}" if run else f"m8d/{_quoted(world)}"
         self._store = store
         self._world = world
         self._sleep = sleep
         self._key = f"{self.root}/record"
+        self._me = me
         self._seen = (
             "",
             Ledger(),
         )  # one tuple, replaced atomically for other threads
+        on_move = getattr(store, "on_move", None)  # a store that is a list of addresses
+        if on_move is not None:
+            on_move(weakref.WeakMethod(self.carry))
 
     @property
     def ledger(self) -> Ledger:
@@ -79,7 +89,7 @@ class WorldRecord:
 
     def apply(self, step: Callable[[Ledger], Move]) -> Move:
         """Replace the record by the result of `step`; retry while other members write first."""
-        seen, fresh, tries = self._seen, False, 0
+        seen, fresh, tries = self._found(self._seen[0]), False, 0
         while True:
             raw, ledger = seen
             move = step(ledger)
@@ -99,6 +109,26 @@ class WorldRecord:
                 return move
             else:
                 seen, fresh = self._found(self._peek(self._key)), True
+
+    def carry(self, store: StoreLike, epoch: int) -> None:
+        """Bring what is known to another server, which takes this one's place.
+
+        The record is there then: what is still to be written to the old server finds another value.
+
+        Args:
+            store: the server.
+            epoch: of the server.
+        """
+        mine = self._seen[1]
+        while True:
+            found = self._compare(store, self._key, _NOTHING, _NOTHING)
+            raw = "" if found == _NOTHING else found
+            there = decode(raw, self._world) if raw else Ledger(epoch=epoch)
+            ledger = carried(there, mine, self._me)
+            text = raw if raw and ledger == there else encode(ledger)
+            if text == raw or self._compare(store, self._key, raw, text) == text:
+                self._seen = (text, ledger)
+                return
 
     def beat(self, slot: int | str) -> None:
         """Give a sign of life as the claimant of a rank or seat."""
@@ -121,6 +151,8 @@ class WorldRecord:
         seen = self._seen
         if raw != seen[0]:
             self._seen = seen = (raw, decode(raw, self._world))
+        if not raw and seen[1].epoch != (epoch := getattr(self._store, "epoch", NEVER)):
+            self._seen = seen = ("", Ledger(epoch=epoch))
         return seen
 
     def _peek(self, key: str) -> str:
@@ -128,8 +160,11 @@ class WorldRecord:
         return "" if found == _NOTHING else found
 
     def _compare_set(self, key: str, expected: str, desired: str) -> str:
+        return self._compare(self._store, key, expected, desired)
+
+    def _compare(self, store: StoreLike, key: str, expected: str, desired: str) -> str:
         # latin-1 reads any bytes; `decode` refuses what is not ASCII.
-        return self._call(self._store.compare_set, key, expected, desired).decode("latin-1")
+        return self._call(store.compare_set, key, expected, desired).decode("latin-1")
 
     def _beat_key(self, slot: int | str) -> str:
         return f"{self.root}/beat/{_quoted(str(slot))}"

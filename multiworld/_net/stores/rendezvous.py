@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from multiworld._core.membership import admission, assigned, refusals
+from multiworld._core.membership import admission, assigned, majority, refusals
 from multiworld._core.membership.admission import Move, Phase
 from multiworld._core.membership.reachability import apart
 from multiworld._core.membership.request import JoinRequest, validate
@@ -103,7 +103,9 @@ class Rendezvous:
         probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
     ) -> None:
         self.request = request
-        self._record = WorldRecord(store, request.world, sleep, request.run)
+        self._me = secrets.token_hex(8)
+        self._record = WorldRecord(store, request.world, sleep, request.run, self._me)
+        self._may_begin: Callable[[], bool] = getattr(store, "may_begin", _always)
         self._deadline = deadline
         self._last_call = last_call
         self._enough_since: float | None = None
@@ -113,7 +115,6 @@ class Rendezvous:
         self._sleep = sleep
         self._probe = probe
         self._timeout = max(0.0, deadline - clock())
-        self._me = secrets.token_hex(8)
         self._token = secrets.token_hex(16)
         self._number = 0
         self._active = False
@@ -296,9 +297,17 @@ class Rendezvous:
         if watch is not None and watch.verdict == "lost":
             dead |= {watch.holder}
         living = watch.holder if watch is not None and watch.verdict == "living" else ""
+        begins = self._begins()
         move = self._record.apply(
             lambda ledger: admission.claim(
-                ledger, self.request, self._me, self._token, dead=dead, seen=seen, living=living
+                ledger,
+                self.request,
+                self._me,
+                self._token,
+                dead=dead,
+                seen=seen,
+                living=living,
+                begins=begins,
             )
         )
         if move.refusal is not None:
@@ -400,11 +409,14 @@ class Rendezvous:
             self._gone = now.number
         claims = waiting.claims if waiting is not None else ()
         late = assigned.expected(ledger)
-        gone, seen = self._look_at((*claims, *late))
+        votes = majority.voters(ledger) if ledger.listed and self.request.assigned else ()
+        gone, seen = self._look_at((*claims, *late, *votes))
         if not {claim.id for claim in claims} <= gone | seen:
             return False
-        last_call = self._waited_long(alone=not late)
-        move = self._record.apply(lambda ledger: Move(self._sealed(ledger, gone, last_call=last_call)))
+        last_call, begins = self._waited_long(alone=not late), self._begins()
+        move = self._record.apply(
+            lambda ledger: Move(self._sealed(ledger, gone, last_call=last_call, begins=begins))
+        )
         return (
             admission.claim_state(move.ledger, self._number, self._me, self.request).phase is not Phase.OPEN
         )
@@ -435,11 +447,18 @@ class Rendezvous:
         late = now >= self._deadline - min(BUILDING, self._timeout / 4)
         return late and (alone or bool(self.request.past))
 
-    def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool) -> Ledger:
+    def _begins(self) -> bool:
+        """Whether the world may begin here; asked only where nothing is known of it."""
+        ledger = self._record.ledger
+        new = ledger.listed and ledger.current is None and ledger.before is None
+        return not new or not self.request.assigned or self._may_begin()
+
+    def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool, begins: bool) -> Ledger:
         left = admission.drop(ledger, self._number, self._me, gone)
         return admission.seal(
-            left, self._number, self._me, self._token, gone=self._gone, dead=gone, last_call=last_call
-        )
+            left, self._number, self._me, self._token,
+            gone=self._gone, dead=gone, last_call=last_call, begins=begins,
+        )  # fmt: skip
 
     def _look(self) -> None:
         if self._cancelled() or self._given_up.is_set():
@@ -587,6 +606,11 @@ class Rendezvous:
                 rule="The store has to answer as long as a world is joined",
                 next_step="Check that the process that serves it (rank 0's for tcp://) runs; then join again",
             ) from error
+
+
+def _always() -> bool:
+    """Worlds begin at any store, but for one that is a list of addresses."""
+    return True
 
 
 class _Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch.distributed as _dist
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 else:  # torch exports it without saying so to type checkers
     Store = _dist.Store
 
-__all__ = ["PollingStore", "TcpStore"]
+__all__ = ["AskingStore", "PollingStore", "TcpStore", "octets"]
 
 _Value: TypeAlias = "str | bytes"
 
@@ -26,7 +27,7 @@ _FIRST, _LAST = 0.0002, 0.005
 """Seconds between two polls: at first, and at most."""
 
 
-class _AskingStore(Store):
+class AskingStore(Store):
     """A torch Store whose waits poll, so that they hold neither a lock nor a connection.
 
     torch's C++ calls overridden methods by the C++ names in some cases; both names are there.
@@ -83,7 +84,7 @@ class _AskingStore(Store):
         return self
 
 
-class TcpStore(_AskingStore):
+class TcpStore(AskingStore):
     """A torch Store over a shared `TcpClient`.
 
     Args:
@@ -100,7 +101,7 @@ class TcpStore(_AskingStore):
         self._answer = answer
 
     def set(self, key: str, value: _Value) -> None:
-        self._ask(self._client.set, key, _octets(value))
+        self._ask(self._client.set, key, octets(value))
 
     def get(self, key: str) -> bytes:
         """Return the value, waiting until it exists."""
@@ -114,9 +115,7 @@ class TcpStore(_AskingStore):
         return int(self._ask(self._client.add, key, value))
 
     def compare_set(self, key: str, expected_value: _Value, desired_value: _Value) -> bytes:
-        return bytes(
-            self._ask(self._client.compare_set, key, _octets(expected_value), _octets(desired_value))
-        )
+        return bytes(self._ask(self._client.compare_set, key, octets(expected_value), octets(desired_value)))
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(self._client.delete, key))
@@ -143,7 +142,7 @@ class _Handle(Protocol):
     store: Store
 
 
-class PollingStore(_AskingStore):
+class PollingStore(AskingStore):
     """Store under a process group: never blocks in the store below, and can be told to give up.
 
     Args:
@@ -181,12 +180,20 @@ class PollingStore(_AskingStore):
         self.written: dict[str, bytes] = {}
         self.read: dict[str, bytes] = {}
         self.recording = True
+        on_move = getattr(self._inner, "on_move", None)  # a store that is a list of addresses
+        if on_move is not None:
+            on_move(weakref.WeakMethod(self.bring))
+
+    def bring(self, server: TcpStore, _epoch: int) -> None:
+        """Set on another server, which takes this one's place, what was set on this one."""
+        for key, value in list(self.written.items()):
+            server.set(self._prefix + key, value)
 
     def set(self, key: str, value: _Value) -> None:
         self._check_cancelled()
         if self.recording:
-            self.written[key] = octets = _octets(value)
-            self._publishing(octets)
+            self.written[key] = kept = octets(value)
+            self._publishing(kept)
         self._call(self._inner.set, self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
@@ -222,5 +229,6 @@ def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _octets(value: _Value) -> bytes:
+def octets(value: _Value) -> bytes:
+    """Return a value as torch's stores keep it."""
     return value.encode() if isinstance(value, str) else bytes(value)

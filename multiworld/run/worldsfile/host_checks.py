@@ -7,17 +7,21 @@ import errno
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld._net.blocking import BlockingCall
 from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.etcd_address import EtcdAddress, is_etcd
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld.errors import InvalidJoinError
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from multiworld.run.worldsfile.worlds_plan import PlannedWorld, WorldsPlan
 
 __all__ = ["check_backends", "check_stores"]
@@ -89,8 +93,11 @@ class _Check:
 
     def find(self) -> PlanError | None:
         """Return the store's fault; None if it can be used."""
+        return self._try(self._look)
+
+    def _try(self, look: Callable[[], PlanError | None]) -> PlanError | None:
         try:
-            return self._look()
+            return look()
         except (OSError, UnicodeError) as exc:  # UnicodeError: a name that no host can have
             return self.fault(getattr(exc, "strerror", None) or str(exc))
 
@@ -110,12 +117,21 @@ class _Check:
 
     def _look(self) -> PlanError | None:
         try:
-            address = StoreAddress.parse(self._world.store, world=self._world.name)
+            if is_etcd(self._world.store):
+                EtcdAddress.parse(self._world.store, world=self._world.name)
+                return None  # its members may differ in what they reach of it
+            addresses = StoreAddress.parse_all(self._world.store, world=self._world.name)
         except InvalidJoinError as exc:
             return self.fault(
                 "it is no store", f'A store is "{LAUNCHER}", or: {exc.rule}', exc.next_step or "Write it so"
             )
-        return self._look_at_file(address) if address.scheme == "file" else self._look_at_host(address)
+        if addresses[0].scheme == "file":
+            return self._look_at_file(addresses[0])
+        fault: PlanError | None = None
+        for address in addresses:
+            if (fault := self._try(partial(self._look_at_host, address))) is None:
+                return None  # of a list one is enough
+        return fault
 
     def _look_at_file(self, address: StoreAddress) -> PlanError | None:
         folder = Path(address.path).parent

@@ -269,6 +269,9 @@ def test_stores_that_can_be_used(tmp_path):
         free.bind(("127.0.0.1", 0))  # nobody listens
         check_stores(world(store=f"tcp://127.0.0.1:{free.getsockname()[1]}"), timeout=30)
         check_stores(world(store=f"tcp://localhost:{free.getsockname()[1]}"), timeout=30)
+        other = "no-such-host.invalid:29500"  # of a list one is enough
+        check_stores(world(store=f"tcp://{other},127.0.0.1:{free.getsockname()[1]}"), timeout=30)
+        check_stores(world(store="etcd://10.0.0.1:2379/worlds"))
     dist = pytest.importorskip("torch.distributed")
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     check_stores(world(store=f"tcp://127.0.0.1:{server.port}"), timeout=30)
@@ -278,6 +281,8 @@ def test_stores_that_cannot_be_used(tmp_path):
     pytest.importorskip("torch")
     assert 'A store is "launcher", or:' in refused(world(store="lancher"))
     assert "a port from 1 to 65535" in refused(world(store="tcp://127.0.0.1"))
+    assert "a port from 1 to 65535" in refused(world(store="tcp://127.0.0.1:29500,127.0.0.1"))
+    assert "prefix of the keys" in refused(world(store="etcd://10.0.0.1:2379"))
     assert "cannot be written" in refused(world(store=f"file://{tmp_path}/nothing/store"))
     assert "cannot be written" in refused(world(store=f"file://{tmp_path}"))
     assert "x.toml:3: world 'one': store 'tcp://" in refused(

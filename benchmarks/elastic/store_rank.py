@@ -1,0 +1,118 @@
+"""Process of `elastic.store_loss`: others are forked from it, which keep a store, or join worlds there."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+import torch.distributed.distributed_c10d
+
+import multiworld as mw
+import multiworld._c10d.groups
+import multiworld._c10d.routing.router
+import multiworld._join.join
+import multiworld._net.stores.etcd_store
+from benchmarks.measuring.forks import Zygote, forever
+from multiworld._net.stores.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TIMEOUT = 60.0
+_EPHEMERAL = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+
+
+def make(rank: int, count: int, args: dict[str, Any]) -> Any:
+    """Return its commands."""
+    torch.set_num_threads(1)
+    return Stores()
+
+
+class Stores(Zygote):
+    """Commands of the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keepers: list[int] = []
+        self._members: list[int] = []
+
+    def serve(self) -> str:
+        """Have two processes hold a store that is a list of two addresses; the first serves it."""
+        while self._keepers:
+            self._forks.kill(self._keepers.pop())
+        ports = _ports(2)
+        self._store = "tcp://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        for _ in range(2):
+            pid = self._forks.start(self._keep)
+            self._forks.hear(pid, _TIMEOUT)
+            self._keepers.append(pid)
+        return self._store
+
+    def begin(self, store: str, pairs: int, worlds: int) -> None:
+        """Have pairs of processes join worlds; returns when each has joined and left a few."""
+        for number in range(2 * pairs):
+            pair, rank = divmod(number, 2)
+            self._members.append(self._forks.start(_Joining(store, pair, rank, worlds)))
+        for pid in self._members:
+            self._forks.hear(pid, _TIMEOUT)
+
+    def lose_server(self) -> float:
+        """Kill the process that serves the list; returns when."""
+        return self._forks.kill(self._keepers.pop(0))
+
+    def results(self) -> list[dict[str, Any]]:
+        """What each member tells at its end."""
+        told = [self._forks.hear(pid, 2 * _TIMEOUT) for pid in self._members]
+        while self._members:
+            self._forks.kill(self._members.pop())
+        return told
+
+    def _keep(self, tell: Callable[..., None]) -> None:
+        handle = open_store(self._store, world="none", serve=True, deadline=time.monotonic() + _TIMEOUT)
+        tell(serves=handle.serves)
+        forever()
+
+
+@dataclass(frozen=True)
+class _Joining:
+    """In a member: join one world after the other, and leave it."""
+
+    store: str
+    pair: int
+    rank: int
+    worlds: int
+
+    def __call__(self, tell: Callable[..., None]) -> None:
+        took, failed = list[float](), 0
+        for number in range(self.worlds):
+            began = time.monotonic()
+            try:
+                name = f"pair{self.pair}-{number}"
+                world = mw.join(name, self.rank, 2, store=self.store, timeout=_TIMEOUT)
+            except mw.JoinError:
+                failed += 1
+            else:
+                took.append(time.monotonic() - began)
+                world.close()
+            if number == self.worlds // 5:  # the first ones load what joins need
+                took.clear()
+                tell(begun=True)
+        tell(took=took, failed=failed)
+        forever()
+
+
+def _ports(count: int) -> list[int]:
+    """Ports that are free, and none that the kernel gives to those who ask for any."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(15000, _EPHEMERAL)  # noqa: S311  (nothing secret)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) and port not in found:
+                found.append(port)
+    return found

@@ -1,0 +1,158 @@
+"""Client of an etcd cluster (v3): its JSON gateway, over urllib3.
+
+Every member of the cluster answers under ``/v3``. A call goes to one member and, while that fails or has no
+leader, to the next, until its deadline. A call whose answer was lost may be made twice: callers have to bear
+that.
+
+The libraries on PyPI were left aside: etcd3gw has neither logins nor more than one host, the others bind to
+versions of grpc and protobuf, or are not maintained.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import InvalidJoinError
+
+if TYPE_CHECKING:
+    from multiworld._net.stores.etcd_address import EtcdAddress
+
+__all__ = ["EtcdClient", "b64", "text_of"]
+
+_ATTEMPT = 1.0
+"""Seconds for one member to answer; a cluster elects a leader in about as many."""
+_AGAIN = 0.02
+_UNAUTHENTICATED = 16  # google.golang.org/grpc/codes
+_PASSING = (14, 4, 10, 8, 1)
+"""Codes after which another member, or a later moment, helps: Unavailable, DeadlineExceeded, Aborted,
+ResourceExhausted, Canceled."""
+
+
+class EtcdClient:
+    """Calls of one process to one cluster; thread-safe.
+
+    Args:
+        address: of the cluster.
+
+    Raises:
+        InvalidJoinError: urllib3 is missing, or a file of the address cannot be read.
+    """
+
+    def __init__(self, address: EtcdAddress) -> None:
+        try:
+            import urllib3  # noqa: PLC0415  (an extra, which only these stores need)
+        except ImportError as error:
+            raise InvalidJoinError(
+                "",
+                f"store={str(address)!r}: urllib3 is not installed",
+                rule="A store in etcd needs it",
+                next_step="pip install 'm8d[etcd]'",
+            ) from error
+        self.address = address
+        self._errors: Any = urllib3.exceptions.HTTPError
+        self._timeout: Any = urllib3.Timeout
+        try:
+            self._pool = urllib3.PoolManager(maxsize=8, retries=False, **_tls(address))
+        except (OSError, ValueError) as error:
+            raise InvalidJoinError(
+                "",
+                f"store={str(address)!r}: {error}",
+                rule="ca, cert and key are files in PEM format that this process can read",
+                next_step="Give their absolute paths",
+            ) from error
+        self._scheme = "https" if address.secure else "http"
+        self._lock = threading.Lock()
+        self._token = ""
+        self._member = 0
+
+    def call(self, path: str, body: dict[str, Any], *, deadline: float) -> dict[str, Any]:
+        """Make one call; returns the answer.
+
+        Args:
+            path: of the gateway, without ``/v3``.
+            body: the request.
+            deadline: ``time.monotonic()`` seconds.
+
+        Raises:
+            TimeoutError: no member answered in time.
+            PermissionError: the cluster refuses the user.
+            ConnectionError: it refuses the call.
+        """
+        last = "no member was asked"
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the etcd cluster {self.address} does not answer: {last}")
+            at = self._member
+            try:
+                code, said = self._once(at, path, body, min(left, _ATTEMPT))
+            except (self._errors, ValueError) as error:
+                code, said = -1, {"error": f"{type(error).__name__}: {error}"}
+            if code == 0:
+                return said
+            last = f"{self.address.endpoints[at]}: {str(said.get('error', said))[:200]}"
+            if code == _UNAUTHENTICATED and self._token:
+                self._token = ""  # it has expired
+                continue
+            if code not in (-1, *_PASSING):
+                kind = PermissionError if code in (_UNAUTHENTICATED, 7, 3) else ConnectionError
+                raise kind(f"the etcd cluster {self.address} refuses: {last}")
+            with self._lock:
+                if self._member == at:
+                    self._member = (at + 1) % len(self.address.endpoints)
+            time.sleep(max(0.0, min(_AGAIN, deadline - time.monotonic())))
+
+    def close(self) -> None:
+        """End the connections."""
+        self._pool.clear()
+
+    def _once(self, at: int, path: str, body: dict[str, Any], seconds: float) -> tuple[int, dict[str, Any]]:
+        """Ask one member; returns a code of grpc, 0 where it did what was asked, and the answer."""
+        headers = {"Content-Type": "application/json"}
+        if self.address.user:
+            if not self._token:
+                login = {"name": self.address.user, "password": self.address.password}
+                code, said = self._post(at, "/auth/authenticate", login, headers, seconds)
+                if code:
+                    return code, said
+                self._token = str(said["token"])
+            headers["Authorization"] = self._token
+        return self._post(at, path, body, headers, seconds)
+
+    def _post(
+        self, at: int, path: str, body: dict[str, Any], headers: dict[str, str], seconds: float
+    ) -> tuple[int, dict[str, Any]]:
+        answer = self._pool.request(
+            "POST", f"{self._scheme}://{self.address.endpoints[at]}/v3{path}",
+            body=json.dumps(body).encode(), headers=headers, timeout=self._timeout(total=seconds),
+        )  # fmt: skip
+        said = json.loads(answer.data or b"{}")
+        if not isinstance(said, dict):
+            return -1, {"error": f"{answer.status}: no answer of etcd's"}
+        code = said.get("code", 0 if answer.status == 200 else -1)
+        return (code if type(code) is int else -1), said
+
+
+def _tls(address: EtcdAddress) -> dict[str, Any]:
+    if not address.secure:
+        return {}
+    import ssl  # noqa: PLC0415  (only with TLS)
+
+    context = ssl.create_default_context(cafile=address.ca or None)
+    if address.cert:
+        context.load_cert_chain(address.cert, address.key)
+    return {"ssl_context": context}
+
+
+def b64(value: str | bytes) -> str:
+    """Return a key or value as the gateway takes it."""
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def text_of(value: str) -> bytes:
+    """Return a key or value that the gateway gave."""
+    return base64.b64decode(value)

@@ -1,0 +1,121 @@
+"""Looking at the addresses of a store's list: what is there, and which are this host's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from multiworld._core.membership.roster import Endpoint
+from multiworld._core.membership.serving import Found, Look
+from multiworld._net import host_address
+from multiworld._net.stores.probe import answers
+from multiworld._net.stores.resolving import resolved_targets
+from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
+from multiworld.errors import WorldError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiworld._net.stores.address import StoreAddress
+
+__all__ = ["STATE", "Addresses"]
+
+STATE = "m8d/serving"
+"""The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
+
+_LOOK = 0.3
+"""Seconds that all addresses have to accept a connection."""
+
+_BUSY = 2.0
+"""Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
+
+
+class Addresses:
+    """The addresses of a list.
+
+    Args:
+        every: in the list's order.
+
+    Attributes:
+        all: as given.
+    """
+
+    def __init__(self, every: tuple[StoreAddress, ...]) -> None:
+        self.all = every
+        self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
+
+    def look(
+        self, skip: int | None = None, *, busy: float = _BUSY
+    ) -> tuple[list[Found], dict[int, TcpClient]]:
+        """Look at all addresses, or all but one.
+
+        Args:
+            skip: its position.
+            busy: seconds that each process has to answer.
+
+        Returns:
+            What is at each, and by position clients of stores, for the caller to close.
+        """
+        where = {at: self.targets(at) for at in range(len(self.all)) if at != skip}
+        accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), _LOOK)
+        found, clients = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient]()
+        for at, targets in where.items():
+            said = [accepted[Endpoint(*to)] for _, to in targets]
+            if True in said:
+                family, to = targets[said.index(True)]
+                found[at], client = _ask(family, to, time.monotonic() + busy)
+                if client is not None:
+                    clients[at] = client
+            elif False in said:
+                found[at] = Found(Look.FREE)
+        return found, clients
+
+    def look_aside(self, at: int, *, quick: bool = True) -> list[Found]:
+        """Look at all addresses but one; `quick`: a process that is slow counts as silent."""
+        found, clients = self.look(at, busy=_LOOK if quick else _BUSY)
+        for client in clients.values():
+            client.close()
+        return found
+
+    def targets(self, at: int) -> list[tuple[int, tuple[str, int]]]:
+        """Return the numeric addresses of a host, with their families; none while it does not resolve."""
+        if at not in self._targets:
+            try:
+                self._targets[at] = resolved_targets(
+                    self.all[at], world="", deadline=time.monotonic() + _LOOK
+                )
+            except WorldError:  # silent, as a host that does not answer
+                return []
+        return self._targets[at]
+
+    def is_own(self, at: int) -> bool:
+        """Whether an address is one of this host."""
+        return any(host_address.is_own(to[0]) for _, to in self.targets(at))
+
+    def told(self, found: Sequence[Found]) -> str:
+        """Return what was found, for a message."""
+        return ", ".join(
+            f"{address.host}:{address.port} {each.look.value}"
+            for address, each in zip(self.all, found, strict=True)
+        )
+
+
+def _ask(family: int, to: tuple[str, int], deadline: float) -> tuple[Found, TcpClient | None]:
+    """Ask what accepts connections there what it is."""
+    try:
+        client = TcpClient.connect(family, to, deadline=deadline)
+    except NotAStoreError as error:
+        silent = isinstance(error.__cause__, TimeoutError)
+        return Found(Look.SILENT if silent else Look.FOREIGN), None
+    except ConnectionRefusedError:
+        return Found(Look.FREE), None
+    except OSError:
+        return Found(Look.SILENT), None
+    try:
+        said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
+    except OSError:
+        client.close()
+        return Found(Look.SILENT), None
+    if len(said) == 3 and said[0] == "open" and said[1].isdigit():
+        return Found(Look.OPEN, int(said[1]), said[2]), client
+    return Found(Look.CANDIDATE), client

@@ -1,0 +1,236 @@
+"""What the worlds of a process share of a store, its server and its client, and their holds on it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+
+from multiworld._net.stores.connected_processes import others
+from multiworld._net.stores.server import older_than
+from multiworld._net.stores.torchstore import AskingStore, PollingStore
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from multiworld._net.stores.server import StoreServer
+    from multiworld._net.stores.tcp_client import TcpClient
+
+dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
+
+__all__ = ["ANSWER", "ATTEMPT", "Shared", "StoreHandle", "registry"]
+
+ATTEMPT = 2.0
+"""Seconds that one attempt to connect may take; other joins at the address wait for it."""
+
+ANSWER = 1.0
+"""Seconds that a server has to answer a call when the deadline of the join is over, or near."""
+
+
+class StoreHandle:
+    """One world's hold on a store.
+
+    Attributes:
+        store: a thread-safe torch Store for short calls (set, get, add, check, compare_set, delete_key). On
+            tcp a call that the server does not answer raises at the join's deadline (`dist.DistStoreError`),
+            and one whose server is gone raises at once (`dist.DistNetworkError`).
+        address: for messages.
+        local_host: numeric address at which other members reach this host; see
+            `multiworld._net.host_address`.
+    """
+
+    def __init__(self, shared: Shared, store: Any, address: str, local_host: str) -> None:
+        self._shared = shared
+        self._closed = False
+        self._lent: list[Any] = []
+        self.store: Store = store
+        self.address = address
+        self.local_host = local_host
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process serves the store."""
+        return self._shared.server is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the store is a list of addresses, and another server follows one that is lost."""
+        return self._shared.moves
+
+    def spare(self) -> bool:
+        """Whether this hold can be released without ending a store that others use.
+
+        A server is in use while another process is connected to it. Where the system does not list
+        connections, it counts as in use.
+        """
+        server = self._shared.server
+        if server is None or self._shared.client is None:
+            return True
+        with registry.lock:
+            if self._shared.holds > 1:  # another world of this process keeps it
+                return True
+        return others(self._shared.client.remote[1], server.thread) is False
+
+    @property
+    def keeps_deadlines(self) -> bool:
+        """Whether no call of `store` outlives its deadline."""
+        return isinstance(self.store, AskingStore) and not isinstance(self.store, PollingStore)
+
+    def fresh(self) -> Store:
+        """Return a torch client with a connection of its own, for callers that block in C++ (NCCL).
+
+        Raises:
+            RuntimeError: torch's, when the server does not answer.
+        """
+        store: Store = self._shared.fresh()
+        if _made_without_gil():
+            self._lent.append(store)
+        return store
+
+    def idle(self) -> None:
+        """Release the clients that `fresh` returned, for other worlds at this address."""
+        lent, self._lent = self._lent, []
+        self._shared.take_back(lent)
+
+    def close(self) -> None:
+        """Release the hold; the last one of this process ends server and connection. Idempotent."""
+        with registry.lock:
+            closing, self._closed = not self._closed, True
+        if closing:
+            registry.release(self._shared)
+
+
+class Shared:
+    """A process's server and clients of one store; `key` is None for a store of the caller's."""
+
+    moves = False
+    """See `StoreHandle.moves`."""
+
+    def __init__(
+        self,
+        key: str | None,
+        *,
+        client: TcpClient | None = None,
+        server: StoreServer | None = None,
+        store: Any = None,
+    ) -> None:
+        self.key = key
+        self.client = client
+        self.server = server
+        self.store = store
+        self.holds = 0
+        self._spare: list[Any] = []  # unused clients
+
+    def alive(self) -> bool:
+        return self.client is None or self.client.alive(deadline=time.monotonic() + ANSWER)
+
+    def fresh(self) -> Any:
+        """Return an unused client, or a new one.
+
+        Up to 2.6 torch enters a new TCPStore into pybind11's table without the GIL (pytorch #143598). If
+        another thread uses the table meanwhile, an entry is lost, and destroying its object ends the process.
+        So clients are reused.
+        """
+        while self._spare:
+            with contextlib.suppress(
+                IndexError, RuntimeError
+            ):  # another thread was first; its server is gone
+                spare = self._spare.pop()
+                spare.check(["m8d-none"])
+                return spare
+        return self._connected()
+
+    def take_back(self, clients: list[Any]) -> None:
+        if self.key is not None:
+            self._spare += [each for each in clients if isinstance(each, dist.TCPStore)]
+
+    def _connected(self) -> Any:
+        if self.client is not None:
+            host, port = self.client.remote[:2]
+            wait = dt.timedelta(seconds=30)
+            return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
+        if isinstance(self.store, dist.TCPStore):
+            wait = self.store.timeout
+            return dist.TCPStore(self.store.host, self.store.port, timeout=wait, wait_for_workers=False)
+        if isinstance(self.store, dist.FileStore) and self.key is not None:
+            return dist.FileStore(self.store.path)
+        return self.store
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        self._spare.clear()
+        if self.server is not None:
+            self.server.close()
+        self.server = self.store = None
+
+
+class Registry:
+    """This process's stores by address. A slot's lock is held during an attempt, `lock` never during I/O."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pid = os.getpid()
+        self.shared: dict[str, Shared] = {}
+        self.slots: dict[str, threading.Lock] = {}
+
+    def slot(self, key: str) -> threading.Lock:
+        with self.lock:
+            if self.pid != os.getpid():
+                # A forked child must neither use its parent's connections nor end its server: kept, never
+                # used.
+                _inherited.append(dict(self.shared))
+                self.pid = os.getpid()
+                self.shared, self.slots = {}, {}
+            return self.slots.setdefault(key, threading.Lock())
+
+    def hold(self, key: str) -> Shared | None:
+        """Hold the address's store, if it is alive."""
+        with self.lock:
+            shared = self.shared.get(key)
+            if shared is not None:
+                shared.holds += 1
+        if shared is None or shared.alive():
+            return shared
+        self.release(shared, inside=True)
+        return None
+
+    def put(self, key: str, shared: Shared) -> Shared:
+        with self.lock:
+            shared.holds += 1
+            self.shared[key] = shared  # a dead one that stood here ends with its own holds
+        return shared
+
+    def release(self, shared: Shared, *, inside: bool = False) -> None:
+        """Release a hold; `inside`: the caller holds the slot's lock."""
+        with self.lock:
+            shared.holds -= 1
+            last = shared.holds == 0 and shared.key is not None
+            slot = self.slots.get(shared.key) if shared.key is not None else None
+            if last and shared.key is not None and self.shared.get(shared.key) is shared:
+                del self.shared[shared.key]
+        if last and not inside and slot is not None:
+            # Under the slot's lock, so that no join connects to a server that is about to end. An attempt is
+            # short.
+            taken = slot.acquire(timeout=2 * ATTEMPT)
+            try:
+                shared.close()
+            finally:
+                if taken:
+                    slot.release()
+        elif last:
+            shared.close()
+
+
+registry = Registry()
+_inherited: list[dict[str, Shared]] = []
+
+
+def _made_without_gil() -> bool:
+    """Whether torch enters new stores into pybind11's table without holding the GIL."""
+    return older_than(2, 7)

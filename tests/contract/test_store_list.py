@@ -1,0 +1,203 @@
+"""Stores that are a list of addresses: another host, or process, serves when the one that does so is gone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from kits.meetkit import until
+from netkit import Network
+from test_elastic import LONG, enter, member, of_seat, tell
+from worldkit import SOON, enter_netns, free_port
+
+import multiworld as mw
+from multiworld._core.membership.serving import STRIDE
+from multiworld._net.stores.record import WorldRecord
+from multiworld._net.stores.store import open_store
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def keep(me, netns=None):
+    """Hold the store, and serve it where nobody else does; it is no member of a world."""
+    if netns is not None:
+        enter_netns(netns)
+    handle = open_store(me.store, world="none", serve=True, deadline=time.monotonic() + LONG)
+    me.emit("open", serves=handle.serves, epoch=handle.store.epoch)
+    while True:
+        me.hear(LONG)
+        me.emit("store", serves=handle.serves, epoch=handle.store.epoch)
+
+
+def joins(me, size, worlds):
+    """Join one world after the other, and leave it."""
+    failed = []
+    for number in range(worlds):
+        began = time.monotonic()
+        try:
+            with mw.joined(f"w{number}", me.rank, size, store=me.store, timeout=SOON) as w:
+                t = torch.ones(1)
+                w.all_reduce(t)
+                assert t.item() == size
+        except (mw.JoinError, mw.BrokenWorldException) as error:
+            failed.append(f"w{number}: {error}")
+        me.emit("joined", number=number, took=time.monotonic() - began, generation=w.generation)
+    me.emit("all", failed=failed)
+
+
+def stepping(me, netns, size, **options):
+    """Works in its world on a host of its own, and lets others in."""
+    enter_netns(netns)
+    w = enter(me, size, **options)
+    known = 0
+    while True:
+        try:
+            if known != w.generation:
+                tell(me, w)
+                known = w.generation
+            w.all_reduce(torch.ones(1))
+            w.advance()
+        except mw.BrokenWorldException as broken:  # noqa: PERF203  (it works in the loop until then)
+            me.emit("broken", cause=broken.cause)
+            w.reform(LONG)
+
+
+def two_ports():
+    port = free_port(further=1)
+    return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
+
+
+def moves(keeper, before):
+    """Wait until the keeper is at a newer server than the one of that epoch."""
+    end = time.monotonic() + SOON
+    while True:
+        keeper.say("?")
+        seen = keeper.expect("store")
+        if seen.epoch > before:
+            return
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def claimed(where, *seats):
+    """Wait until these are the seats that are claimed for the next generation."""
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    record = WorldRecord(handle.store, "w", time.sleep)
+
+    def seen():
+        record.read()
+        waiting = record.ledger.waiting
+        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
+
+    until(seen)
+    handle.close()
+
+
+def together(actors, size=None):
+    """All are in one generation, of `size` members; returns its number."""
+    told = [actor.expect("in") for actor in actors]
+    while len({each.generation for each in told}) > 1:  # some saw a generation that broke at once
+        last = max(each.generation for each in told)
+        told = [
+            each if each.generation == last else actor.expect("in")
+            for actor, each in zip(actors, told, strict=True)
+        ]
+    assert {each.size for each in told} == {size or len(actors)}, told
+    assert len({each.seats for each in told}) == 1
+    return told[0].generation
+
+
+# -- on one host ------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_serves_is_lost_and_the_others_go_on(cast):
+    where = two_ports()
+    members = [cast.start(member, number, store=where) for number in range(4)]
+    numbers = [together(members)]
+    assert numbers == [1]
+    while len(members) > 1:
+        members.pop(0).kill()
+        numbers.append(together(members))
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_server_that_is_no_member_is_lost_under_joins(cast):
+    """No join fails, and none takes a second more."""
+    where = two_ports()
+    keepers = [cast.start(keep, store=where)]
+    assert keepers[0].expect("open").serves
+    actors = [cast.start(joins, rank, store=where, size=2, worlds=20) for rank in range(2)]
+    actors[0].expect("joined")
+    keepers.append(cast.start(keep, store=where))
+    keepers[1].expect("open")
+    keepers[0].kill()
+    for each in actors:
+        assert each.expect("all").failed == []
+    assert any(each.generation > STRIDE for each in actors[0].heard if each.name == "joined")
+
+
+def test_a_newcomer_does_not_begin_a_world_that_works(cast):
+    """It comes to a new server before the members have told that of the world."""
+    where = two_ports()
+    keeper = cast.start(keep, store=where)
+    keeper.expect("open")
+    members = [cast.start(member, number, size="2:2", store=where) for number in range(2)]
+    assert together(members) == 1
+    seats = members[0].heard[-1].seats
+    keeper.kill()
+    for number in (2, 3):
+        cast.start(member, number, size="2:2", store=where)
+    claimed(where, "s2", "s3")
+    of_seat(members, seats[0]).kill()
+    told = of_seat(members, seats[1]).expect("in")
+    assert told.generation > STRIDE
+    assert told.seats[0] == seats[1]
+    assert told.seats[1] in {"s2", "s3"}
+
+
+def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
+    where = two_ports()
+    first, second = keepers = [cast.start(keep, store=where) for _ in range(2)]
+    opened = [each.expect("open") for each in keepers]
+    if not opened[0].serves:
+        first, second = second, first
+    members = [cast.start(member, number, size="1:3", store=where) for number in range(3)]
+    assert together(members) == 1
+    first.stop()
+    moves(second, 0)
+    members.pop(0).kill()
+    number = together(members)
+    assert number > STRIDE
+    first.go_on()
+    moves(first, 0)
+    members.pop(0).kill()
+    assert together(members) > number
+
+
+# -- on three hosts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network():
+    with Network(3) as made:
+        yield made
+
+
+def test_a_host_is_lost_and_comes_back(cast, network):
+    """The others go on, and what it had served before ends: the members there are let in again."""
+    where = "tcp://" + ",".join(f"{network.address(number)}:29500" for number in (1, 2, 3))
+    keeper = cast.start(keep, netns=network.hosts[0], store=where)
+    assert keeper.expect("open").serves
+    members = [
+        cast.start(stepping, number, netns=network.hosts[number], size="1:3", store=where, hang_timeout=1.0)
+        for number in range(3)
+    ]
+    assert together(members) == 1
+    network.pull(1)
+    second = together(members[1:])
+    assert second > STRIDE
+    assert members[0].expect("broken").cause == "unreachable"
+    network.plug(1)
+    moves(keeper, 0)
+    assert together(members, 3) > second
