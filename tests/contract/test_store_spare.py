@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from multiworld._net.stores import store as stores
+from multiworld._net.stores import shared as stores
 from multiworld._net.stores.store import open_store
 
 

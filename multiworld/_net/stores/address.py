@@ -51,7 +51,12 @@ class StoreAddress:
         scheme, _, rest = text.partition("://")
         if scheme != "tcp" or "," not in rest:
             return (cls.parse(text, world=world),)
-        found = tuple(cls.parse(f"tcp://{each.strip()}", world=world) for each in rest.split(","))
+        try:
+            found = tuple(cls.parse(f"tcp://{each.strip()}", world=world) for each in rest.split(","))
+        except InvalidJoinError as error:
+            raise InvalidJoinError(
+                world, f"store={text!r}", rule=error.rule, next_step=error.next_step
+            ) from error
         if len(set(found)) != len(found) or len(found) > MOST:
             raise InvalidJoinError(
                 world,

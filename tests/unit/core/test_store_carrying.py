@@ -6,6 +6,8 @@ import dataclasses
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kits.lifekit import seat
 from kits.meetkit import MemoryStore, ask
 from test_membership_assigned import A, B, C, active, again, claim, me, seats
@@ -147,7 +149,8 @@ def test_a_world_begins_only_where_it_may():
     assert claim(Ledger(), A, B, C, begins=False).current is not None
 
 
-@pytest.mark.parametrize("seed", range(300))
+@given(st.integers(0, 2**32))
+@settings(max_examples=300)
 def test_of_two_parts_with_a_server_each_one_goes_on(seed):
     """Whoever is where, gone, or has left: no two generations follow one, and no number is given twice."""
     draw = random.Random(seed)  # noqa: S311  (nothing secret)

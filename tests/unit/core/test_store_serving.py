@@ -6,10 +6,13 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from multiworld._core.membership import serving
 from multiworld._core.membership.serving import NEVER, STRIDE, Found, Look, Verdict
 
+SEEDS = st.integers(0, 2**32)
 FREE, SILENT, CANDIDATE, FOREIGN = (
     Found(each) for each in (Look.FREE, Look.SILENT, Look.CANDIDATE, Look.FOREIGN)
 )
@@ -178,7 +181,8 @@ class Hosts:
         self.processes[at] = Process(self, dead.position)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@given(SEEDS)
+@settings(max_examples=200)
 def test_where_all_see_each_other_there_is_one_server(seed):
     hosts = Hosts(seed)
     for _ in range(400):
@@ -192,7 +196,8 @@ def test_where_all_see_each_other_there_is_one_server(seed):
     assert [each.state for each in hosts.bound.values()] == ["open"], "one serves in the end"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@given(SEEDS)
+@settings(max_examples=200)
 def test_where_hosts_are_cut_off_no_two_servers_have_one_epoch(seed):
     hosts = Hosts(seed)
     for each in hosts.processes:  # all have been at the first server
