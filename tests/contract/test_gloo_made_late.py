@@ -93,6 +93,23 @@ def test_one_that_needs_it_gets_it_whatever_the_others_do(cast, way):
     assert [each.finish() for each in members] == [0] * 3
 
 
+def by_ranks(me, size):
+    """Functional collectives find the group by its ranks, and ask for no default group."""
+    import torch.distributed._functional_collectives as funcol
+
+    with world(me, size) as w:
+        with w:
+            total = funcol.all_reduce(torch.ones(2), "sum", [*range(size)])
+            assert (total + 0).tolist() == [size] * 2
+        assert is_made(w)
+        w.barrier()
+
+
+def test_a_group_that_is_found_by_its_ranks_is_made(cast):
+    members = cast.all(by_ranks, 2)
+    assert [each.finish() for each in members] == [0] * 2
+
+
 def at_once(me, size):
     """All need it at the same time, by many tasks each; they are carried out in the order of the calls."""
     with world(me, size) as w:
@@ -139,6 +156,8 @@ def bereft(me, size, way):
         assert (dist.get_rank(), dist.get_world_size()) == (0, size)
         with pytest.raises(mw.BrokenWorldException):
             dist.barrier()
+        with pytest.raises(mw.BrokenWorldException):
+            dist.distributed_c10d._find_pg_by_ranks_and_tag("", [*range(size)])
     assert w.close()
 
 

@@ -52,6 +52,9 @@ GROUP_MAPS = frozenset({"_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_
 _OWNING = "_pg_map"
 """The one of them whose groups are a world's own."""
 
+_BY_TAG = "_tags_to_pg"
+"""Torch finds a group by its ranks in here, without asking for the default group."""
+
 _MISSING = object()
 # torch passes a plain str, contrary to its annotations.
 _unregister: Any = torch._C._distributed_c10d._unregister_process_group
@@ -246,6 +249,8 @@ class WorldState(c10d._World):
     def _fresh(self, source: str) -> Any:
         if source == _OWNING:
             return _OwningMap(source, self)
+        if source == _BY_TAG:
+            return _TagMap(self)
         return _RoutedMap(source) if source in GROUP_MAPS else _KNOWN[source]()
 
     def __repr__(self) -> str:
@@ -287,6 +292,19 @@ class WorldState(c10d._World):
         for each in vars(self).values():
             if isinstance(each, _RoutedMap) and each.source in known:
                 each.gone = {name: known[each.source]}
+
+    def make_late(self) -> None:
+        """Have the default group made, if it is to be made when it is asked for.
+
+        Raises:
+            Exception: what `break_` was given, if the world broke before.
+        """
+        late = self._late
+        if late is not None and not late.makes_here():
+            if self._make_error is None:
+                late.made()
+            if self._make_error is not None:
+                raise self._make_error()
 
     @property
     def group(self) -> Any:
@@ -474,6 +492,19 @@ class _OwningMap(_RoutedMap):
         raise NotImplementedError("torch changes this map one group at a time")
 
     update = setdefault = popitem = __ior__ = _unlike_torch
+
+
+class _TagMap(dict[str, Any]):
+    """The groups by tag; `get` is what torch looks for one with."""
+
+    def __init__(self, state: WorldState) -> None:
+        super().__init__()
+        self._state = state
+
+    def get(self, tag: str, default: Any = None) -> Any:
+        """As of a dict; a default group that is made late is among them."""
+        self._state.make_late()
+        return super().get(tag, default)
 
 
 class OwnMap(MutableMapping[Any, Any]):
