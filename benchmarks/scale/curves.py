@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LARGEST = 10_000
-"""Members; of this world only a kill is simulated: what silence takes does not depend on the size."""
+"""Members; of this world only a kill is simulated: what silence takes depends little on the size."""
 WATCHED = (4, 16, 64, 256, 1000, LARGEST)
 REFORMED = (4, 8, 16, 32, 64, 128, 256)
 BATCHED = (64, 128, 256, 512, 1000)
@@ -48,7 +49,7 @@ def watching(size: int, seconds: float) -> dict[str, Any]:
         "cpu": steady.cpu,
         "scan": steady.turns * mesh.costs.peer * steady.connections,
         "crash": max(crash.took),
-        "settled": crash.settled,
+        "settled": crash.settled if crash.settled < math.inf else None,
         "told": crash.told,
     }
     for name, hit in (("stop", Mesh.stop), ("host", Mesh.lose_host)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _TOGETHER = 5e-3
 """Seconds within which the members begin to connect."""
 _UNTIL = 600.0
+_SETTLED = 2.0
+"""Seconds after the last verdict: a process that has not handled all by then is busy for good."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Fault:
         took: seconds from the fault until each real process had the verdict.
         causes: of the verdicts.
         told: frames with its verdict that one process sent, at most.
-        settled: seconds from the fault until all that was sent about it was handled.
+        settled: seconds from the fault until all that was sent about it was handled; infinite for processes
+            that are busy for good.
     """
 
     took: tuple[float, ...]
@@ -187,11 +191,12 @@ class Mesh:
         loop.run(loop.now + 20 * self.hang_timeout, lambda: all(each.broken is not None for each in rest))
         verdicts = [each.broken for each in rest if each.broken is not None]
         loop.run(loop.now + 2 * self.network.remote)
-        while not all(each.idle for each in rest):
+        until = loop.now + _SETTLED
+        while loop.now < until and not all(each.idle for each in rest):
             loop.run(loop.now + 1e-3)
         return Fault(
             tuple(at - began for at, _ in verdicts),
             tuple(verdict.breakage.cause for _, verdict in verdicts),
             max(each.sent.get("Broken", 0) for each in rest),
-            loop.now - began,
+            loop.now - began if loop.now < until else math.inf,
         )

@@ -151,6 +151,14 @@ def test_far_members_load_a_process_as_real_ones_do():
     assert max(part.kill().took) == pytest.approx(max(whole.kill().took), rel=0.2)
 
 
+def test_processes_that_are_never_done_are_not_waited_for():
+    mesh = Mesh(6, hang_timeout=60.0)
+    mesh.join()
+    for process in mesh.processes:
+        process._costs = replace(Costs(), turn=1.5)
+    assert mesh.kill().settled == math.inf
+
+
 def test_few_cores_make_members_wait_for_each_other():
     alone, shared = Mesh(16), Mesh(16, network=Network(per_host=16), costs=replace(Costs(), cores=1))
     assert shared.join() > 2 * alone.join()
