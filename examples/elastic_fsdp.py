@@ -2,7 +2,8 @@
 
 Four processes train in two replicas of two shards (HSDP). One is killed: the other replica has its shard. The three
 that are left have a shard each. One more is killed: its shard is nowhere, and the last checkpoint is loaded, sharded for
-two. A newcomer comes: three shards are made of two. Then four others train undisturbed, and the losses are compared.
+two. A newcomer comes: three shards are made of two. Then one process makes the same steps with the whole model, and the
+losses are compared.
 
     python examples/elastic_fsdp.py                    both, and what they came to
     python examples/elastic_fsdp.py --record FILE      the losses, as JSON
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader
 import multiworld as mw
 from _common import arguments, ended, say
 from _members import Members
+from digits.alone import alone
 from digits.data import digits
 from digits.model import History, accuracy
 from digits.sharding import Sharded
@@ -129,13 +131,13 @@ def member(args: argparse.Namespace) -> int:
     return 0
 
 
-def run(story: int) -> dict[str, Any]:
-    """Train once, with the story or without; returns what the members came to."""
+def together() -> dict[str, Any]:
+    """Train with members that are killed and come; returns what they came to."""
     with tempfile.TemporaryDirectory() as folder, Members() as members:
-        for seat in range(MEMBERS + story):
-            members.start(seat, "--story", str(story), "--folder", folder)
+        for seat in range(MEMBERS + 1):
+            members.start(seat, "--story", "1", "--folder", folder)
         progress = Progress(members.store)
-        for seat in KILLED[: len(KILLED) * story]:
+        for seat in KILLED:
             progress.wait(STORY[seat])
             members.kill(seat)
         if members.wait():
@@ -149,7 +151,7 @@ def main() -> int:
     args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--folder", "checkpoints"), ("--record", ""))
     if args.rank is not None:
         return member(args)
-    return compared(run(1), run(0), args.record)
+    return compared(together(), alone(EPOCHS, BATCH), args.record)
 
 
 if __name__ == "__main__":

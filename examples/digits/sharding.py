@@ -16,7 +16,12 @@ import multiworld as mw
 from digits.model import model
 from multiworld.elastic import reshard
 
-__all__ = ["Sharded"]
+__all__ = ["Sharded", "optimizer_of"]
+
+
+def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    """Return what a model learns with."""
+    return torch.optim.AdamW(net.parameters(), lr=0.002)
 
 
 class Sharded:
@@ -34,7 +39,7 @@ class Sharded:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         fully_shard(self.net, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.002)
+        self.optimizer = optimizer_of(self.net)
 
     def state(self) -> dict[str, Any]:
         """What is here of all, also when the world is broken. An optimizer that is new is as after one step."""

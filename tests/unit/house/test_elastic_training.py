@@ -20,7 +20,7 @@ def training():
     return made
 
 
-@pytest.mark.parametrize("name", ["ddp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_the_page_has_the_rows_and_pictures_of_its_record(training, tmp_path, name):
     runs = json.loads(training.RECORD.read_text(encoding="utf-8"))[name]
     assert training.row(name, runs) in PAGE.splitlines()
