@@ -80,7 +80,8 @@ CORE_TESTS = [
         "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
         "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
-        "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_clients",
+        "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_carrying",
+        "store_clients", "store_serving",
         "unread_messages", "watchdog_peers", "wire",
     )
 ]  # fmt: skip

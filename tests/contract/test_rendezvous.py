@@ -167,6 +167,8 @@ def test_the_store_dies_while_members_wait():
 class Silent:
     """A member's view of a store that does not answer until it is told to."""
 
+    on_move = None  # it is at one address
+
     def __init__(self, store):
         self.answers = threading.Event()
         self._store = store
