@@ -39,7 +39,7 @@ def test_worlds():
     assert found["join/3"].samples == 2, "those that were joined after the first"
     assert 0 < found["join/3"].value < 10_000
     for kind in ("threads", "descriptors"):
-        assert 0 < found[f"{kind}/3"].value <= found["plain/own_store+own_device/" + kind].value
+        assert 0 <= found[f"{kind}/3"].value <= found["plain/own_store+own_device/" + kind].value
     assert {"join_threads/3", "join_async/3", "close/3", "close_broken/3", "idle_cpu/3"} < found.keys()
     assert "idle_cpu/1" not in found
     assert found["join/3"].baseline == found["plain/own_store+own_device/join"].value

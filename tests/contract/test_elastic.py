@@ -227,7 +227,7 @@ def cannot_build(me):
     w = enter(me, "1:4")
     tell(me, w)
 
-    def build(*_):
+    def build(*_, **_keywords):
         raise mw.BackendError("w", "no room on the device")
 
     steps.groups.build = build
