@@ -153,7 +153,10 @@ def test_a_candidate_that_dies_is_not_noticed(cast, point):
     members.append(cast.start(working, 3, size="2:4"))
     assert everyone(members)[:2] == seats
     reports(members)
-    assert not any(seen.name == "broken" for each in members for seen in each.heard)
+    for each in members:
+        # At the last point it may be a member already, if the others were ready before it died: a loss as any other.
+        entered = point == "ready" and any(seen.name == "in" and "s7" in seen.seats for seen in each.heard)
+        assert any(seen.name == "broken" for seen in each.heard) == entered
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
