@@ -38,10 +38,13 @@ def pause_collector() -> None:
 def resume_collector() -> None:
     """Undo one `pause_collector`."""
     global _paused  # noqa: PLW0603  (as above)
-    with _lock:
-        _paused -= 1
-        if _paused == 0 and _was_enabled:
-            gc.enable()
+    _lock.acquire()
+    _paused -= 1
+    if _paused == 0 and _was_enabled:
+        # What was allocated meanwhile has made a collection due: nothing may allocate here any more, as the
+        # end of a `with` does.
+        gc.enable()
+    _lock.release()
 
 
 def register() -> None:

@@ -66,7 +66,7 @@ def _both(there: Attempt | None, mine: Attempt | None) -> Attempt | None:
         name: tuple(sorted({*getattr(there, name), *getattr(mine, name)}))
         for name in ("ready", "over", "lost", "leaving", "entered", "left")
     }
-    limits = there.limits
+    limits = there.limits or mine.limits  # empty where nobody has said one yet
     if len(limits) == len(mine.limits):
         limits = tuple(map(max, limits, mine.limits))
     return dataclasses.replace(there, limits=limits, **sets)

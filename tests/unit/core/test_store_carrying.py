@@ -12,7 +12,7 @@ from kits.lifekit import seat
 from kits.meetkit import MemoryStore, ask
 from test_membership_assigned import A, B, C, active, again, claim, me, seats
 
-from multiworld._core.membership import admission, majority
+from multiworld._core.membership import admission, majority, refusals
 from multiworld._core.membership.admission import Move
 from multiworld._core.membership.carrying import carried
 from multiworld._core.membership.ledger import Failure, Ledger, decode, encode
@@ -232,3 +232,25 @@ def test_two_that_move_at_once_both_arrive():
         record.read()
         assert {each.slot for each in record.ledger.waiting.claims} == {"s0", "s1"}
     assert records[0][1].apply(Move).ledger == records[1][1].ledger
+
+
+def test_limits_that_only_one_side_has_are_carried():
+    old = active(FIRST, A, B, C)
+    said = dataclasses.replace(old, current=dataclasses.replace(old.current, limits=(3, 0, 5)))
+    assert old.current.limits == ()
+    assert carried(old, said).current.limits == carried(said, old).current.limits == (3, 0, 5)
+    other = dataclasses.replace(old, current=dataclasses.replace(old.current, limits=(0, 4, 2)))
+    assert carried(other, said).current.limits == (3, 4, 5)
+
+
+def test_claims_of_fixed_ranks_stand_by_rank():
+    two, zero = ask(2, 3), ask(0, 3)
+    new = carried(claim(SECOND, two), claim(FIRST, zero), me(zero))
+    assert [each.rank for each in new.waiting.claims] == [0, 2]
+
+
+def test_who_waits_for_a_majority_is_told_so():
+    waiting = claim(FIRST, A, B, begins=False).waiting
+    assert waiting is not None
+    assert "3 members of the generation before neither came" in str(refusals.late(waiting, A, 4.0, 3))
+    assert "neither came" not in str(refusals.late(waiting, A, 4.0))
