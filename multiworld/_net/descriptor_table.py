@@ -7,9 +7,8 @@ privilege), which the kernel closes when that thread exits, before the memory is
 
 The thread runs almost no Python. A descriptor number means something else in its table than in the rest of
 the process, so nothing may print, open or import there, and no object that owns a descriptor may be created
-or collected. If the garbage collector happens to run there and collects such an object, that number stays
-open in the process. Therefore the thread allocates only what a command needs, and it is no
-`threading.Thread`, whose start, end and debugger hooks run Python.
+or collected: the garbage collector pauses while it runs Python (`_net/collector_pause.py`), and it waits on a
+lock, which allocates nothing. It is no `threading.Thread`, whose start, end and debugger hooks run Python.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ import struct
 import sys
 import time
 
-from multiworld._net import procfs
+from multiworld._net import collector_pause, procfs
+from multiworld._net.collector_pause import pause_collector, resume_collector
 
 __all__ = ["IsolatedTable", "isolate", "lowest_number"]
 
@@ -48,8 +48,9 @@ _LAST = 0xFFFFFFFF
 class IsolatedTable:
     """A thread whose descriptors are closed first. For one thread, except `abandon`."""
 
-    def __init__(self, control: socket.socket, number: int) -> None:
+    def __init__(self, control: socket.socket, number: int, bell: _thread.LockType) -> None:
         self._control = control
+        self._bell = bell  # released when there is something to read
         self._number: int | None = number  # of the far end in this table, until the thread has its own
         self._settled = 0
 
@@ -75,13 +76,16 @@ class IsolatedTable:
             return None
         finally:
             far.close()
+        collector_pause.register()
+        bell = _thread.allocate_lock()
+        bell.acquire()
         try:
-            _thread.start_new_thread(_run, (number, closing_message, _thread.get_native_id()))
+            _thread.start_new_thread(_run, (number, bell, closing_message, _thread.get_native_id()))
         except RuntimeError:
             os.close(number)
             control.close()
             return None
-        return cls(control, number)
+        return cls(control, number, bell)
 
     def opened(self) -> bool:
         """Wait at most 0.25 s for the thread's table; False where the system refuses it. Call it once."""
@@ -104,6 +108,7 @@ class IsolatedTable:
             socket.send_fds(self._control, [_COMMAND.pack(_KEEP, number)], [connection.fileno()])
         except OSError:
             return False
+        self._ring()
         return True
 
     def drop(self, number: int) -> None:
@@ -128,6 +133,7 @@ class IsolatedTable:
         deadline = time.monotonic() + timeout
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
+        self._ring()
         while answer := self._answer(deadline):
             continue
         self._control.close()
@@ -146,7 +152,12 @@ class IsolatedTable:
             self._control.send(_COMMAND.pack(what, number))
         except OSError:
             return False
+        self._ring()
         return True
+
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is released already, and not taken yet
+            self._bell.release()
 
     def _answer(self, deadline: float) -> bytes | None:
         """Return an answer; ``b""`` when the thread has ended; None at the deadline."""
@@ -159,8 +170,9 @@ class IsolatedTable:
             return b""
 
 
-def _run(end: int, closing_message: bytes, starter: int) -> None:
+def _run(end: int, bell: _thread.LockType, closing_message: bytes, starter: int) -> None:
     """Thread entry point. `end`: number of the control socket; the starter closes its copy."""
+    pause_collector()
     own = (
         _thread.get_native_id() != starter
     )  # gevent and eventlet patch threads into greenlets of the same thread
@@ -173,16 +185,24 @@ def _run(end: int, closing_message: bytes, starter: int) -> None:
         isolated = own and isolate(end)
         control.send(_READY if isolated else _REFUSED)
         if isolated:
-            _serve(control, closing_message, end + 1)
+            _serve(control, bell, closing_message, end + 1)
     finally:
         control.detach()  # closed with this thread's table, or by the starter
+        resume_collector()
 
 
-def _serve(control: socket.socket, closing_message: bytes, lowest: int) -> None:
+def _serve(control: socket.socket, bell: _thread.LockType, closing_message: bytes, lowest: int) -> None:
     kept: dict[int, int] = {}
+    control.setblocking(False)
     try:
         while True:
-            data, descriptors, _, _ = socket.recv_fds(control, _COMMAND.size, 1)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(control, _COMMAND.size, 1)
+            except BlockingIOError:
+                resume_collector()
+                bell.acquire()
+                pause_collector()
+                continue
             if not data:
                 return
             what, number = _COMMAND.unpack(data)
@@ -226,7 +246,7 @@ def _close_with(descriptor: int | None, closing_message: bytes) -> None:
         os.close(descriptor)
 
 
-def isolate(end: int) -> bool:
+def isolate(end: int | None = None) -> bool:
     """Give this thread a table with only `end` and the null device; False where the system refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     close_range = libc.syscall
@@ -234,8 +254,9 @@ def isolate(end: int) -> bool:
     try:
         # Containers that refuse unshare(2) (Docker's do by default) allow this.
         # Most descriptors are below `end`: copied and closed in one atomic call.
-        if close_range(_CLOSE_RANGE, 0, end - 1, _CLOSE_RANGE_UNSHARE) == 0:
-            close_range(_CLOSE_RANGE, end + 1, _LAST, 0)
+        if close_range(_CLOSE_RANGE, 0, _LAST if end is None else end - 1, _CLOSE_RANGE_UNSHARE) == 0:
+            if end is not None:
+                close_range(_CLOSE_RANGE, end + 1, _LAST, 0)
         elif libc.unshare(_CLONE_FILES) == 0:  # before Linux 5.9
             _close_all_but(end)
         else:
@@ -248,8 +269,8 @@ def isolate(end: int) -> bool:
     return True
 
 
-def _close_all_but(end: int) -> None:
+def _close_all_but(end: int | None) -> None:
     for name in procfs.names("/proc/thread-self/fd"):
-        if int(name) != end:
+        if end is None or int(name) != end:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))

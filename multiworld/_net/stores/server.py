@@ -5,8 +5,10 @@ world's connections and the program's own files fail. In a table of its own (see
 the server can exhaust only that table. The kernel holds connections back until they send data
 (TCP_DEFER_ACCEPT), and the thread regularly closes those that do not prove to be clients.
 
-An object that owns a descriptor and is garbage-collected in this thread closes a number of this table. The
-numbers that the process uses therefore refer to the null device here.
+No garbage may be collected in that thread (see `_net/collector_pause.py`): it runs Python only when a second
+thread, which has the process's table, has paused the collector and gives it a turn. An object that owns a
+descriptor and loses its last reference there closes a number of its table, so the numbers that the process
+uses refer to the null device in it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import _thread
 import contextlib
 import datetime as dt
 import errno
-import fcntl
 import os
 import signal
 import socket
@@ -29,7 +30,8 @@ import torch
 import torch.distributed
 
 from multiworld._core.client_detection import PATIENCE, PATIENCE_BLOCKED, AcceptedConnection, ClientCheck
-from multiworld._net import procfs
+from multiworld._net import collector_pause, procfs
+from multiworld._net.collector_pause import pause_collector, resume_collector
 from multiworld._net.descriptor_table import isolate, lowest_number
 
 __all__ = ["StoreServer", "older_than"]
@@ -41,9 +43,6 @@ _SOON = 0.1  # with torch's older server, which an incomplete greeting blocks
 _START, _ENDING = 10.0, 10.0  # seconds beyond torch's timeout; both normally take milliseconds
 _DEFER = 60  # seconds that the kernel holds a silent connection back
 _NULLS = 1024  # numbers that refer to the null device, at most
-
-_BOUND, _REFUSED, _FAILED = b"b", b"r", b"f"
-_ANSWER = struct.Struct("!cQ")
 
 # struct tcp_info of linux/tcp.h: tcpi_bytes_received and tcpi_data_segs_out
 _INFO, _INFO_SIZE = struct.Struct("=128xQ20xI"), 160
@@ -68,97 +67,109 @@ class StoreServer:
 
     def __init__(self, family: int, target: tuple[str, int], *, timeout: float = 30.0) -> None:
         self.port = target[1]
-        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            # A plain number: a socket object could be collected, and close it, in the wrong table.
-            number = fcntl.fcntl(far, fcntl.F_DUPFD_CLOEXEC, lowest_number())
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            far.close()
-        failed: list[Exception] = []
-        shared = [True]
-        try:
-            _thread.start_new_thread(
-                _run, (number, family, target, timeout, _thread.get_native_id(), failed, shared)
-            )
-        except BaseException:
-            os.close(number)
-            self._control.close()
-            raise
-        self._control.settimeout(timeout + _START)
-        try:
-            answer = self._control.recv(_ANSWER.size)
-        except TimeoutError:
-            answer = b""
-        if not shared[0]:
-            os.close(number)  # the thread has its own
-        what, code = _ANSWER.unpack(answer) if answer else (_REFUSED, errno.ETIMEDOUT)
-        self.thread = code
-        if what == _BOUND:
-            self._finish = weakref.finalize(self, _end, self._control, os.getpid())
-            self._finish.atexit = False
-            return
-        self._control.close()
-        if what == _FAILED:
-            raise failed.pop()
-        raise OSError(code, os.strerror(code))
+        collector_pause.register()
+        serving = _Serving(family, target, timeout)
+        _thread.start_new_thread(_accompany, (serving,))
+        if not serving.began.acquire(timeout=timeout + _START):
+            serving.closing.release()
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        if serving.failed:
+            raise serving.failed.pop()
+        self.thread = serving.thread
+        self._finish = weakref.finalize(self, _end, serving, os.getpid())
+        self._finish.atexit = False
 
     def close(self) -> None:
         """Stop the server and free the port, within 10 s; so does losing the last reference. Idempotent."""
         self._finish()
 
 
-def _end(control: socket.socket, pid: int) -> None:
+class _Serving:
+    """What the two threads of a server share: the one with its table, and the one that accompanies it.
+
+    Attributes:
+        family: of the address.
+        target: numeric host, and port.
+        timeout: torch's, seconds.
+        failed: the error with which it ended instead of beginning.
+        thread: native id of the thread with the table.
+        ending: the next turn of that thread is its last.
+        turn: released when that thread is to run.
+        turned: released when it has, and waits again or ends.
+        began: released when the server stands, or has failed.
+        closing: released when it is to end.
+        ended: released when it has.
+    """
+
+    def __init__(self, family: int, target: tuple[str, int], timeout: float) -> None:
+        self.family, self.target, self.timeout = family, target, timeout
+        self.failed: list[Exception] = []
+        self.thread = 0
+        self.ending = False
+        locks = [_thread.allocate_lock() for _ in range(5)]
+        for each in locks:
+            each.acquire()
+        self.turn, self.turned, self.began, self.closing, self.ended = locks
+
+
+def _end(serving: _Serving, pid: int) -> None:
     if os.getpid() == pid:  # a forked child has only a copy
-        with contextlib.suppress(OSError):
-            control.shutdown(socket.SHUT_WR)  # a forked child may have a copy of this end
-        control.settimeout(_ENDING)
-        with contextlib.suppress(OSError):
-            while control.recv(_ANSWER.size):
-                continue
-    control.close()
+        serving.closing.release()
+        serving.ended.acquire(timeout=_ENDING)
 
 
-def _run(
-    end: int,
-    family: int,
-    target: tuple[str, int],
-    timeout: float,
-    starter: int,
-    failed: list[Exception],
-    shared: list[bool],
-) -> None:
-    """Thread entry point. `end`: number of the control socket."""
+def _accompany(serving: _Serving) -> None:
+    """Thread entry point, in the process's table: give the other thread its turns, the collector paused."""
+    pause_collector()
+    try:
+        try:
+            _thread.start_new_thread(_run, (serving, _thread.get_native_id()))
+        except RuntimeError as error:  # the host has no thread left
+            serving.failed.append(error)
+        else:
+            serving.turned.acquire()
+    finally:
+        resume_collector()
+    failed = bool(serving.failed)  # the caller takes it
+    serving.began.release()
+    if not failed:
+        interval = _LOOK if _libuv_takes_a_socket() else _SOON
+        while not serving.closing.acquire(timeout=interval):
+            _have_a_turn(serving)
+        serving.ending = True
+        _have_a_turn(serving)
+        serving.ended.release()
+
+
+def _have_a_turn(serving: _Serving) -> None:
+    pause_collector()
+    try:
+        serving.turn.release()
+        serving.turned.acquire()
+    finally:
+        resume_collector()
+
+
+def _run(serving: _Serving, starter: int) -> None:
+    """Thread entry point, with a table of its own; it waits on a lock, which allocates nothing."""
     own = (
         _thread.get_native_id() != starter
     )  # gevent and eventlet patch threads into greenlets of the same thread
     if own:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    control = socket.socket(fileno=end)
     server = None
     try:
         used = max(map(int, procfs.names("/proc/self/fd")), default=0)
-        if own and isolate(end):
-            shared[0] = False
+        if own and isolate():
             _fill(min(used, lowest_number(), _NULLS))
-        server = _serve(family, target, timeout)
-        control.send(_ANSWER.pack(_BOUND, _thread.get_native_id()))
-        _watch(control, target[1])
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            control.send(_ANSWER.pack(_REFUSED, error.errno or errno.EIO))
+        server = _serve(serving.family, serving.target, serving.timeout)
+        serving.thread = _thread.get_native_id()
+        _watch(serving)
     except Exception as error:  # noqa: BLE001  (re-raised by the constructor)
-        failed.append(error)
-        with contextlib.suppress(OSError):
-            control.send(_ANSWER.pack(_FAILED, 0))
+        serving.failed.append(error)
     finally:
         del server  # its destructor joins its thread
-        if shared[0]:
-            control.close()
-        else:
-            control.detach()  # closed with this thread's table
+        serving.turned.release()
 
 
 def _fill(top: int) -> None:
@@ -203,21 +214,16 @@ def _keep_alive(listener: socket.socket) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _watch(control: socket.socket, port: int) -> None:
+def _watch(serving: _Serving) -> None:
     quick = not _libuv_takes_a_socket()
     clients = ClientCheck(answers=not quick, patience=PATIENCE_BLOCKED if quick else PATIENCE)
-    control.settimeout(_SOON if quick else _LOOK)
-    while not _closed(control):
-        for each in clients.overdue(_unproven(port, clients), time.monotonic()):
+    while True:
+        serving.turned.release()
+        serving.turn.acquire()
+        if serving.ending:
+            return
+        for each in clients.overdue(_unproven(serving.target[1], clients), time.monotonic()):
             _hang_up(each)
-
-
-def _closed(control: socket.socket) -> bool:
-    """Wait one interval, the socket's timeout; return whether the other end closed it."""
-    try:
-        return not control.recv(1)
-    except TimeoutError:
-        return False
 
 
 def _unproven(port: int, clients: ClientCheck) -> list[AcceptedConnection]:
