@@ -26,13 +26,14 @@ _registered = False
 
 def pause_collector() -> None:
     """Have no collection begin in any thread until `resume_collector` was called as often as this."""
-    # Plain statements: a context manager's object could begin the very collection that this is against.
+    # Not `with`: the bound methods that it makes could begin the very collection that this is against.
     global _paused, _was_enabled  # noqa: PLW0603  (the collector is the process's too)
-    with _lock:
-        if _paused == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _paused += 1
+    _lock.acquire()
+    if _paused == 0:
+        _was_enabled = gc.isenabled()
+        gc.disable()
+    _paused += 1
+    _lock.release()
 
 
 def resume_collector() -> None:

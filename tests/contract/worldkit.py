@@ -176,6 +176,9 @@ class Cast:
             actor.process.join(PATIENCE)
             actor.conn.close()
             actor.process.close()
+        # In this thread: a failed test's traceback would leave the server to the collector, which may run in a
+        # thread with another descriptor table, and hang there.
+        self.server = None
 
 
 @contextlib.contextmanager

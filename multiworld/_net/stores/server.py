@@ -136,8 +136,10 @@ def _accompany(serving: _Serving) -> None:
         interval = _LOOK if _libuv_takes_a_socket() else _SOON
         while not serving.closing.acquire(timeout=interval):
             _have_a_turn(serving)
+        # No pause: next to nothing is allocated there at the end, and torch's server may take a while to end.
         serving.ending = True
-        _have_a_turn(serving)
+        serving.turn.release()
+        serving.turned.acquire()
         serving.ended.release()
 
 
