@@ -60,7 +60,7 @@ class Trainer:
         self.generation = self.ended = 0
 
     def train(self) -> None:
-        """Train with whoever is there."""
+        """Train with the present members."""
         loader = DataLoader(self.training, batch_sampler=self.sampler)
         while self.sampler.epoch < EPOCHS:
             try:

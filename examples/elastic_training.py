@@ -41,7 +41,7 @@ PAUSE = 0.015
 
 
 def member(args: argparse.Namespace) -> int:
-    """Train with whoever is there, from where they are."""
+    """Train with the present members, from the step at which they are."""
     torch.set_num_threads(1)
     training, test = digits()
     net, history = model(), History()

@@ -30,7 +30,7 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Any:
     return Members() if rank == 0 else Meeting()
 
 
-def _operate(world: mw.World) -> None:
+def operate(world: mw.World) -> None:
     """One all_reduce of 4 bytes.
 
     Raises:
@@ -46,7 +46,7 @@ def _lost(world: mw.World, line: Line) -> None:
     """Operate until the world breaks."""
     while True:
         try:
-            _operate(world)
+            operate(world)
         except mw.BrokenWorldException:  # noqa: PERF203  (it ends the loop)
             line.mark("noticed")
             return
@@ -61,7 +61,7 @@ def _whole(world: mw.World, line: Line, *, shrinks: bool) -> None:
             else:
                 world.reform()
             active = time.monotonic()
-            _operate(world)
+            operate(world)
         except (mw.JoinError, mw.BrokenWorldException):  # noqa: PERF203  (few tries)
             line.retries += 1
         else:
@@ -80,7 +80,7 @@ class Members(Herd):
         )  # fmt: skip
         if world.world_size != count:
             raise RuntimeError(f"a world of {world.world_size}, where {count} were to meet")
-        _operate(world)
+        operate(world)
 
         def survive() -> dict[str, Any]:
             line = Line()

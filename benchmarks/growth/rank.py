@@ -19,6 +19,7 @@ import multiworld._c10d.routing.router
 import multiworld._join.advancing
 import multiworld._join.join
 import multiworld._net.stores.succession
+from benchmarks.elastic.rank import operate
 from benchmarks.measuring.forks import Zygote, forever
 from benchmarks.measuring.store import Meeting
 
@@ -37,18 +38,6 @@ def make(rank: int, count: int, args: dict[str, Any]) -> Any:
     """Rank 0 forks the members, rank 1 keeps the store."""
     torch.set_num_threads(1)
     return Members() if rank == 0 else Meeting()
-
-
-def _operate(world: mw.World) -> None:
-    """One all_reduce of 4 bytes.
-
-    Raises:
-        RuntimeError: its result is wrong.
-    """
-    tensor = torch.ones(1)
-    world.all_reduce(tensor)
-    if tensor.item() != world.world_size:
-        raise RuntimeError(f"all_reduce over {world.world_size} members gave {tensor.item()}")
 
 
 class _State:
@@ -121,7 +110,7 @@ class Members(Zygote):
             joined = self._join(world, (len(self._pids), len(self._pids) + 1), f"guest{number}")
             steps = 0
             while joined.state is mw.State.ACTIVE:
-                _operate(joined)
+                operate(joined)
                 time.sleep(_STEP)
                 steps += 1
                 if steps == _STAY:
@@ -171,13 +160,13 @@ class Members(Zygote):
 
     def _stay(self, tell: Callable[..., None], name: str, number: int, count: int) -> None:
         world = self._join(name, (count, count + 1), f"member{number}")
-        _operate(world)
+        operate(world)
         tell(ready=True)
         held = longest = 0.0
         changed = False
         while True:
             began = time.perf_counter()
-            _operate(world)
+            operate(world)
             if changed:  # the first operation of the new generation belongs to the change
                 longest = max(longest, time.perf_counter() - began)
                 tell(held=held, longest=longest, size=world.world_size)
@@ -191,15 +180,15 @@ class Members(Zygote):
 
     def _survive(self, tell: Callable[..., None], name: str, number: int, count: int, size: int) -> None:
         world = self._join(name, (2, count), f"member{number}", _State(size, 1.0))
-        _operate(world)
+        operate(world)
         tell(ready=True)
         try:
             while True:
-                _operate(world)
+                operate(world)
         except mw.BrokenWorldException:
             noticed = time.monotonic()
         world.reform()
-        _operate(world)
+        operate(world)
         tell(noticed=noticed, first=time.monotonic(), size=world.world_size, whole=True)
         forever()
 
@@ -208,7 +197,7 @@ class Members(Zygote):
             state = _State(size, 0.0)
             tell(calling=True)
             world = self._join(name, (2, count), "new", state)
-            _operate(world)
+            operate(world)
             first = time.monotonic()
             tell(first=first, size=world.world_size, whole=bool((state.tensor == 1.0).all()))
             forever()

@@ -2,7 +2,7 @@
 
 In a world of 10,000 there are fifty million connections. Some of its processes run the whole protocol; each
 of the others is a `FarMember`, which has the real handshake and sends beats as it is asked, and nothing
-else: it watches nobody. What it says when the world breaks is told to it.
+else: it watches no member, and is told what to say when the world breaks.
 """
 
 from __future__ import annotations

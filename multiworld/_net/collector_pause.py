@@ -38,7 +38,7 @@ def pause_collector() -> None:
 
 def resume_collector() -> None:
     """Undo one `pause_collector`."""
-    global _paused  # noqa: PLW0603  (as above)
+    global _paused  # noqa: PLW0603  (the collector is the process's)
     _lock.acquire()
     _paused -= 1
     if _paused == 0 and _was_enabled:
@@ -57,7 +57,7 @@ def register() -> None:
 
 
 def _forked() -> None:
-    global _lock, _paused  # noqa: PLW0603  (as above)
+    global _lock, _paused  # noqa: PLW0603  (the child's own)
     _lock = _thread.allocate_lock()
     if _paused and _was_enabled:
         gc.enable()

@@ -20,7 +20,7 @@ from multiworld._net.stores.store import open_store
 
 
 def keep(me, netns=None):
-    """Hold the store, and serve it where nobody else does; it is no member of a world."""
+    """Hold the store, and serve it where no other process does; it is no member of a world."""
     if netns is not None:
         enter_netns(netns)
     handle = open_store(me.store, world="none", serve=True, deadline=time.monotonic() + LONG)

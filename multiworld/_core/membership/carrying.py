@@ -2,7 +2,7 @@
 
 Only where the store is a list of addresses (`serving`): a member brings what it has read last in the record
 of its world, and its own claim. What is later counts. What members have said of one generation adds up,
-whoever brings it, in any order.
+whichever member brings it, in any order.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def test_a_world_begins_only_where_it_may():
 @given(st.integers(0, 2**32))
 @settings(max_examples=300)
 def test_of_two_parts_with_a_server_each_one_goes_on(seed):
-    """Whoever is where, gone, or has left: no two generations follow one, and no number is given twice."""
+    """Wherever members are, gone, or have left: no two generations follow one, and no number is given twice."""
     draw = random.Random(seed)  # noqa: S311  (nothing secret)
     old = active(FIRST, *FIVE)
     where = [draw.choice("abx") for _ in FIVE]
