@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import gc
 import itertools
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,8 +208,13 @@ def _entries(folder: str) -> int:
 
 
 def _settle() -> None:
-    """Wait until threads that are ending have ended: their number stays the same for a moment."""
-    deadline = time.monotonic() + 5.0
+    """Wait until threads that are ending have ended: their number stays the same for a moment.
+
+    A world that broke is freed in the background a second later; the threads for it then end.
+    """
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline and any(each.name == "m8d-free" for each in threading.enumerate()):
+        time.sleep(0.01)
     seen, since = -1, time.monotonic()
     while time.monotonic() < deadline and time.monotonic() - since < _QUIET:
         number = _entries("/proc/self/task")
