@@ -29,6 +29,12 @@ exit)."""
 _THREADS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
 """What has threads of its own that end with the last world, where it is loaded."""
 
+_STEPS = (
+    ("multiworld._generation.background_release", "releaser"),
+    ("multiworld._join.preparing", "watcher"),
+)
+"""What takes steps in the background that must have ended before the interpreter does, where it is loaded."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -251,6 +257,9 @@ class Registry:
         left = [closer for closer in closers if closer.is_alive()]
         if ending and self._watchdog is not None:
             self._watchdog.stop(deadline)
+            for module, attribute in _STEPS:
+                if module in sys.modules:
+                    getattr(sys.modules[module], attribute).stop(deadline)
         return not left
 
     def _forked(self) -> None:

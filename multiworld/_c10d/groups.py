@@ -372,6 +372,8 @@ class Group:
         del pg
         if elsewhere:
             time.sleep(_IDLE)
+        # A functional operation that a thread still waits for, in C++, gives its events back to its backend.
+        self._traffic.keep_for_blocks([each for each in held if nccl.works_need(each)])
         nccl.release(held)
         for group in groups:
             group.drop()

@@ -46,6 +46,7 @@ class Releaser:
         self._numbers = itertools.count()
         self._changed = threading.Condition(threading.Lock())
         self._threads = 0
+        self._stopped = False
 
     @property
     def threads(self) -> int:
@@ -59,6 +60,7 @@ class Releaser:
                 # Its threads do not live in a forked child, nor is what they would free the child's.
                 self._registered = True
                 os.register_at_fork(after_in_child=self._forget)
+            self._stopped = False
             heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
             self._changed.notify()
             start = self._threads < min(self._limit, len(self._due))
@@ -70,6 +72,24 @@ class Releaser:
                 with self._changed:
                     self._threads -= 1
 
+    def stop(self, deadline: float) -> bool:
+        """Take no more of the steps there are, and wait for those that are being taken.
+
+        When the interpreter ends, a daemon thread that is in torch must not come back from there: the
+        thread is then ended inside a C++ destructor, which ends the process by SIGABRT.
+
+        Args:
+            deadline: seconds of the clock.
+
+        Returns:
+            Whether no thread was left at the deadline.
+        """
+        with self._changed:
+            self._stopped = True
+            self._due.clear()
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._threads, max(0.0, deadline - self._clock()))
+
     def _run(self) -> None:
         while (step := self._next()) is not None:
             delay: float | None = None
@@ -79,7 +99,8 @@ class Releaser:
                 _log.exception("a broken world could not be freed")
             if delay is not None:
                 with self._changed:
-                    heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
+                    if not self._stopped:
+                        heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
 
     def _next(self) -> Step | None:
         """Wait for the next step that is due; None where there is none any more: the thread ends."""
@@ -90,6 +111,7 @@ class Releaser:
                     return heapq.heappop(self._due)[2]
                 self._changed.wait(left)
             self._threads -= 1
+            self._changed.notify_all()
             return None
 
 

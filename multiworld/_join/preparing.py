@@ -44,7 +44,7 @@ SILENCES = 4
 """After so many calls in a row without an answer of the store, an old generation is released unasked."""
 
 _log = logging.getLogger(__name__)
-_watcher = Releaser(threads=2)
+watcher = Releaser(threads=2)
 """Looks at the stores of all worlds that advance."""
 
 
@@ -106,7 +106,7 @@ class Preparing:
                 return
             self.watched = gen
         if self._world._plan.assigned:  # noqa: SLF001  (joins make worlds)
-            _watcher.add(0.0, lambda: self._look(gen))
+            watcher.add(0.0, lambda: self._look(gen))
 
     def leave(self, gen: Generation) -> None:
         """Tell the other members that this one wants to leave.
@@ -172,7 +172,7 @@ class Preparing:
                 self._thread = None
         if self._works(gen):
             self._counter.withdraw()
-            _watcher.add(self._pause, lambda: self._look(gen))
+            watcher.add(self._pause, lambda: self._look(gen))
             self._pause = min(2 * self._pause, AGAIN_AT_MOST)
 
     def _build(self, gen: Generation, succession: Succession) -> None:

@@ -50,8 +50,6 @@ def test_one_gpu(run, tmp_path, monkeypatch):
     assert "Nothing was run yet" not in page
 
 
-# Not understood: on stock 2.14.1 a rank of "left and rejoined" ended by SIGSEGV in two of two runs.
-@pytest.mark.xfail(strict=False, reason="a rank that rejoins may end by SIGSEGV; the cause is not known")
 def test_values_and_worlds(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
     code, records = run(tmp_path, "--only", "none", "--backends", "nccl")

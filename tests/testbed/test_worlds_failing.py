@@ -31,8 +31,6 @@ ENQUEUES = [
 ]
 
 
-# Not understood: on stock 2.14.1 with nccl2 a rank ended by SIGABRT in torch's `wait_tensor` in about half of the runs.
-@pytest.mark.xfail(strict=False, reason="a rank may end by SIGABRT in wait_tensor; the cause is not known")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_operation_that_cannot_be_enqueued_breaks_its_world_only(launch, backend):
     with launch(

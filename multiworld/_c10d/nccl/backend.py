@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
     "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
-    "release", "validate", "wake",
+    "release", "validate", "wake", "works_need",
 ]  # fmt: skip
 
 SINGLE = {
@@ -200,26 +200,29 @@ def _allreduce_options(coalesced: Any) -> Any:
 def needed_by_works(group: Any, device: Any) -> Any:
     """Return the backend of a group that has to live as long as its works do; None where it has not.
 
-    A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there,
-    and up to 2.15.0 at least ``wait`` of a failed one looks there. A kept exception keeps the frames that it
-    passed, and the works in them.
+    A kept exception keeps the frames that it passed, and the works in them.
     """
     backend = _backend(group, device)
-    return backend if _is_nccl2(backend) else None
+    return backend if works_need(backend) else None
 
 
-def _is_nccl2(backend: Any) -> bool:
+def works_need(backend: Any) -> bool:
+    """Whether a backend has to live as long as its works do.
+
+    A work of nccl2 has a plain pointer to its backend: in 2.14.1 its destructor gives its events back there,
+    and up to 2.15.0 at least ``wait`` of a failed one looks there.
+    """
     name = type(backend).__name__
     return name.startswith("ProcessGroupNCCL") and name != "ProcessGroupNCCL"
 
 
-def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
+def keep_for_unfinished(backends: Callable[[], list[Any]]) -> None:
     """Keep the backends of this thread's functional operations until those were waited for.
 
     Torch keeps their works, for each thread by itself, and drops them when they are waited for, or never.
 
     Args:
-        groups: those that this thread may have used since it was asked last.
+        backends: those that this thread may have used since it was asked last.
     """
     count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     if count is None:
@@ -228,10 +231,9 @@ def keep_for_unfinished(groups: Callable[[], list[Any]]) -> None:
         _unfinished.pop(threading.get_ident(), None)
         return
     kept = _unfinished.setdefault(threading.get_ident(), [])
-    for group in groups():
-        for backend in backends_of(group):
-            if _is_nccl2(backend) and not any(backend is each for each in kept):
-                kept.append(backend)
+    for backend in backends():
+        if works_need(backend) and not any(backend is each for each in kept):
+            kept.append(backend)
 
 
 def release(backends: list[Any]) -> None:

@@ -385,6 +385,10 @@ def _settling(function: Any) -> Any:
     return _dressed(wait, function)
 
 
+def _backends_of(state: WorldState) -> list[Any]:
+    return [backend for group in _groups_of(state) for backend in nccl.backends_of(group)]
+
+
 def _groups_of(state: WorldState) -> list[Any]:
     found = [state.group] if state.group is not None else []
     with contextlib.suppress(RuntimeError):  # another thread makes a group
@@ -405,7 +409,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
     traffic = state.traffic
     if traffic is None:
         return
-    nccl.keep_for_unfinished(lambda: _groups_of(state))
+    nccl.keep_for_unfinished(lambda: [*_backends_of(state), *traffic.kept_for_blocks()])
     coalescing.close_left(traffic, traffic.blocks() - 1)
     if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
         # It may come from a call that torch made in C++.

@@ -98,6 +98,8 @@ class Traffic:
         self._here = threading.local()
         self._aborting: list[threading.Thread] = []
         self._open: set[OpenGroup] = set()
+        self._in_blocks: set[int] = set()  # threads
+        self._for_blocks: list[Any] = []
 
     # -- calls into torch ------------------------------------------------------------------------------------
 
@@ -228,11 +230,21 @@ class Traffic:
         here.blocks = getattr(here, "blocks", 0) + 1
         if here.blocks == 1:
             here.told = self.over.is_set()
+            self._in_blocks.add(threading.get_ident())
 
     def blocks(self) -> int:
         """Return how many blocks of this world this thread is in."""
         count: int = getattr(self._here, "blocks", 0)
         return count
+
+    def keep_for_blocks(self, backends: list[Any]) -> None:
+        """Keep these backends of the released world until no thread is in a block of it."""
+        if self._in_blocks:
+            self._for_blocks.extend(backends)
+
+    def kept_for_blocks(self) -> list[Any]:
+        """Return the backends that are kept so."""
+        return list(self._for_blocks)
 
     def told(self) -> None:
         """Note that this thread was told that the world is over."""
@@ -250,6 +262,10 @@ class Traffic:
         """
         here = self._here
         here.blocks = getattr(here, "blocks", 1) - 1
+        if here.blocks == 0:
+            self._in_blocks.discard(threading.get_ident())
+            if not self._in_blocks:
+                self._for_blocks.clear()
         if not failed and not getattr(here, "told", False):
             self.settle()
 

@@ -171,6 +171,34 @@ def test_a_block_says_that_the_world_ended_in_it_once(monkeypatch):
     assert len(settled) == 2
 
 
+def test_released_backends_are_kept_while_any_thread_is_in_a_block(monkeypatch):
+    """A thread may wait in C++ for an operation whose work gives its events back to its backend (nccl2)."""
+    monkeypatch.setattr(Traffic, "settle", lambda _: None)
+    flight, backend, other = traffic(), object(), threading.Event()
+    flight.keep_for_blocks([backend])
+    assert flight.kept_for_blocks() == [], "nobody is in a block"
+
+    def stay():
+        flight.block_begins()
+        entered.set()
+        other.wait(30)
+        flight.block_ends(failed=False)
+
+    entered = threading.Event()
+    thread = threading.Thread(target=stay)
+    thread.start()
+    assert entered.wait(30)
+    flight.block_begins()
+    flight.block_begins()
+    flight.keep_for_blocks([backend])
+    flight.block_ends(failed=False)
+    flight.block_ends(failed=True)
+    assert flight.kept_for_blocks() == [backend], "the other thread is in one"
+    other.set()
+    thread.join()
+    assert flight.kept_for_blocks() == []
+
+
 def test_a_block_is_silent_where_a_call_in_it_has_raised_or_another_error_leaves_it(monkeypatch):
     here = traffic()
     monkeypatch.setattr(here, "settle", here.verify)

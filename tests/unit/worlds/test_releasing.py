@@ -76,6 +76,32 @@ class TestReleaser:
         releaser.add(0.0, lambda: taken.append("second"))
         assert until(lambda: len(taken) == 2)
 
+    def test_it_stops_when_the_step_that_is_being_taken_has_ended(self):
+        releaser, began, bell, taken = Releaser(threads=1), threading.Event(), threading.Event(), []
+
+        def step():
+            began.set()
+            bell.wait(PATIENCE)
+            taken.append("first")
+            return 0.0  # once more
+
+        releaser.add(0.0, step)
+        releaser.add(0.0, lambda: taken.append("second"))
+        assert began.wait(PATIENCE)
+        assert not releaser.stop(time.monotonic() + 0.05)
+        assert releaser.threads == 1
+        bell.set()
+        assert releaser.stop(time.monotonic() + PATIENCE)
+        assert (releaser.threads, taken) == (0, ["first"])
+        releaser.add(0.0, lambda: taken.append("later"))
+        assert until(lambda: taken == ["first", "later"])
+
+    def test_it_stops_at_once_while_nothing_is_due(self):
+        releaser, taken = Releaser(), []
+        releaser.add(PATIENCE * 10, lambda: taken.append("never"))
+        assert releaser.stop(time.monotonic() + PATIENCE)
+        assert (releaser.threads, taken) == (0, [])
+
     def test_a_forked_child_starts_with_nothing(self):
         releaser, bell = Releaser(), threading.Event()
         releaser.add(0.0, lambda: bell.wait(PATIENCE) and None)
