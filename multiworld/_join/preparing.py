@@ -141,8 +141,6 @@ class Preparing:
             return None
         try:
             succession = self._store.of(gen)
-            if self.leaving:
-                succession.leave()
             due = succession.due()
             self._counter.look()
             # Others may have prepared to go on without a member that leaves: it has to say its limit then.
@@ -161,7 +159,10 @@ class Preparing:
 
     def _prepare(self, gen: Generation, succession: Succession) -> None:
         try:
-            if not self.leaving or (not self._departed(gen, succession) and succession.due()):
+            leaving = self.leaving
+            if leaving:
+                succession.leave()  # the program's thread may not have said it yet
+            if not leaving or (not self._departed(gen, succession) and succession.due()):
                 self._build(gen, succession)
         except MultiworldError as error:
             _log.info("world %r: the next generation is not prepared: %s", gen.world, error)

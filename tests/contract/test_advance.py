@@ -316,7 +316,7 @@ def test_a_member_that_is_killed_is_replaced_with_the_state(cast):
 def test_a_step_that_ended_after_the_breakage_counts(cast):
     """Its member has changed its state; one that broke off in the step has not, and gets that state."""
     members = [cast.start(ends_late, number) for number in range(3)]
-    seats = members[0].expect("in").seats
+    seats = [each.expect("in").seats for each in members]
     members[1].kill()
     rest = [members[0], members[2]]
     for each, ends in zip(rest, (False, True), strict=True):

@@ -54,6 +54,7 @@ class EtcdClient:
             ) from error
         self.address = address
         self._errors: Any = urllib3.exceptions.HTTPError
+        self._late: Any = urllib3.exceptions.TimeoutError
         self._timeout: Any = urllib3.Timeout
         try:
             self._pool = urllib3.PoolManager(maxsize=8, retries=False, **_tls(address))
@@ -82,15 +83,18 @@ class EtcdClient:
             PermissionError: the cluster refuses the user.
             ConnectionError: it refuses the call.
         """
-        last = "no member was asked"
+        last = ""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the etcd cluster {self.address} does not answer: {last}")
+                why = last or "no member was asked"
+                raise TimeoutError(f"the etcd cluster {self.address} does not answer: {why}")
             at = self._member
             try:
                 code, said = self._once(at, path, body, min(left, _ATTEMPT))
             except (self._errors, ValueError) as error:
+                if last and left < _ATTEMPT and isinstance(error, self._late):
+                    continue  # the deadline cut this one off: what an earlier one said tells more
                 code, said = -1, {"error": f"{type(error).__name__}: {error}"}
             if code == 0:
                 return said
