@@ -26,6 +26,15 @@ EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
 exit)."""
 
+EXIT_GRACE = 3.0
+"""Seconds more for threads that are in torch then: on a host without a free core, or while an abort hangs."""
+
+_IN_TORCH = (
+    "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-lane", "m8d-mesh",
+    "m8d-nccl-connect", "m8d-read", "m8d-release", "m8d-waiter",
+)  # fmt: skip
+"""What the names of threads that call torch begin with, and that end when the last world is closed."""
+
 _THREADS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
 """What has threads of its own that end with the last world, where it is loaded."""
 
@@ -197,9 +206,7 @@ class Registry:
                 del self._worlds[name]
             last = not self._worlds
         if last:
-            for module, attribute in _THREADS:
-                if module in sys.modules:
-                    getattr(sys.modules[module], attribute).dismiss()
+            _dismiss()
 
     def last(self, name: str) -> tuple[int, int]:
         """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""
@@ -255,11 +262,13 @@ class Registry:
         for closer in closers:
             closer.join(max(0.0, deadline - time.monotonic()))
         left = [closer for closer in closers if closer.is_alive()]
-        if ending and self._watchdog is not None:
-            self._watchdog.stop(deadline)
+        if ending:
+            if self._watchdog is not None:
+                self._watchdog.stop(deadline)
             for module, attribute in _STEPS:
                 if module in sys.modules:
                     getattr(sys.modules[module], attribute).stop(deadline)
+            _wait_for_threads(deadline + EXIT_GRACE)
         return not left
 
     def _forked(self) -> None:
@@ -276,6 +285,26 @@ class Registry:
         if os.getpid() != self._pid:
             self._worlds, self._joining, self._watchdog = {}, {}, None
             self._pid, self._hooked, self._ending = os.getpid(), False, False
+
+
+def _dismiss() -> None:
+    for module, attribute in _THREADS:
+        if module in sys.modules:
+            getattr(sys.modules[module], attribute).dismiss()
+
+
+def _wait_for_threads(deadline: float) -> None:
+    """Wait, until the deadline at most, for threads that may be in torch, whose work is over.
+
+    Python ends a daemon thread that comes back from C++ after the interpreter has ended. Where it comes back
+    from a scope that had released the GIL, that ends the process by SIGABRT.
+    """
+    while any(each.name.startswith(_IN_TORCH) for each in threading.enumerate()):
+        if time.monotonic() >= deadline:
+            _log.debug("threads are left that may be in torch")
+            return
+        _dismiss()
+        time.sleep(0.002)
 
 
 def _before_threads_are_joined(fn: Callable[[], Any]) -> None:

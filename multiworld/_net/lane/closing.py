@@ -49,7 +49,7 @@ def close(connections: Iterable[tuple[socket.socket, bool]]) -> None:
             connection.close()
     if left:
         until = time.monotonic() + LINGER
-        threading.Thread(target=_linger, args=(left, until), daemon=True, name="m8d-lane-close").start()
+        threading.Thread(target=_linger, args=(left, until), daemon=True, name="m8d-linger").start()
 
 
 def _linger(left: dict[int, socket.socket], until: float) -> None:

@@ -422,7 +422,7 @@ def tcp_pair():
 
 
 def settled():
-    return not any(each.name == "m8d-lane-close" for each in threading.enumerate())
+    return not any(each.name == "m8d-linger" for each in threading.enumerate())
 
 
 @pytest.mark.parametrize("other_sends", ["before", "all the time", "all the time, without looking"])

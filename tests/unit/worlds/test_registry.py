@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
+import multiworld.registry as registry_module
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
-from multiworld.registry import Registry
+from multiworld.registry import EXIT_GRACE, Registry
 
 
 class FakeWorld:
@@ -81,6 +85,33 @@ def test_a_closed_world_is_not_listed():
     registry = holding(world)
     world.state = State.CLOSED
     assert registry.worlds() == {}
+
+
+def test_the_end_waits_for_threads_that_are_in_torch():
+    """Python would end them in C++, and the process with them; how long they may take is bounded."""
+    registry, bell, done = holding(FakeWorld()), threading.Event(), []
+
+    def work():
+        bell.wait(30)
+        done.append(True)
+
+    threading.Thread(target=work, name="m8d-destroy", daemon=True).start()
+    threading.Timer(0.3, bell.set).start()
+    began = time.monotonic()
+    registry.close_all()
+    assert done
+    assert time.monotonic() - began < 1.0 + EXIT_GRACE
+
+
+def test_the_end_leaves_a_thread_behind_that_hangs(monkeypatch):
+    monkeypatch.setattr(registry_module, "EXIT_GRACE", 0.05)
+    registry, bell = holding(FakeWorld()), threading.Event()
+    thread = threading.Thread(target=bell.wait, name="m8d-abort", daemon=True)
+    thread.start()
+    registry.close_all(timeout=0.05)
+    assert thread.is_alive()
+    bell.set()
+    thread.join(30)
 
 
 def test_closing_all_closes_all_and_ending_ends_joining():
