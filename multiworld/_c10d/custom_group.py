@@ -1,0 +1,86 @@
+"""Groups of worlds of their own that torch.distributed takes anywhere: `multiworld.integrations` makes them.
+
+Such a group is in torch's own tables, under its name. So torch's functions take it in and outside of blocks, with
+another default group or without one, and ``torch.distributed.destroy_process_group(group)`` finds it. It stays
+there after its world has ended, and its operations go on raising the world's error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.distributed.distributed_c10d as c10d
+
+from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._c10d.routing.state import original_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiworld._c10d.elastic.group import ElasticGeneration
+
+__all__ = ["CustomGroup"]
+
+
+class CustomGroup(ElasticGroup):
+    """A ``torch.distributed.ProcessGroup`` that owns a world: see the module.
+
+    Args:
+        world: that it owns, joined.
+        generation: returns the world's present generation.
+        close: leaves the world.
+
+    Attributes:
+        world: as given, for `multiworld.World.on_break` and the like.
+    """
+
+    def __init__(
+        self, world: Any, generation: Callable[[], ElasticGeneration], close: Callable[[], object]
+    ) -> None:
+        super().__init__(generation)
+        self.world = world
+        self._name = f"m8d-group:{generation().world}"
+        self._close = close
+
+    @property
+    def group_name(self) -> str:
+        """Its name in torch's tables."""
+        return self._name
+
+    def shutdown(self) -> None:
+        """Leave the world: the first thing that ``destroy_process_group`` does."""
+        self._close()
+
+    abort = shutdown
+
+    def __repr__(self) -> str:
+        return f"<CustomGroup of {self.world!r}>"
+
+    def _asked(self, name: str) -> Any:
+        return getattr(self.generation().pg, name)  # raises, if it is over
+
+    def enter(self, backend: str) -> None:
+        """Put it into torch's tables, in the place of one of the same name, whose world is over.
+
+        Args:
+            backend: of the world.
+        """
+        tables = cast("Any", original_world())
+        for before in [each for each, name in tables.pg_names.items() if name == self._name]:
+            _take_out(tables, before)
+        tag = f"user:{self._name}"
+        tables.pg_map[self] = (c10d.Backend(backend), None)
+        tables.pg_names[self] = self._name
+        tables.pg_group_ranks[self] = {rank: rank for rank in range(self.size())}
+        tables.pg_backend_config[self] = str(c10d.BackendConfig(c10d.Backend(backend)))
+        tables.pg_to_tag[self] = tag
+        tables.tags_to_pg.setdefault(tag, []).append(self)
+        c10d._register_process_group(self._name, self)
+
+
+def _take_out(tables: Any, group: Any) -> None:
+    """Remove what `CustomGroup.enter` put in."""
+    for table in (tables.pg_map, tables.pg_names, tables.pg_group_ranks, tables.pg_backend_config):
+        table.pop(group, None)
+    tables.tags_to_pg.pop(tables.pg_to_tag.pop(group, ""), None)
+    c10d._unregister_process_group(group.group_name)
