@@ -36,11 +36,12 @@ def init_custom_process_group(
     group_name: str | None = None,
     pg_options: Any | None = None,
 ) -> ProcessGroup:
-    """Join a process group of its own, beside torch's default group, or without one; returns when all are there.
+    """Join a process group beside torch's default group, or without one; returns when all are there.
 
     It stands in for the function of this name, or ``init_process_group``, that slime, AReaL, verl, OpenRLHF,
-    NeMo-RL and TRL carry along. The group is a world: a member that crashes, hangs or leaves breaks this group
-    alone, and every operation of it raises `multiworld.BrokenWorldException` in the others, from then on.
+    NeMo-RL and TRL carry along. The group is a world: a member that crashes, hangs or leaves breaks this
+    group alone, and every operation of it raises `multiworld.BrokenWorldException` in the others, from then
+    on.
 
     Take it as ``torch.distributed.broadcast(t, src, group=group)``, ``barrier``, ``all_reduce`` and so on, in
     and outside of blocks; ``src`` and ``dst`` are ranks of this group. ``group.world`` is its
@@ -48,10 +49,11 @@ def init_custom_process_group(
     after a breakage, call this again on all members, with the same `group_name` or another one.
 
     Args:
-        backend: as for `multiworld.join`; None takes gloo for CPU tensors, and nccl for GPUs where there are any.
-        init_method: "tcp://host:port", which rank 0 serves, "file:///path" or "env://"; None is "env://" where
-            no `store` is given. ``?rank=0&world_size=2`` at its end, RANK and WORLD_SIZE with "env://", count
-            where these arguments are not given.
+        backend: as for `multiworld.join`; None takes gloo for CPU tensors, and nccl for GPUs where there are
+            any.
+        init_method: "tcp://host:port", which rank 0 serves, "file:///path" or "env://"; None is "env://"
+            where no `store` is given. ``?rank=0&world_size=2`` at its end, RANK and WORLD_SIZE with "env://",
+            count where these arguments are not given.
         timeout: seconds, or a timedelta, for this call and for each operation; None takes M8D_JOIN_TIMEOUT
             (30), where the copies take torch's 30 minutes.
         world_size: number of members.
@@ -84,9 +86,7 @@ def init_custom_process_group(
         address, query = _address(init_method)
         from_environment = address is None
         rank = _number(rank, query.get("rank"), "RANK" if from_environment else None)
-        world_size = _number(
-            world_size, query.get("world_size"), "WORLD_SIZE" if from_environment else None
-        )
+        world_size = _number(world_size, query.get("world_size"), "WORLD_SIZE" if from_environment else None)
     if rank < 0 or world_size < 1:
         raise refuse(
             f"rank {rank} of {world_size}",

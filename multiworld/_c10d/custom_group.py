@@ -1,8 +1,8 @@
-"""Groups of worlds of their own that torch.distributed takes anywhere: `multiworld.integrations` makes them.
+"""Groups with a world of their own that torch.distributed takes anywhere, for `multiworld.integrations`.
 
-Such a group is in torch's own tables, under its name. So torch's functions take it in and outside of blocks, with
-another default group or without one, and ``torch.distributed.destroy_process_group(group)`` finds it. It stays
-there after its world has ended, and its operations go on raising the world's error.
+Such a group is in torch's own tables, under its name. So torch's functions take it in and outside of
+blocks, with another default group or without one, and ``torch.distributed.destroy_process_group(group)``
+finds it. It stays there after its world has ended, and its operations go on raising the world's error.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from multiworld._c10d.elastic.group import ElasticGeneration
 
 __all__ = ["CustomGroup"]
+
+_torch: Any = c10d  # its functions for names of groups are not exported
 
 
 class CustomGroup(ElasticGroup):
@@ -75,7 +77,7 @@ class CustomGroup(ElasticGroup):
         tables.pg_backend_config[self] = str(c10d.BackendConfig(c10d.Backend(backend)))
         tables.pg_to_tag[self] = tag
         tables.tags_to_pg.setdefault(tag, []).append(self)
-        c10d._register_process_group(self._name, self)
+        _torch._register_process_group(self._name, self)
 
 
 def _take_out(tables: Any, group: Any) -> None:
@@ -83,4 +85,4 @@ def _take_out(tables: Any, group: Any) -> None:
     for table in (tables.pg_map, tables.pg_names, tables.pg_group_ranks, tables.pg_backend_config):
         table.pop(group, None)
     tables.tags_to_pg.pop(tables.pg_to_tag.pop(group, ""), None)
-    c10d._unregister_process_group(group.group_name)
+    _torch._unregister_process_group(group.group_name)

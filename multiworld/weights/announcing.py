@@ -1,0 +1,99 @@
+"""How engines make themselves known to the trainer: a list of their names in the store where worlds meet."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld import settings
+from multiworld._net.stores.opening import in_time_for, open_in_time
+from multiworld.errors import StoreUnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["Announcements"]
+
+_NOTHING = "\x01nothing"  # no list starts like this: compare_set returns the value where it does not fit
+_TRIES = 100
+
+
+class Announcements:
+    """The list of one publisher.
+
+    Args:
+        name: of the publisher.
+        store: as for `multiworld.join`.
+        serve: whether this process serves it.
+        timeout: seconds to wait for the store.
+        cancelled: asked whether to give up.
+
+    Raises:
+        JoinError: the store cannot be opened.
+    """
+
+    def __init__(
+        self, name: str, store: str | Store, *, serve: bool, timeout: float, cancelled: Callable[[], bool]
+    ) -> None:
+        deadline = time.monotonic() + timeout
+        self._name = name
+        self._handle = open_in_time(store, world=name, serve=serve, deadline=deadline, cancelled=cancelled)
+        self._timeout = timeout
+        self._cancelled = cancelled
+        self._key = f"m8d-weights/{settings.run_id()}@{name}/waiting"
+
+    def announce(self, seat: str) -> None:
+        """Put an engine on the list.
+
+        Raises:
+            StoreUnreachableError: the store does not answer.
+        """
+        self._change(lambda seats: sorted({*seats, seat}))
+
+    def take(self) -> list[str]:
+        """Return the engines on the list, and empty it.
+
+        Raises:
+            StoreUnreachableError: the store does not answer.
+        """
+        return self._change(lambda _: [])
+
+    def close(self) -> None:
+        """Release the store. Idempotent."""
+        self._handle.close()
+
+    def _change(self, change: Callable[[list[str]], list[str]]) -> list[str]:
+        """Replace the list, and return what it was."""
+        try:
+            seen = self._compare_set(_NOTHING, _NOTHING)
+            for _ in range(_TRIES):
+                before = [] if seen == _NOTHING else [str(each) for each in json.loads(seen)]
+                after = change(before)
+                if after == before:
+                    return before
+                text = json.dumps(after)
+                now = self._compare_set("" if seen == _NOTHING else seen, text)
+                if now == text:
+                    return before
+                seen = now
+        except (RuntimeError, OSError, ValueError) as error:
+            raise StoreUnreachableError(
+                self._name,
+                f"publisher {self._name!r}: the store gave {str(error)[:200]}",
+                rule="Engines make themselves known there",
+                next_step="See that it is served, and that nothing else writes to it",
+            ) from error
+        raise StoreUnreachableError(
+            self._name, f"publisher {self._name!r}: the list of engines changed {_TRIES} times meanwhile"
+        )
+
+    def _compare_set(self, expected: str, desired: str) -> str:
+        store: Any = self._handle.store
+        deadline = time.monotonic() + self._timeout
+        call = in_time_for(self._handle, world=self._name, deadline=deadline, cancelled=self._cancelled)
+        if call is None:
+            return bytes(store.compare_set(self._key, expected, desired)).decode()
+        return bytes(call(store.compare_set, self._key, expected, desired)).decode()

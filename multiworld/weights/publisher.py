@@ -1,0 +1,286 @@
+"""`Publisher`: the trainer's end of versioned weights."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from multiworld._core.weights import Entry, Roster
+from multiworld._join.arguments import make_plan
+from multiworld._join.join import join_planned
+from multiworld.errors import InvalidJoinError, MultiworldError, StoreUnreachableError
+from multiworld.weights import wire
+from multiworld.weights.announcing import Announcements
+from multiworld.weights.shelf import Shelf, Version
+from multiworld.weights.tensors import BUCKET, buckets, gather
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+    from multiworld.weights.tensors import Source
+    from multiworld.world import World
+
+__all__ = ["Publisher"]
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks at whether engines have come."""
+AGAIN = 1.0
+"""Seconds until the next look at a store that does not answer."""
+BEATS = 4
+"""In each `timeout` an engine hears so often that there is nothing new."""
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Publishes versions of a model's weights to all engines that are there, and to those that come later.
+
+    `publish` copies the weights and returns; threads send the copies, one for each engine. So the trainer
+    waits for no engine, dead, slow or stopped. An engine that comes gets the newest version; one that is
+    slower than the trainer gets whole versions, though not each.
+
+    Args:
+        name: of these weights: the same on the engines. Their worlds are called "name/engine".
+        source: a module, tensors by name, or a function without arguments that returns names and tensors, in
+            the same order each time. Sharded tensors (DTensor, as FSDP2's) are put together one after the
+            other. The engines have the same names, dtypes and whole shapes.
+        store: where engines and trainer meet, as for `multiworld.join`; rank 0's process serves a tcp store.
+        rank: of this process among those that train the model together. Rank 0 sends; the others take part
+            in `publish`, which puts sharded tensors together.
+        timeout: seconds (or a timedelta) for each join, and for each transfer of a bucket; None takes
+            M8D_JOIN_TIMEOUT (30).
+        hang_timeout: seconds (or a timedelta) without a sign of life after which an engine is hung; None
+            takes M8D_HANG_TIMEOUT (5).
+        bucket_bytes: of the tensors in one message, at most. It bounds what a transfer loses when it is cut.
+        versions: in the trainer's memory, at most, 2 or more: the newest, and older ones while they are sent.
+
+    Raises:
+        InvalidJoinError: an argument breaks a rule.
+        StoreBindError, StoreUnreachableError: the store cannot be served, or does not answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        store: str | Store | None = None,
+        *,
+        rank: int = 0,
+        timeout: float | dt.timedelta | None = None,
+        hang_timeout: float | dt.timedelta | None = None,
+        bucket_bytes: int = BUCKET,
+        versions: int = 3,
+    ) -> None:
+        if bucket_bytes < 1024 or versions < 2 or rank < 0:
+            raise InvalidJoinError(
+                name,
+                f"publisher {name!r}: bucket_bytes={bucket_bytes}, versions={versions}, rank={rank}",
+                rule="Buckets have 1024 bytes or more, 2 or more versions are kept, and ranks begin at 0",
+                next_step="Leave them out, or give larger ones",
+            )
+        self.name = name
+        self._plan = make_plan(name, 0, 2, store, "gloo", timeout, hang_timeout, None)
+        self._source = source
+        self._rank = rank
+        self._bucket = bucket_bytes
+        self._session = uuid.uuid4().hex
+        self._last = -1
+        self._closed = threading.Event()
+        self._shelf = Shelf(versions, self._closed.is_set)
+        self._roster = Roster()
+        self._has: dict[str, int] = {}
+        self._worlds: dict[str, World] = {}
+        self._threads: list[threading.Thread] = []
+        if rank == 0:
+            self._engines_list = self._open()
+            self._start(self._look, "list")
+
+    @property
+    def version(self) -> int | None:
+        """That was published last; None before the first."""
+        return None if self._last < 0 else self._last
+
+    @property
+    def engines(self) -> dict[str, int]:
+        """The engines that are connected, with the version that each has whole; -1 for none yet."""
+        with self._shelf.changed:
+            return dict(self._has)
+
+    def publish(self, version: int) -> None:
+        """Publish the weights as they are now. They may be changed when this has returned.
+
+        Where tensors are sharded, all ranks of their mesh call this together. The time is that of copying the
+        weights into the host's memory; no engine is waited for.
+
+        Args:
+            version: larger than the last one, and 0 or more; the same on all ranks.
+
+        Raises:
+            ValueError: it is not.
+            StateError: a weight is no tensor.
+            BrokenWorldException: a rank that trains was lost while the shards were put together; nothing
+                was published.
+        """
+        if self._closed.is_set():
+            raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
+        if version <= self._last:
+            raise ValueError(f"version {version} after {self._last}. Versions rise, from 0 on.")
+        with torch.no_grad():
+            if self._rank:
+                for _ in gather(self._source):  # takes part in putting the shards together
+                    continue
+            else:
+                self._shelf.put(self._copied(version))
+        self._last = version
+
+    def wait(self, engines: int = 1, timeout: float = 30.0) -> int:
+        """Wait until so many engines have the version that was published last.
+
+        Args:
+            engines: how many.
+            timeout: seconds.
+
+        Returns:
+            How many have it, which may be fewer.
+        """
+
+        def having() -> int:
+            return sum(each >= self._last for each in self._has.values())
+
+        with self._shelf.changed:
+            self._shelf.changed.wait_for(lambda: having() >= engines or self._closed.is_set(), timeout)
+            return having()
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Leave all engines, and free everything. Never raises, harmless when repeated.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Whether all has ended; False when the time ran out (the rest goes on in the background).
+        """
+        deadline = time.monotonic() + timeout
+        self._closed.set()
+        with self._shelf.changed:
+            worlds, threads = list(self._worlds.values()), list(self._threads)
+            self._shelf.changed.notify_all()
+        for world in worlds:
+            world.close(max(0.0, min(1.0, deadline - time.monotonic())))
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _copied(self, version: int) -> Version:
+        entries: list[Entry] = []
+        rooms: list[Tensor] = []
+        for entries, room in buckets(self._source, self._bucket, self._shelf.rooms()):  # noqa: B007  (the last)
+            rooms.append(room)
+        return Version(self._session, version, self._bucket, entries, rooms)
+
+    def _open(self) -> Announcements:
+        return Announcements(
+            self.name,
+            self._plan.store,
+            serve=True,
+            timeout=self._plan.timeout,
+            cancelled=self._closed.is_set,
+        )
+
+    # -- threads ---------------------------------------------------------------------------------------------
+
+    def _start(self, function: Callable[..., None], name: str, *arguments: object) -> None:
+        thread = threading.Thread(
+            target=function,
+            args=arguments,
+            daemon=True,
+            name=f"m8d-weights-{name}",
+        )
+        with self._shelf.changed:
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+            thread.start()
+
+    def _look(self) -> None:
+        """Thread entry point: begin to serve each engine that comes."""
+        while not self._closed.wait(LOOK_EVERY):
+            try:
+                seats = self._engines_list.take()
+            except StoreUnreachableError as error:
+                _log.warning("%s", error)
+                if self._closed.wait(AGAIN):
+                    break
+                self._reopen()
+                continue
+            with self._shelf.changed:
+                fresh = self._roster.announced(seats)
+            for seat in fresh:
+                self._start(self._serve, seat, seat)
+        self._engines_list.close()
+
+    def _reopen(self) -> None:
+        try:
+            found = self._open()
+        except MultiworldError as error:
+            _log.warning("%s", error)
+            return
+        self._engines_list.close()
+        self._engines_list = found
+
+    def _serve(self, seat: str) -> None:
+        """Thread entry point: send one engine what is new, until it is lost."""
+        again = True
+        while again:
+            try:
+                self._serve_once(seat)
+            except (MultiworldError, ValueError) as error:
+                _log.info("publisher %r, engine %r: %s", self.name, seat, error)
+            with self._shelf.changed:
+                again = self._roster.ended(seat) and not self._closed.is_set()
+
+    def _serve_once(self, seat: str) -> None:
+        plan = replace(self._plan, name=f"{self.name}/{seat}")
+        world = join_planned(plan, self._closed.is_set)
+        with self._shelf.changed:
+            self._worlds[seat], self._has[seat] = world, -1
+        try:
+            while not self._closed.is_set():
+                version = self._shelf.take(self._has[seat], plan.timeout / BEATS)
+                if version is None:
+                    wire.send(world, {"kind": "idle"})
+                    continue
+                try:
+                    whole = self._send(world, version)
+                finally:
+                    self._shelf.done(version)
+                if whole:
+                    with self._shelf.changed:
+                        self._has[seat] = version.number
+                        self._shelf.changed.notify_all()
+        finally:
+            with self._shelf.changed:
+                del self._worlds[seat], self._has[seat]
+            world.close(1.0)
+
+    def _send(self, world: World, version: Version) -> bool:
+        """Send what the engine lacks of a version; return False if the transfer was cut."""
+        wire.send(world, version.head().told())
+        need = [int(each) for each in wire.receive(world)["need"]]
+        if not set(need) <= set(range(len(version.rooms))):
+            raise ValueError(f"an engine asked for buckets {need!s:.80} of {len(version.rooms)}")
+        for number in need:
+            if version.cut.is_set():
+                wire.send_number(world, -1)
+                return False
+            wire.send_number(world, number)
+            world.send(version.rooms[number], 1)
+        return bool(wire.receive(world)["got"] == version.number)

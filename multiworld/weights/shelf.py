@@ -1,0 +1,105 @@
+"""The versions of weights that a trainer has in memory, and which of them are being sent."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from multiworld._core.weights import Entry, Head, superseded
+from multiworld.weights.tensors import summed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+__all__ = ["Shelf", "Version"]
+
+
+class Version:
+    """A version of the weights, as buckets of bytes.
+
+    Attributes:
+        number: of the version.
+        rooms: its buckets.
+        cut: set when its transfers are to end, because others were published meanwhile.
+    """
+
+    def __init__(
+        self, session: str, number: int, bucket: int, entries: list[Entry], rooms: list[Tensor]
+    ) -> None:
+        self.number = number
+        self.rooms = rooms
+        self.cut = threading.Event()
+        self._head = Head(session, number, bucket, tuple(entries), ())
+        self._summing = threading.Lock()
+
+    def head(self) -> Head:
+        """Return what engines are told of it. The first caller computes the digests, others wait for that."""
+        with self._summing:
+            if len(self._head.digests) != len(self.rooms):
+                self._head = self._head._replace(digests=tuple(summed(each) for each in self.rooms))
+            return self._head
+
+
+class Shelf:
+    """See the module.
+
+    Args:
+        most: versions in memory, at most; those that are cut count until their threads notice.
+        stopped: whether the publisher is closed; `changed` is notified when that changes.
+
+    Attributes:
+        newest: that was published last.
+        changed: held and notified at changes.
+    """
+
+    def __init__(self, most: int, stopped: Callable[[], bool]) -> None:
+        self.newest: Version | None = None
+        self.changed = threading.Condition()
+        self._most = most
+        self._stopped = stopped
+        self._sending: dict[int, tuple[Version, int]] = {}
+        self._spare: list[list[Tensor]] = []
+
+    def rooms(self) -> Iterator[Tensor]:
+        """Return buckets that are not used any more, to fill them anew."""
+        with self.changed:
+            return iter(self._spare.pop() if self._spare else [])
+
+    def put(self, version: Version) -> None:
+        """A version was published."""
+        with self.changed:
+            before, self.newest = self.newest, version
+            if before is not None and before.number not in self._sending:
+                self._release(before)
+            sending = {number: engines for number, (_, engines) in self._sending.items()}
+            for number in superseded(version.number, sending, self._most):
+                self._sending[number][0].cut.set()
+            self.changed.notify_all()
+
+    def take(self, after: int, timeout: float) -> Version | None:
+        """Wait for a version above `after`, and hold it until `done`; None where none comes in time."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._stopped() or (self.newest is not None and self.newest.number > after), timeout
+            )
+            newest = self.newest
+            if self._stopped() or newest is None or newest.number <= after:
+                return None
+            _, engines = self._sending.get(newest.number, (newest, 0))
+            self._sending[newest.number] = (newest, engines + 1)
+            return newest
+
+    def done(self, version: Version) -> None:
+        """End the hold on a version: it was sent, or cannot be."""
+        with self.changed:
+            _, engines = self._sending.pop(version.number)
+            if engines > 1:
+                self._sending[version.number] = (version, engines - 1)
+            elif version is not self.newest:
+                self._release(version)
+
+    def _release(self, version: Version) -> None:
+        if len(self._spare) + len(self._sending) + 1 < self._most:
+            self._spare.append(version.rooms)

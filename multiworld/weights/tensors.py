@@ -1,0 +1,207 @@
+"""Weights as buckets of bytes: filled from a model, and loaded into one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multiworld._c10d.lane.tensors import copied_back
+from multiworld._core.state_pieces import parts
+from multiworld._core.weights import ALIGNED, Entry, encode, laid_out, layout
+from multiworld.errors import StateError
+from multiworld.weights.wire import view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from multiworld._core.weights import Head, Placed
+
+__all__ = ["BUCKET", "Source", "Target", "buckets", "digest", "gather", "load", "sizes", "summed", "whole"]
+
+BUCKET = 64 << 20
+"""Bytes of a bucket, by default."""
+
+Source = torch.nn.Module | Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]]
+"""What has weights: a module, tensors by name, or a function that returns names and tensors, in one order."""
+
+Target = torch.nn.Module | Mapping[str, Any] | Callable[[Iterable[tuple[str, Any]]], object]
+"""What gets weights: a module, tensors by name, or a function that takes names and tensors, as vLLM's
+``load_weights``."""
+
+
+def named(source: Source) -> Iterator[tuple[str, Any]]:
+    """Yield the names and tensors of a model.
+
+    Raises:
+        StateError: something in it is no tensor.
+    """
+    found: Iterable[tuple[str, Any]]
+    if isinstance(source, torch.nn.Module):
+        found = source.state_dict().items()
+    else:
+        found = source.items() if isinstance(source, Mapping) else source()
+    for name, tensor in found:
+        if not isinstance(tensor, torch.Tensor):
+            raise StateError(
+                f"weight {name!r} is of type {type(tensor).__name__}",
+                rule="Weights are tensors by name",
+                next_step="Give a mapping, or a function, that leaves it out",
+            )
+        yield str(name), tensor.detach()
+
+
+def gather(source: Source) -> Iterator[tuple[str, Tensor]]:
+    """`named`, with each sharded tensor (DTensor) put together: all ranks of its mesh call this together."""
+    for name, tensor in named(source):
+        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def buckets(source: Source, most: int, rooms: Iterable[Tensor] = ()) -> Iterator[tuple[list[Entry], Tensor]]:
+    """Yield the buckets of a model, each with the entries seen so far; the last list has all.
+
+    At most one tensor, and what is in the bucket, is put together at a time.
+
+    Args:
+        source: of the weights; all ranks of its mesh call this together.
+        most: bytes of a bucket's tensors.
+        rooms: where to put them, one after the other; what does not fit, or is missing, is made.
+    """
+    entries: list[Entry] = []
+    unused = iter(rooms)
+    live: dict[int, Tensor] = {}
+
+    def numbered() -> Iterator[tuple[int, Sequence[int], int]]:
+        for number, (name, tensor) in enumerate(gather(source)):
+            entries.append(Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+            live[number] = tensor
+            yield number, tensor.shape, tensor.dtype.itemsize
+
+    for part in parts(numbered(), most):
+        placed, size = laid_out(part)
+        room = next(unused, None)
+        if room is None or room.nbytes != size:
+            room = torch.empty(size, dtype=torch.uint8)
+        for piece, at in placed:
+            tensor = live[piece.tensor]
+            _seen(room, at, piece.size, tensor[piece.at], tensor.dtype).copy_(tensor[piece.at])
+            room[at + piece.size : at + piece.size + ALIGNED - 1 & -ALIGNED].zero_()
+        for number in [each for each in live if each < part[-1].tensor]:
+            del live[number]
+        yield entries, room
+
+
+def _seen(room: Tensor, at: int, size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A part of a bucket as the piece of a tensor that it is."""
+    return room[at : at + size].view(dtype).view(like.shape)
+
+
+def summed(bucket: Tensor) -> str:
+    """Return the digest of a bucket: SHA-256, as hexadecimal digits."""
+    return hashlib.sha256(view(bucket)).hexdigest()
+
+
+def whole(entries: Iterable[Entry], digests: Iterable[str]) -> str:
+    """Return the digest of a version, of its tensors' names, dtypes and shapes, and its buckets' digests."""
+    return hashlib.sha256(encode({"tensors": list(entries), "digests": list(digests)})).hexdigest()
+
+
+def digest(source: Source, bucket_bytes: int = BUCKET) -> str:
+    """Return the digest of a model's weights: that of a version (`Subscriber.digest`) if they are that one.
+
+    Args:
+        source: a module, tensors by name, or a function, as for `Publisher`. All ranks of its mesh call this
+            together.
+        bucket_bytes: as of the publisher.
+
+    Raises:
+        StateError: something in it is no tensor.
+    """
+    entries: list[Entry] = []
+    digests = []
+    with torch.no_grad():
+        for entries, bucket in buckets(source, bucket_bytes):  # noqa: B007  (the last one counts)
+            digests.append(summed(bucket))
+    return whole(entries, digests)
+
+
+def sizes(head: Head) -> list[tuple[list[Placed], int]]:
+    """Return the buckets of a version that comes.
+
+    Raises:
+        StateError: this torch has no dtype of that name.
+    """
+    itemsizes = {each.dtype: _dtype(each).itemsize for each in head.entries}
+    return layout(head.entries, itemsizes, head.bucket)
+
+
+def _dtype(entry: Entry) -> torch.dtype:
+    found = getattr(torch, entry.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise StateError(
+            f"weight {entry.name!r} has dtype {entry.dtype!r:.40}",
+            rule="This torch has the dtypes of the trainer's",
+            next_step="Use the same version of torch on both",
+        )
+    return found
+
+
+def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
+    """Put a version into a model. Nothing is changed if it does not fit.
+
+    Args:
+        target: of the weights.
+        head: of the version.
+        rooms: its buckets.
+
+    Raises:
+        StateError: names, dtypes or shapes differ.
+    """
+    placed = sizes(head)
+    if not isinstance(target, (torch.nn.Module, Mapping)):
+        with torch.no_grad():
+            target(_assembled(head, placed, rooms))
+        return
+    into = dict(named(target))
+    _require_same(head, into)
+    for (pieces, _), room in zip(placed, rooms, strict=True):
+        for piece, at in pieces:
+            entry = head.entries[piece.tensor]
+            place = into[entry.name][piece.at]
+            copied_back(_seen(room, at, piece.size, place, _dtype(entry)), place)
+
+
+def _assembled(
+    head: Head, placed: Sequence[tuple[list[Placed], int]], rooms: Sequence[Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a version, one at a time; those without elements come last."""
+    waiting: dict[int, Tensor] = {}
+    for (pieces, _), room in zip(placed, rooms, strict=True):
+        for piece, at in pieces:
+            for number in [each for each in waiting if each < piece.tensor]:
+                yield head.entries[number].name, waiting.pop(number)
+            entry = head.entries[piece.tensor]
+            tensor = waiting.setdefault(piece.tensor, torch.empty(entry.shape, dtype=_dtype(entry)))
+            place = tensor[piece.at]
+            place.copy_(_seen(room, at, piece.size, place, tensor.dtype))
+    for number, tensor in waiting.items():
+        yield head.entries[number].name, tensor
+    for entry in head.entries:
+        if 0 in entry.shape:
+            yield entry.name, torch.empty(entry.shape, dtype=_dtype(entry))
+
+
+def _require_same(head: Head, into: Mapping[str, Tensor]) -> None:
+    theirs = {each.name: (each.dtype, each.shape) for each in head.entries}
+    ours = {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in into.items()}
+    for name in [*theirs, *ours]:
+        if theirs.get(name) != ours.get(name):
+            raise StateError(
+                f"weight {name!r} is {theirs.get(name)} on the trainer, and {ours.get(name)} here",
+                rule="An engine's weights have the names, dtypes and shapes of the trainer's",
+                next_step="Give Publisher a function that yields them as the engines have them",
+            )
