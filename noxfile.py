@@ -28,6 +28,8 @@ TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "t
 TORCH = ["torch==2.13.0", "numpy>=1.26"]
 # The examples that train read a file of it, and nothing else.
 DIGITS = ["--no-deps", "scikit-learn>=1.3"]
+# The game of examples/rl_weights.py.
+GAME = ["gymnasium>=1.0"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
@@ -45,7 +47,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: ten minutes at most (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
     session.install(*DIGITS)
     chosen = session.posargs or ["-m", "not long"]
     session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
@@ -57,7 +59,7 @@ def tests_all(session: nox.Session) -> None:
 
     `--but-covered` leaves out those that `nox -s coverage` runs.
     """
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
     session.install(*DIGITS)
     chosen = []
     for each in session.posargs:
@@ -82,7 +84,7 @@ CORE_TESTS = [
         "membership_rendezvous", "membership_simulated", "nccl_policy", "packet_filter", "raising",
         "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_carrying",
         "store_clients", "store_serving",
-        "unread_messages", "watchdog_peers", "wire",
+        "unread_messages", "watchdog_peers", "weights", "wire",
     )
 ]  # fmt: skip
 

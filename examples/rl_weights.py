@@ -33,7 +33,15 @@ PATIENCE = 120.0
 PLAIN_TIMEOUT = 20.0
 """Seconds, of the group of `--plain`; torch's own is 1800."""
 
-# Starts a process in milliseconds: torch is loaded once, in the server that they are forked from.
+# Starts a process in milliseconds: this is loaded once, in the server that they are forked from.
+LOADED = [
+    "torch",
+    "gymnasium",
+    "numpy",
+    "multiworld.weights",
+    "multiworld._join.steps",
+    "multiworld._generation.generation",
+]
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 
 
@@ -124,7 +132,9 @@ def compare(args: argparse.Namespace) -> int:
         fire = part(fleet, link, args.seconds, args.kill_every, last=True)
         after = report("with kills", fire)
         how = ", ".join(f"{number} {moment}" for moment, number in fleet.kills.items())
-        print(f"{sum(fleet.kills.values())} kills ({how}); samples per second {after / before:.1%} of undisturbed")
+        print(
+            f"{sum(fleet.kills.values())} kills ({how}); samples per second {after / before:.1%} of undisturbed"
+        )
         return int(fire["stale"] + fire["mixed"] > 0)
     return 130  # Ctrl-C
 
@@ -146,12 +156,14 @@ def in_one_group(args: argparse.Namespace) -> int:
 
 def main() -> int:
     """Start all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each part, default 20")
     parser.add_argument("--kill-every", type=float, default=2.0, help="seconds, default 2")
     parser.add_argument("--plain", action="store_true", help="one group of plain torch.distributed")
     args = parser.parse_args()
-    CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "gymnasium", "numpy", "multiworld.weights"])
+    CONTEXT.set_forkserver_preload(LOADED)
     return in_one_group(args) if args.plain else compare(args)
 
 

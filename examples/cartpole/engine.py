@@ -41,9 +41,7 @@ def engine(store: str, seat: int, moment: str) -> None:
         subscriber.close()  # the trainer has ended
 
 
-def play_on(
-    world: mw.World, subscriber: weights.Subscriber, player: Player, net: torch.nn.Module
-) -> None:
+def play_on(world: mw.World, subscriber: weights.Subscriber, player: Player, net: torch.nn.Module) -> None:
     """Play with the newest weights only, and tell with each batch which they were."""
     while True:
         if not subscriber.ready:

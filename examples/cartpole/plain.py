@@ -48,5 +48,8 @@ def trainer(store: str, size: int, timeout: float) -> None:
             steps += 1
     except RuntimeError as error:
         after = time.monotonic() - began
-        print(f"plain torch.distributed: the trainer ended in step {steps}, {after:.1f} s after that had begun: ", end="")
+        print(
+            f"plain torch.distributed: the trainer ended in step {steps}, {after:.1f} s after that had begun: ",
+            end="",
+        )
         print(str(error).splitlines()[0][:160], flush=True)

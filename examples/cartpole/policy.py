@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 __all__ = ["COLUMNS", "STEPS", "Learner", "Player", "policy"]
 
-STEPS = 256
+STEPS = 128
 """Of a batch."""
 SEES = 4
 COLUMNS = SEES + 3

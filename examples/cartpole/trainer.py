@@ -60,9 +60,7 @@ class Trainer:
     def __init__(self, store: str, engines: int) -> None:
         self.store = store
         self.learner = Learner()
-        self.publisher = weights.Publisher(
-            "policy", self.learner.net, store, timeout=20, bucket_bytes=BUCKET
-        )
+        self.publisher = weights.Publisher("policy", self.learner.net, store, timeout=20, bucket_bytes=BUCKET)
         self.batches: queue.Queue[tuple[Tensor, Tensor]] = queue.Queue(2 * engines)
         self.published: list[tuple[int, list[int]]] = []  # by version: when (ns), and the digest
         self.story = Story()
@@ -91,9 +89,7 @@ class Trainer:
         self.publisher.publish(version)
         self.story.publishing = max(self.story.publishing, time.monotonic() - began)
         digest = bytearray.fromhex(weights.digest(self.learner.net, BUCKET))
-        self.published.append(
-            (time.monotonic_ns(), torch.frombuffer(digest, dtype=torch.int64).tolist())
-        )
+        self.published.append((time.monotonic_ns(), torch.frombuffer(digest, dtype=torch.int64).tolist()))
 
     def step(self) -> None:
         """Learn once, and publish."""

@@ -110,7 +110,7 @@ class Head(NamedTuple):
             )
             digests = tuple(str(each) for each in told["digests"])
             found = cls(str(told["session"]), int(told["version"]), int(told["bucket"]), entries, digests)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{str(told)[:80]!r} is no version of weights") from error
         if found.version < 0 or found.bucket < 1 or any(each < 0 for e in entries for each in e.shape):
             raise ValueError(f"version {found.version}, buckets of {found.bucket} bytes: a size is negative")

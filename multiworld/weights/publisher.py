@@ -15,6 +15,7 @@ from multiworld._core.weights import Entry, Roster
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
 from multiworld.errors import InvalidJoinError, MultiworldError, StoreUnreachableError
+from multiworld.events import State
 from multiworld.weights import wire
 from multiworld.weights.announcing import Announcements
 from multiworld.weights.shelf import Shelf, Version
@@ -247,14 +248,22 @@ class Publisher:
             with self._shelf.changed:
                 again = self._roster.ended(seat) and not self._closed.is_set()
 
+    def _notify(self, _world: World) -> None:
+        """A world broke: its thread looks again."""
+        with self._shelf.changed:
+            self._shelf.changed.notify_all()
+
     def _serve_once(self, seat: str) -> None:
         plan = replace(self._plan, name=f"{self.name}/{seat}")
         world = join_planned(plan, self._closed.is_set)
         with self._shelf.changed:
             self._worlds[seat], self._has[seat] = world, -1
         try:
+            world.on_break(self._notify)
             while not self._closed.is_set():
-                version = self._shelf.take(self._has[seat], plan.timeout / BEATS)
+                version = self._shelf.take(
+                    self._has[seat], plan.timeout / BEATS, lambda: world.state is not State.ACTIVE
+                )
                 if version is None:
                     wire.send(world, {"kind": "idle"})
                     continue

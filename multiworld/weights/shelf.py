@@ -78,14 +78,21 @@ class Shelf:
                 self._sending[number][0].cut.set()
             self.changed.notify_all()
 
-    def take(self, after: int, timeout: float) -> Version | None:
-        """Wait for a version above `after`, and hold it until `done`; None where none comes in time."""
+    def take(self, after: int, timeout: float, lost: Callable[[], bool]) -> Version | None:
+        """Wait for a version above `after`, and hold it until `done`; None where none comes in time.
+
+        `lost` says whether the engine is: then there is none for it. `changed` is notified when that changes.
+        """
+
+        def over() -> bool:
+            return self._stopped() or lost()
+
         with self.changed:
             self.changed.wait_for(
-                lambda: self._stopped() or (self.newest is not None and self.newest.number > after), timeout
+                lambda: over() or (self.newest is not None and self.newest.number > after), timeout
             )
             newest = self.newest
-            if self._stopped() or newest is None or newest.number <= after:
+            if over() or newest is None or newest.number <= after:
                 return None
             _, engines = self._sending.get(newest.number, (newest, 0))
             self._sending[newest.number] = (newest, engines + 1)

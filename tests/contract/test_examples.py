@@ -352,6 +352,38 @@ def test_a_sharded_training_that_loses_members(run, scikit_learn):
     assert len(re.findall(r"of 2, gloo>, step \d+, of the checkpoint", program.text)) == 2
 
 
+def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
+    program = run("rl_weights.py", "--seconds", 8)
+    assert program.finish() == 0, program.text
+    fire = re.search(r"with kills +(\d+) samples/s.* stale (\d+), mixed (\d+), worlds that broke (\d+)", program.text)
+    assert int(fire[1]) > 0
+    assert (fire[2], fire[3]) == ("0", "0")
+    assert int(fire[4]) >= 2
+    assert re.search(r"[1-9] while it plays, [1-9] in group creation, \d in a transfer", program.text)
+    assert "Traceback" not in program.text
+
+
+def test_rl_weights_ends_by_ctrl_c(run, gymnasium):
+    program = run("rl_weights.py", "--seconds", 60)
+    program.expect("4 engines are there")
+    os.killpg(program.process.pid, signal.SIGINT)
+    assert program.finish() == 130
+    assert "Traceback" not in program.text
+    assert "KeyboardInterrupt" not in program.text
+
+
+def test_rl_weights_in_one_group_end_with_the_first_kill(run, gymnasium):
+    program = run("rl_weights.py", "--plain")
+    assert program.finish() == 0, program.text
+    assert "plain torch.distributed: the trainer ended in step" in program.text
+
+
+@pytest.fixture
+def gymnasium():
+    if importlib.util.find_spec("gymnasium") is None:
+        pytest.skip("CartPole is gymnasium's: pip install gymnasium")
+
+
 @pytest.fixture
 def scikit_learn():
     if importlib.util.find_spec("sklearn") is None:
