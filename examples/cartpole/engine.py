@@ -17,6 +17,9 @@ __all__ = ["BUCKET", "CREATION", "HEAD", "TRANSFER", "engine", "play_on"]
 
 BUCKET = 4096
 """Bytes: the policy has five buckets."""
+REST = 0.1
+"""Seconds of each batch in which the CPU rests, as where a GPU computes. Else a start of an engine takes CPU time from
+the others, and they from the trainer."""
 HEAD = 6
 """Numbers before each batch: its version, when it began (ns), and the digest of the weights as four."""
 CREATION, TRANSFER = "in group creation", "in a transfer"
@@ -34,11 +37,16 @@ def engine(store: str, seat: int, moment: str) -> None:
         threading.Thread(target=_die_receiving, args=(subscriber,), daemon=True).start()
     player = Player(net, seed=os.getpid())
     subscriber.update(60)
-    world = mw.join(f"rollouts/{seat}", 1, 2, store=store, timeout=20)
-    try:
-        play_on(world, subscriber, player, net)
-    except mw.BrokenWorldException:
-        subscriber.close()  # the trainer has ended
+    for _ in range(5):
+        try:
+            world = mw.join(f"rollouts/{seat}", 1, 2, store=store, timeout=20)
+        except mw.JoinError:
+            continue  # the trainer was about to join with the engine before
+        try:
+            play_on(world, subscriber, player, net)
+        except (mw.BrokenWorldException, TimeoutError):
+            break  # the trainer has ended
+    subscriber.close()
 
 
 def play_on(world: mw.World, subscriber: weights.Subscriber, player: Player, net: torch.nn.Module) -> None:
@@ -48,6 +56,7 @@ def play_on(world: mw.World, subscriber: weights.Subscriber, player: Player, net
             subscriber.update()
         began, version = time.monotonic_ns(), subscriber.version
         batch = player.play()
+        time.sleep(REST)
         head = torch.zeros(HEAD, dtype=torch.int64)
         head[0], head[1] = version or 0, began
         # Of the weights that were played with, not of what was told.

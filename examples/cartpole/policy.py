@@ -13,7 +13,7 @@ STEPS = 128
 SEES = 4
 COLUMNS = SEES + 3
 """Of a batch: what was seen, the action, what was won from there on, and the whole episode's reward at its end."""
-DISCOUNT = 0.98
+DISCOUNT = 0.95
 
 
 def policy() -> nn.Module:
@@ -42,13 +42,15 @@ class Player:
             action = torch.multinomial(self._net(seen).softmax(0), 1, generator=self._random)
             self._seen, reward, fell, late, _ = self._game.step(int(action))
             self._reward += float(reward)
-            batch[step, :SEES], batch[step, SEES], batch[step, SEES + 1] = seen, action, float(reward)
+            batch[step, :SEES], batch[step, SEES] = seen, action
             if fell or late:
                 batch[step, -1], self._reward = self._reward, 0.0
                 self._seen, _ = self._game.reset()
             if fell or late or step == STEPS - 1:
-                for at in range(step - 1, begin - 1, -1):
-                    batch[at, SEES + 1] += DISCOUNT * batch[at + 1, SEES + 1]
+                won = 0.0 if fell else 1 / (1 - DISCOUNT)  # as if it went on for ever
+                for at in range(step, begin - 1, -1):
+                    won = 1 + DISCOUNT * won
+                    batch[at, SEES + 1] = won
                 begin = step + 1
         return batch
 

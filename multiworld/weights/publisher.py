@@ -243,10 +243,9 @@ class Publisher:
         while again:
             try:
                 self._serve_once(seat)
-            except (MultiworldError, ValueError) as error:
-                _log.info("publisher %r, engine %r: %s", self.name, seat, error)
-            with self._shelf.changed:
-                again = self._roster.ended(seat) and not self._closed.is_set()
+            finally:
+                with self._shelf.changed:
+                    again = self._roster.ended(seat) and not self._closed.is_set()
 
     def _notify(self, _world: World) -> None:
         """A world broke: its thread looks again."""
@@ -254,15 +253,21 @@ class Publisher:
             self._shelf.changed.notify_all()
 
     def _serve_once(self, seat: str) -> None:
-        plan = replace(self._plan, name=f"{self.name}/{seat}")
-        world = join_planned(plan, self._closed.is_set)
+        try:
+            world = join_planned(replace(self._plan, name=f"{self.name}/{seat}"), self._closed.is_set)
+            self._follow(seat, world)
+        except (MultiworldError, ValueError) as error:
+            _log.info("publisher %r, engine %r: %s", self.name, seat, error)
+
+    def _follow(self, seat: str, world: World) -> None:
+        """Send what is new until the engine is lost, or this is closed."""
         with self._shelf.changed:
             self._worlds[seat], self._has[seat] = world, -1
         try:
             world.on_break(self._notify)
             while not self._closed.is_set():
                 version = self._shelf.take(
-                    self._has[seat], plan.timeout / BEATS, lambda: world.state is not State.ACTIVE
+                    self._has[seat], self._plan.timeout / BEATS, lambda: world.state is not State.ACTIVE
                 )
                 if version is None:
                     wire.send(world, {"kind": "idle"})
@@ -283,8 +288,8 @@ class Publisher:
     def _send(self, world: World, version: Version) -> bool:
         """Send what the engine lacks of a version; return False if the transfer was cut."""
         wire.send(world, version.head().told())
-        need = [int(each) for each in wire.receive(world)["need"]]
-        if not set(need) <= set(range(len(version.rooms))):
+        need = wire.receive(world).get("need")
+        if not isinstance(need, list) or not all(each in range(len(version.rooms)) for each in need):
             raise ValueError(f"an engine asked for buckets {need!s:.80} of {len(version.rooms)}")
         for number in need:
             if version.cut.is_set():
@@ -292,4 +297,4 @@ class Publisher:
                 return False
             wire.send_number(world, number)
             world.send(version.rooms[number], 1)
-        return bool(wire.receive(world)["got"] == version.number)
+        return wire.receive(world).get("got") == version.number

@@ -353,9 +353,11 @@ def test_a_sharded_training_that_loses_members(run, scikit_learn):
 
 
 def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
-    program = run("rl_weights.py", "--seconds", 8)
+    program = run("rl_weights.py", "--seconds", 8, "--rounds", 1)
     assert program.finish() == 0, program.text
-    fire = re.search(r"with kills +(\d+) samples/s.* stale (\d+), mixed (\d+), worlds that broke (\d+)", program.text)
+    fire = re.search(
+        r"with kills +(\d+) samples/s.* stale (\d+), mixed (\d+), worlds that broke (\d+)", program.text
+    )
     assert int(fire[1]) > 0
     assert (fire[2], fire[3]) == ("0", "0")
     assert int(fire[4]) >= 2

@@ -311,7 +311,7 @@ def gets_shards(me):
     me.emit("digest", digest=weights.digest(net), told=engine.digest)
 
 
-@pytest.mark.skipif(TORCH < (2, 6), reason="FSDP2 works on CPUs from torch 2.6")
+@pytest.mark.skipif(TORCH < (2, 6), reason="FSDP2 of this torch needs a GPU")
 def test_sharded_weights_come_whole(cast):
     trainers = cast.all(shards, 2)
     told = [each.expect("digest") for each in trainers]
