@@ -6,7 +6,7 @@ Importing it loads torch.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import torch
 
@@ -105,7 +105,7 @@ def _address(init_method: str | None) -> tuple[str | None, dict[str, str]]:
     query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     if parts.scheme == "env":
         return None, query
-    return parts._replace(query="").geturl(), query
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", "")), query
 
 
 def _number(given: int, written: str | None, variable: str | None) -> int:

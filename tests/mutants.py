@@ -69,6 +69,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "state_tree": ("state_tree",),
         "sampling": ("sampling",),
         "resharding": ("resharding",),
+        "weights": ("weights",),
         "membership/reachability": ("reachability",),
         "nccl_policy": ("nccl_policy",),
         "packet_filter": ("packet_filter",),

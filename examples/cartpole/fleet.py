@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 from typing import Any
 
 import torch.distributed as dist
@@ -49,6 +50,8 @@ class Fleet:
         self.start(seat, engine, self.store, seat, moment)
         if moment:
             self.running[seat].join(PATIENCE)
+            if self.running[seat].exitcode != -signal.SIGKILL:
+                raise SystemExit(f"engine {seat} was to die {moment}, and did not")
             self.kills[moment] += 1
             self.start_engine(seat)
 

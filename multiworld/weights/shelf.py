@@ -32,13 +32,18 @@ class Version:
         self.rooms = rooms
         self.cut = threading.Event()
         self._head = Head(session, number, bucket, tuple(entries), ())
+        self._summed = False
         self._summing = threading.Lock()
 
     def head(self) -> Head:
         """Return what engines are told of it. The first caller computes the digests, others wait for that."""
         with self._summing:
-            if len(self._head.digests) != len(self.rooms):
-                self._head = self._head._replace(digests=tuple(summed(each) for each in self.rooms))
+            if not self._summed:
+                session, number, bucket, entries, _ = self._head
+                self._head = Head(
+                    session, number, bucket, entries, tuple(summed(each) for each in self.rooms)
+                )
+                self._summed = True
             return self._head
 
 
