@@ -31,7 +31,7 @@ PLAIN_TIMEOUT = 20.0
 def part(fleet: Fleet, link: Connection, seconds: float, kill_every: float, *, last: bool) -> dict[str, Any]:
     """Let the trainer work for a while; kill engines meanwhile, if `kill_every` is not 0."""
     end = time.monotonic() + seconds
-    due = time.monotonic() + (kill_every or seconds)
+    due = time.monotonic() if kill_every else end
     while (now := time.monotonic()) < end:
         if not fleet.running["trainer"].is_alive():
             raise SystemExit("the trainer has ended")

@@ -18,7 +18,9 @@ def _join(store: str, rank: int, size: int, timeout: float) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     seconds = dt.timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=seconds)
+    host, port = store.removeprefix("tcp://").split(":")
+    met = dist.TCPStore(host, int(port), is_master=False)
+    dist.init_process_group("gloo", store=met, rank=rank, world_size=size, timeout=seconds)
 
 
 def engine(store: str, rank: int, size: int, timeout: float) -> None:

@@ -61,7 +61,7 @@ class Learner:
     def __init__(self) -> None:
         self.net = policy()
         self.reward = 0.0
-        self._optimizer = torch.optim.Adam(self.net.parameters(), lr=3e-3)
+        self._optimizer = torch.optim.Adam(self.net.parameters(), lr=2e-3)
 
     def learn(self, batches: list[Tensor]) -> None:
         """Make one step with some batches."""
@@ -71,7 +71,7 @@ class Learner:
         if len(ends):
             self.reward += 0.1 * (float(ends.mean()) - self.reward)
         chosen = torch.distributions.Categorical(logits=self.net(batch[:, :SEES]))
-        loss = -(chosen.log_prob(batch[:, SEES]) * (won - won.mean()) / (won.std() + 1e-6)).mean()
+        loss = -(chosen.log_prob(batch[:, SEES]) * (won - won.mean()) / (won.std() + 1)).mean()
         self._optimizer.zero_grad()
         (loss - 0.01 * chosen.entropy().mean()).backward()
         self._optimizer.step()
