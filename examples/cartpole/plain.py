@@ -24,15 +24,18 @@ def _join(store: str, rank: int, size: int, timeout: float) -> None:
 
 
 def engine(store: str, rank: int, size: int, timeout: float) -> None:
-    """Play with the weights that come, and send what happened."""
+    """Play with the weights that come, and send what happened, until something fails."""
     _join(store, rank, size, timeout)
     net = policy()
     player, values = Player(net, rank), list(net.parameters())
-    while True:
-        weights = torch.nn.utils.parameters_to_vector(values).detach()
-        dist.broadcast(weights, 0)
-        torch.nn.utils.vector_to_parameters(weights, values)
-        dist.send(player.play(), 0)
+    try:
+        while True:
+            weights = torch.nn.utils.parameters_to_vector(values).detach()
+            dist.broadcast(weights, 0)
+            torch.nn.utils.vector_to_parameters(weights, values)
+            dist.send(player.play(), 0)
+    except RuntimeError:
+        print(f"plain torch.distributed: engine {rank} ended, too", flush=True)
 
 
 def trainer(store: str, size: int, timeout: float) -> None:
