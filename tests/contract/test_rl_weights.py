@@ -68,7 +68,12 @@ def trains(me, size=LARGE, **options):
         took = time.monotonic() - began
         got = publisher.wait(engines, PATIENCE) if engines else 0
         me.emit(
-            "published", took=took, got=got, digest=weights.digest(model, BUCKET), engines=publisher.engines
+            "published",
+            took=took,
+            got=got,
+            digest=weights.digest(model, BUCKET),
+            worlds=sorted(mw.worlds()),
+            engines=publisher.engines,
         )
     me.emit("closed", all=publisher.close())
 
@@ -150,8 +155,11 @@ def test_engines_are_killed_in_transfers_and_in_joins_and_the_others_have_each_v
     told = publish(trainer, 5, 2)
     assert told.engines == {"stays": 5, "dies": 5}
     comes.kill()
-    publish(trainer, 6, 1)
-    has(stays, 6)
+    version, deadline = 6, time.monotonic() + PATIENCE
+    while publish(trainer, version, 1).worlds != ["w/stays"]:
+        assert time.monotonic() < deadline, "worlds of the dead are kept"
+        version += 1
+    has(stays, version)
     for each in (trainer, stays):
         each.say("end")
         assert each.expect("closed").all
