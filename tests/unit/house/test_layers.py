@@ -40,7 +40,19 @@ LAYERS = (
         "exiting",
         "notices",
     ),
-    ("cli", "shim", "manager", "communicator", "elastic", "joinall", "launch", "run", "integrations", "weights", "__main__"),
+    (
+        "cli",
+        "shim",
+        "manager",
+        "communicator",
+        "elastic",
+        "joinall",
+        "launch",
+        "run",
+        "integrations",
+        "weights",
+        "__main__",
+    ),
 )
 # The toolchain's rooms, lowest first, as docs/toolchain.md shows them: a room imports from those before it.
 ROOMS = (
