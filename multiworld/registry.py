@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
 from multiworld.exiting import failure
@@ -26,25 +27,14 @@ EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
 exit)."""
 
-EXIT_GRACE = 3.0
-"""Seconds more for threads that are in torch then: on a host without a free core, or while an abort hangs."""
-
-_IN_TORCH = (
-    "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-lane", "m8d-mesh",
-    "m8d-nccl-connect", "m8d-read", "m8d-release", "m8d-waiter",
-)  # fmt: skip
-"""What the names of threads that call torch begin with, and that end when the last world is closed."""
-
-_THREADS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
-"""What has threads of its own that end with the last world, where it is loaded."""
-
-_STEPS = (
-    ("multiworld._generation.background_release", "releaser"),
-    ("multiworld._join.preparing", "watcher"),
-)
-"""What takes steps in the background that must have ended before the interpreter does, where it is loaded."""
-
 _log = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """What has threads of its own that use worlds."""
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """End them, within `timeout` seconds."""
 
 
 class RegisteredWorld(Protocol):
@@ -114,6 +104,7 @@ class Registry:
         self._fork_hooked = False
         self._ending = False
         self._pid = os.getpid()
+        self._closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
     def worlds(self) -> dict[str, RegisteredWorld]:
         """Every world of this process that is not closed, by name, in the order they were joined."""
@@ -206,7 +197,7 @@ class Registry:
                 del self._worlds[name]
             last = not self._worlds
         if last:
-            _dismiss()
+            background_threads.dismiss()
 
     def last(self, name: str) -> tuple[int, int]:
         """The last generation of `name` this process was in, and its rank there; (0, -1) if it never was."""
@@ -231,13 +222,23 @@ class Registry:
             self._check_fork()
             if self._watchdog is None:
                 self._watchdog = Watchdog()
-            if not self._hooked:
-                self._hooked = True
-                _before_threads_are_joined(self.close_all)
-                if not self._fork_hooked:
-                    self._fork_hooked = True
-                    os.register_at_fork(after_in_child=self._forked)
+            self._hook()
             return self._watchdog
+
+    def close_at_end(self, what: Closable) -> None:
+        """Close `what`, too, when the program ends; it is held weakly."""
+        with self._lock:
+            self._check_fork()
+            self._hook()
+            self._closables.add(what)
+
+    def _hook(self) -> None:
+        if not self._hooked:
+            self._hooked = True
+            _before_threads_are_joined(self.close_all)
+            if not self._fork_hooked:
+                self._fork_hooked = True
+                os.register_at_fork(after_in_child=self._forked)
 
     def close_all(self, timeout: float = EXIT_BUDGET, *, ending: bool = True) -> bool:
         """Close every world of this process, in parallel, within `timeout` seconds."""
@@ -247,7 +248,10 @@ class Registry:
         with self._lock:
             self._ending = self._ending or ending
             open_worlds = list(self._worlds.values())
+            closables = list(self._closables) if ending else []
         why = failure() if ending else None
+        for each in closables:
+            each.close(max(0.0, deadline - time.monotonic()))
         closers = [
             threading.Thread(
                 target=world._close,  # noqa: SLF001  (the registry owns the process's worlds)
@@ -265,10 +269,7 @@ class Registry:
         if ending:
             if self._watchdog is not None:
                 self._watchdog.stop(deadline)
-            for module, attribute in _STEPS:
-                if module in sys.modules:
-                    getattr(sys.modules[module], attribute).stop(deadline)
-            _wait_for_threads(deadline + EXIT_GRACE)
+            background_threads.end(deadline)
         return not left
 
     def _forked(self) -> None:
@@ -285,26 +286,7 @@ class Registry:
         if os.getpid() != self._pid:
             self._worlds, self._joining, self._watchdog = {}, {}, None
             self._pid, self._hooked, self._ending = os.getpid(), False, False
-
-
-def _dismiss() -> None:
-    for module, attribute in _THREADS:
-        if module in sys.modules:
-            getattr(sys.modules[module], attribute).dismiss()
-
-
-def _wait_for_threads(deadline: float) -> None:
-    """Wait, until the deadline at most, for threads that may be in torch, whose work is over.
-
-    Python ends a daemon thread that comes back from C++ after the interpreter has ended. Where it comes back
-    from a scope that had released the GIL, that ends the process by SIGABRT.
-    """
-    while any(each.name.startswith(_IN_TORCH) for each in threading.enumerate()):
-        if time.monotonic() >= deadline:
-            _log.debug("threads are left that may be in torch")
-            return
-        _dismiss()
-        time.sleep(0.002)
+            self._closables = weakref.WeakSet()
 
 
 def _before_threads_are_joined(fn: Callable[[], Any]) -> None:

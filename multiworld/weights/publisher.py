@@ -14,8 +14,15 @@ import torch
 from multiworld._core.weights import Entry, Roster
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
-from multiworld.errors import InvalidJoinError, MultiworldError, StoreUnreachableError
+from multiworld.errors import (
+    InvalidJoinError,
+    JoinError,
+    JoinTimeoutError,
+    MultiworldError,
+    StoreUnreachableError,
+)
 from multiworld.events import State
+from multiworld.registry import registry
 from multiworld.weights import wire
 from multiworld.weights.announcing import Announcements
 from multiworld.weights.shelf import Shelf, Version
@@ -37,6 +44,8 @@ LOOK_EVERY = 0.05
 """Seconds between two looks at whether engines have come."""
 AGAIN = 1.0
 """Seconds until the next look at a store that does not answer."""
+JOINS, AGAIN_JOIN = 5, 0.1
+"""Joins of an engine's world that fail in a row, and the seconds between two of them."""
 BEATS = 4
 """In each `timeout` an engine hears so often that there is nothing new."""
 
@@ -104,6 +113,7 @@ class Publisher:
         self._threads: list[threading.Thread] = []
         if rank == 0:
             self._engines_list = self._open()
+            registry.close_at_end(self)
             self._start(self._look, "list")
 
     @property
@@ -254,10 +264,28 @@ class Publisher:
 
     def _serve_once(self, seat: str) -> None:
         try:
-            world = join_planned(replace(self._plan, name=f"{self.name}/{seat}"), self._closed.is_set)
-            self._follow(seat, world)
+            world = self._joined(seat)
+            if world is not None:
+                self._follow(seat, world)
         except (MultiworldError, ValueError) as error:
             _log.info("publisher %r, engine %r: %s", self.name, seat, error)
+
+    def _joined(self, seat: str) -> World | None:
+        """Join an engine's world; None where it does not come, or this is closed.
+
+        An engine waits in its join for its whole timeout, so a join that fails here earlier is made again.
+        """
+        plan = replace(self._plan, name=f"{self.name}/{seat}")
+        for _ in range(JOINS):
+            try:
+                return join_planned(plan, self._closed.is_set)
+            except JoinTimeoutError:
+                raise
+            except JoinError as error:
+                _log.info("publisher %r, engine %r: %s", self.name, seat, error)
+            if self._closed.wait(AGAIN_JOIN):
+                break
+        return None
 
     def _follow(self, seat: str, world: World) -> None:
         """Send what is new until the engine is lost, or this is closed."""

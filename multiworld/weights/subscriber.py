@@ -15,6 +15,7 @@ from multiworld._core.weights import Head
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
 from multiworld.errors import MultiworldError, StateError, StateTransferError
+from multiworld.registry import registry
 from multiworld.weights import wire
 from multiworld.weights.announcing import Announcements
 from multiworld.weights.tensors import load, sizes, summed, whole
@@ -98,6 +99,7 @@ class Subscriber:
         self._rooms: list[Tensor] = []
         self._sums: list[str] = []  # of what is in the rooms; "" where that is not whole
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"m8d-weights-{self.seat}")
+        registry.close_at_end(self)
         self._thread.start()
 
     @property

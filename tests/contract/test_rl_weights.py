@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -328,6 +330,29 @@ def test_sharded_weights_come_whole(cast):
     assert {each.digest for each in told} == {engine.digest} == {engine.told}
     for each in trainers:
         each.say("end")
+
+
+ENDS = """
+import sys, torch
+from multiworld.weights import Publisher, Subscriber
+role, store = sys.argv[1:]
+model = torch.nn.Linear(100, 100)
+if role == "trainer":
+    end = Publisher("w", model, store, timeout=60)
+    end.publish(1)
+    assert end.wait(1, 60) == 1
+else:
+    end = Subscriber("w", model, store, timeout=60)
+    assert end.update(60) == 1
+"""
+
+
+def test_programs_that_close_nothing_end_well(cast):
+    """Their threads are ended with the program, in Python and not in C++."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", ENDS, role, cast.store]) for role in ("trainer", "engine")
+    ]
+    assert [each.wait(120) for each in started] == [0, 0]
 
 
 def test_calls_that_no_publisher_takes(tmp_path):

@@ -37,6 +37,7 @@ LAYERS = (
         "selecting",
         "work",
         "registry",
+        "background_threads",
         "exiting",
         "notices",
     ),

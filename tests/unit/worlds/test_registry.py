@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-import multiworld.registry as registry_module
+from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
-from multiworld.registry import EXIT_GRACE, Registry
+from multiworld.registry import Registry
 
 
 class FakeWorld:
@@ -100,11 +100,11 @@ def test_the_end_waits_for_threads_that_are_in_torch():
     began = time.monotonic()
     registry.close_all()
     assert done
-    assert time.monotonic() - began < 1.0 + EXIT_GRACE
+    assert time.monotonic() - began < 1.0 + background_threads.GRACE
 
 
 def test_the_end_leaves_a_thread_behind_that_hangs(monkeypatch):
-    monkeypatch.setattr(registry_module, "EXIT_GRACE", 0.05)
+    monkeypatch.setattr(background_threads, "GRACE", 0.05)
     registry, bell = holding(FakeWorld()), threading.Event()
     thread = threading.Thread(target=bell.wait, name="m8d-abort", daemon=True)
     thread.start()
@@ -112,6 +112,33 @@ def test_the_end_leaves_a_thread_behind_that_hangs(monkeypatch):
     assert thread.is_alive()
     bell.set()
     thread.join(30)
+
+
+def test_what_uses_worlds_is_closed_before_them_at_the_end_and_held_weakly():
+    order, world = [], FakeWorld()
+    registry = holding(world)
+
+    class User:
+        def close(self, timeout=5.0):
+            assert timeout <= 1.0
+            order.append(world.state)
+            return True
+
+    user, gone = User(), User()
+    registry.close_at_end(user)
+    registry.close_at_end(gone)
+    del gone
+    registry.close_all(ending=False)
+    assert order == []
+    registry.close_all()
+    assert order == [State.CLOSED]
+    order.clear()
+    later = FakeWorld()
+    again = holding(later)
+    again.close_at_end(user)
+    world.state = State.ACTIVE
+    again.close_all()
+    assert order == [State.ACTIVE]
 
 
 def test_closing_all_closes_all_and_ending_ends_joining():

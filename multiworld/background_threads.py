@@ -1,0 +1,66 @@
+"""This package's threads, when the last world is closed and when the program ends.
+
+Python ends a daemon thread that comes back from C++ after the interpreter has ended. Where it comes back
+from a scope that had released the GIL, which most calls into torch do, that ends the process by SIGABRT. So
+the end of the program waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["GRACE", "dismiss", "end"]
+
+GRACE = 3.0
+"""Seconds that the program's end waits for them at most, beyond the time for its worlds: on a host without a
+free core, or while an abort of NCCL hangs."""
+
+_IN_TORCH = (
+    "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-lane", "m8d-mesh",
+    "m8d-nccl-connect", "m8d-read", "m8d-release", "m8d-waiter",
+)  # fmt: skip
+"""What the names of threads that call torch begin with, and that end when the last world is closed."""
+
+_POOLS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
+"""What has threads of its own that end with the last world."""
+
+_STEPS = (
+    ("multiworld._generation.background_release", "releaser"),
+    ("multiworld._join.preparing", "watcher"),
+)
+"""What takes steps in the background."""
+
+_log = logging.getLogger(__name__)
+
+
+def _loaded(names: tuple[tuple[str, str], ...]) -> Iterator[Any]:
+    return (getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
+
+
+def dismiss() -> None:
+    """End threads that have nothing to do; new ones are started when needed."""
+    for each in _loaded(_POOLS):
+        each.dismiss()
+
+
+def end(deadline: float) -> None:
+    """Take no more steps in the background, and wait for threads that may be in torch; all worlds are closed.
+
+    Args:
+        deadline: ``time.monotonic()`` seconds; threads may take `GRACE` more.
+    """
+    for each in _loaded(_STEPS):
+        each.stop(deadline)
+    while any(each.name.startswith(_IN_TORCH) for each in threading.enumerate()):
+        if time.monotonic() >= deadline + GRACE:
+            _log.debug("threads are left that may be in torch")
+            return
+        dismiss()
+        time.sleep(0.002)
