@@ -176,7 +176,7 @@ def test_released_backends_are_kept_while_any_thread_is_in_a_block(monkeypatch):
     monkeypatch.setattr(Traffic, "settle", lambda _: None)
     flight, backend, other = traffic(), object(), threading.Event()
     flight.keep_for_blocks([backend])
-    assert flight.kept_for_blocks() == [], "nobody is in a block"
+    assert flight.kept_for_blocks() == [], "no thread is in a block"
 
     def stay():
         flight.block_begins()

@@ -264,7 +264,7 @@ def _can_go_on(member):
     return not member.over and (member.waits is None or member.waits.done)
 
 
-# A buffer of the size that a number has is taken for one: nobody finds that out before the timeout.
+# A buffer of the size that a number has is taken for one: no member finds that out before the timeout.
 LENGTHS = st.integers(1, 60).filter(lambda length: length != len(Member.number(None, 0)))
 
 
