@@ -71,9 +71,7 @@ def pytest_sessionfinish(session):
         return
     record = _record(session.config)
     record.write(Path(CI_RECORD))
-    rules = evidence.load()
-    wrong = rules.new_skips(record.skipped) or rules.too_many_looks(record.second_looks)
-    if wrong and session.exitstatus == pytest.ExitCode.OK:
+    if record.refused and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -87,10 +85,9 @@ def pytest_terminal_summary(terminalreporter, config):
     if not CI_RECORD:
         return
     record = _record(config)
-    wrong = rules.new_skips(record.skipped) + rules.too_many_looks(record.second_looks)
-    if wrong:
+    if record.refused:
         terminalreporter.section("what CI must not have")
-        for line in wrong:
+        for line in record.refused:
             terminalreporter.write_line(line)
 
 
@@ -102,4 +99,12 @@ def _record(config):
         part = evidence.part_of(report.nodeid, config.getoption("--bed"))
         passed.setdefault(part, []).append(report.nodeid)
     skipped = [(report.nodeid, evidence.reason_of(report.longrepr)) for report in stats.get("skipped", [])]
-    return evidence.Record(passed, skipped, [report.nodeid for report in stats.get("rerun", [])])
+    looks = [_failure(report) for report in stats.get("rerun", [])]
+    failed = [_failure(report) for kind in ("failed", "error") for report in stats.get(kind, [])]
+    rules = evidence.load()
+    refused = rules.new_skips(skipped) + rules.too_many_looks(node for node, _ in looks)
+    return evidence.Record(passed, skipped, looks, failed, refused)
+
+
+def _failure(report):
+    return report.nodeid, evidence.seen(report.longreprtext)

@@ -12,7 +12,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Record", "Rules", "SecondLook", "Skip", "load", "main", "part_of", "reason_of", "summary"]
+__all__ = ["Record", "Rules", "SecondLook", "Skip", "load", "main", "part_of", "reason_of", "seen", "summary"]
 
 HERE = Path(__file__).parent
 RULES = HERE / "ci.toml"
@@ -130,12 +130,16 @@ class Record:
     Attributes:
         passed: node ids, by part.
         skipped: node id and reason.
-        second_looks: node ids of those that failed at first.
+        second_looks: those that failed at first: node id, and what was seen (`seen`).
+        failed: those that failed, the same way.
+        refused: what this run must not have, as lines.
     """
 
     passed: dict[str, list[str]]
     skipped: list[tuple[str, str]]
-    second_looks: list[str]
+    second_looks: list[tuple[str, str]]
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> Path:
         """Write it into a folder, under a name of its own."""
@@ -148,7 +152,8 @@ class Record:
     def read(cls, path: Path) -> Record:
         """Read one."""
         data = json.loads(path.read_text(encoding="utf-8"))
-        return cls(data["passed"], [(node, why) for node, why in data["skipped"]], data["second_looks"])
+        pairs = {name: [(node, text) for node, text in data[name]] for name in ("skipped", "second_looks", "failed")}
+        return cls(data["passed"], **pairs, refused=data["refused"])
 
 
 def load(path: Path = RULES) -> Rules:
@@ -174,24 +179,34 @@ def reason_of(longrepr: object) -> str:
     return text.removeprefix("Skipped: ").strip()
 
 
+def seen(longrepr: str, most: int = 12) -> str:
+    """Return the lines of a failure's report that say what failed, `most` at most: the errors, and where."""
+    lines = longrepr.splitlines()
+    telling = [line for line in lines if line.startswith(("E ", "> "))] + lines[-1:]
+    return "\n".join(telling[:most])
+
+
 def summary(records: Iterable[Record], rules: Rules) -> tuple[list[str], list[str]]:
-    """Return what CI shows at its end, and what is wrong with it, as lines."""
+    """Return what CI shows at its end, and what is wrong with it, as lines; what a reader looks for comes last."""
     passed: dict[str, set[str]] = {}
     skipped: Counter[tuple[str, str]] = Counter()
-    looks: Counter[str] = Counter()
+    looks, failed, wrong = [], [], []
     for record in records:
         for part, nodes in record.passed.items():
             passed.setdefault(part, set()).update(nodes)
         skipped.update({(node.partition("[")[0], reason) for node, reason in record.skipped})
-        looks.update(record.second_looks)
+        looks += record.second_looks
+        failed += record.failed
+        wrong += record.refused
     counts = {part: len(nodes) for part, nodes in sorted(passed.items())}
-    lines = [f"passed in {part}: {count}" for part, count in counts.items()]
-    lines += [f"skipped: {node}: {reason} ({rules.why(node, reason)})" for node, reason in sorted(skipped)]
-    for node, times in sorted(looks.items()):
+    lines = [f"skipped: {node}: {reason} ({rules.why(node, reason)})" for node, reason in sorted(skipped)]
+    lines += [f"passed in {part}: {count}" for part, count in counts.items()]
+    for node, text in sorted(looks):
         entry = rules.second_look(node)
-        lines.append(f"second look, {times} x: {node} ({'not allowed' if entry is None else entry.reason})")
+        lines.append(f"second look: {node} ({'not allowed' if entry is None else entry.reason}):\n{text}")
     lines += [] if looks else ["second looks: none"]
-    return lines, rules.too_few(counts)
+    lines += [f"failed: {node}:\n{text}" for node, text in sorted(failed)]
+    return lines, [*wrong, *(f"too few tests: {each}" for each in rules.too_few(counts))]
 
 
 def _like(text: str, pattern: str) -> bool:
@@ -199,10 +214,10 @@ def _like(text: str, pattern: str) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """List the records of a folder; 1 if a part has too few passed tests."""
+    """List the records of a folder; 1 if a part has too few passed tests, or a run what it must not have."""
     (folder,) = argv
     lines, wrong = summary(map(Record.read, sorted(Path(folder).glob("*.json"))), load())
-    print(*lines, *(f"TOO FEW: {each}" for each in wrong), sep="\n")
+    print(*lines, *(f"must not be: {each}" for each in wrong), sep="\n")
     return 1 if wrong else 0
 
 

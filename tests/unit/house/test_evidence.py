@@ -67,18 +67,32 @@ def test_parts_are_folders(where, beds, part):
 
 def test_what_is_shown_at_the_end(tmp_path):
     first = Record({"unit": ["a", "b"]}, [(node("x[1]"), "no [IPv6]"), (node("x[2]"), "no [IPv6]")], [])
-    again = Record({"unit": ["b", "c"]}, [], ["tests/contract/test_b.py::test_net", "x::y"])
+    again = Record(
+        {"unit": ["b", "c"]},
+        [],
+        [("tests/contract/test_b.py::test_net", "E  no mirror"), ("x::y", "E  late")],
+        [("x::z", "E  wrong")],
+        ["one too many"],
+    )
     for record in (first, again):
         assert Record.read(record.write(tmp_path)) == record
     lines, wrong = evidence.summary([first, again], MADE)
     assert lines == [
-        "passed in unit: 3",
         f"skipped: {node('x')}: no [IPv6] (there is none)",
-        "second look, 1 x: tests/contract/test_b.py::test_net (it needs a mirror)",
-        "second look, 1 x: x::y (not allowed)",
+        "passed in unit: 3",
+        "second look: tests/contract/test_b.py::test_net (it needs a mirror):\nE  no mirror",
+        "second look: x::y (not allowed):\nE  late",
+        "failed: x::z:\nE  wrong",
     ]
-    assert wrong == ["testbed *: 0 passed, 2 at least are expected"]
+    assert wrong == ["one too many", "too few tests: testbed *: 0 passed, 2 at least are expected"]
     assert evidence.main([str(tmp_path)]) == 1  # of this repository's own rules
+
+
+def test_of_a_failure_the_errors_are_kept():
+    report = "def test_x():\n    y = 1\n>   assert y == 2\nE   assert 1 == 2\nE   and more\n\ntest_x.py:3: AssertionError"
+    assert evidence.seen(report, 2) == ">   assert y == 2\nE   assert 1 == 2"
+    assert evidence.seen(report).endswith("E   and more\ntest_x.py:3: AssertionError")
+    assert evidence.seen("") == ""
 
 
 def test_too_few_tests_are_told():
@@ -94,22 +108,35 @@ def test_good(): pass
 @pytest.mark.parametrize("n", range(7))
 def test_left_out(n): pytest.skip("this torch has no NCCL")
 """
+BAD = "\ndef test_bad(): assert 1 == 2\n"
 
 
-@pytest.mark.parametrize(("ci", "code"), [(True, 1), (False, 0)])
-def test_pytest_itself_fails_by_a_new_skip_in_ci_alone(tmp_path, ci, code):
-    conftest = (ROOT / "tests" / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest)
+def toy(tmp_path, text, *, ci):
+    """What pytest prints of a test file, with this repository's conftest."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_toy.py").write_text(TOY)
+    (tmp_path / "test_toy.py").write_text(text)
     env = {name: value for name, value in os.environ.items() if not name.startswith("M8D_")}
     path = os.pathsep.join(str(ROOT / each) for each in ("build", ".", "tests", "tests/testbed"))
     record = {"M8D_CI_RECORD": str(tmp_path / "record"), "M8D_SECOND_LOOK": "1"} if ci else {}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         env={**env, "PYTHONPATH": path, **record}, cwd=tmp_path, capture_output=True, text=True, check=False,
         timeout=120,
     )  # fmt: skip
+
+
+def test_a_failure_is_told_at_the_end(tmp_path, capsys):
+    done = toy(tmp_path, BAD, ci=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert evidence.main([str(tmp_path / "record")]) == 1
+    _, _, told = capsys.readouterr().out.partition("failed: test_toy.py::test_bad:\n")
+    assert "assert 1 == 2" in told
+
+
+@pytest.mark.parametrize(("ci", "code"), [(True, 1), (False, 0)])
+def test_pytest_itself_fails_by_a_new_skip_in_ci_alone(tmp_path, ci, code):
+    done = toy(tmp_path, TOY, ci=ci)
     assert done.returncode == code, done.stdout + done.stderr
     assert ("does not allow it" in done.stdout) is ci
     assert len([*tmp_path.glob("record/*.json")]) == ci
