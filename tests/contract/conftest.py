@@ -12,8 +12,8 @@ from multiworld._core import state_pieces
 
 @pytest.fixture(scope="session", autouse=True)
 def forkserver():
-    """One server per run, with torch loaded, that members are forked from."""
-    worldkit.CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "worldkit"])
+    """One server per run, with what members load already loaded, that they are forked from."""
+    worldkit.CONTEXT.set_forkserver_preload(worldkit.preloaded())
 
 
 @pytest.fixture

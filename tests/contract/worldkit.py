@@ -12,6 +12,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import pkgutil
 import random
 import signal
 import socket
@@ -31,6 +32,23 @@ HANG = 4.0
 """hang_timeout, seconds, where somebody hangs: a machine that stalls a healthy member for longer makes a hang of it."""
 SOON = 15.0
 """Seconds, where something comes at once and not after an operation's `timeout`: far more than any stall."""
+
+
+# Programs and tools of their own: no member loads them.
+NOT_PRELOADED = ("multiworld.__main__", "multiworld.cli", "multiworld.run", "multiworld.shim")
+
+
+def preloaded() -> list[str]:
+    """Modules that the server loads before it forks: each would cost every member its processor time again.
+
+    The whole runtime takes 0.3 s, pytest, which test modules import, 0.1 s, torch's compiler, which the first
+    optimizer imports, 1.5 s.
+    """
+    import multiworld
+
+    names = [module.name for module in pkgutil.walk_packages(multiworld.__path__, "multiworld.")]
+    runtime = [name for name in names if not name.startswith(NOT_PRELOADED)]
+    return ["torch", "torch.distributed", "torch._dynamo", "pytest", "worldkit", *runtime]
 
 
 @dataclass
