@@ -106,13 +106,15 @@ def test_a_stop_ends_what_runs_there_too_when_it_goes_on(cast, loop, nbytes, siz
 @pytest.mark.timeout(3600)
 def test_kills_without_end(cast, soak_seconds):
     # Most of them where most of the forgotten operations were seen.
+    # A short one shares its machine with other tests.
+    bound = PROMISED if soak_seconds >= 60 else SOON
     began, late = time.monotonic(), []
     for share, (loop, nbytes, size) in (
         (0.6, ("all_reduce", MEGABYTE, 4)),
         (0.8, ("backward", 4 * MEGABYTE, 2)),
         (1.0, ("send_recv", 64 * MEGABYTE, 2)),
     ):
-        late += run(cast, loop, nbytes, size, 1, until=began + share * soak_seconds, bound=PROMISED)
+        late += run(cast, loop, nbytes, size, 1, until=began + share * soak_seconds, bound=bound)
     log.info("%d survivors, at most %.1f ms from verdict to exception", len(late), 1e3 * max(late))
 
 

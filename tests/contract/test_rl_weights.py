@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -341,18 +342,33 @@ if role == "trainer":
     end = Publisher("w", model, store, timeout=60)
     end.publish(1)
     assert end.wait(1, 60) == 1
+    print("had", flush=True)
 else:
     end = Subscriber("w", model, store, timeout=60)
     assert end.update(60) == 1
+    sys.stdin.read()  # an engine that has ended has no weights
 """
 
 
 def test_programs_that_close_nothing_end_well(cast):
     """Their threads are ended with the program, in Python and not in C++."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", ENDS, role, cast.store]) for role in ("trainer", "engine")
-    ]
-    assert [each.wait(120) for each in started] == [0, 0]
+    with contextlib.ExitStack() as stack:
+        trainer, engine = (
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", ENDS, role, cast.store],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for role in ("trainer", "engine")
+        )
+        stack.callback(trainer.kill)
+        stack.callback(engine.kill)
+        assert trainer.stdout.readline() == "had\n"
+        engine.stdin.close()
+        assert [each.wait(PATIENCE) for each in (trainer, engine)] == [0, 0]
 
 
 def test_calls_that_no_publisher_takes(tmp_path):

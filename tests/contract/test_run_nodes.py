@@ -13,13 +13,14 @@ log = logging.getLogger("measured")
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
 HANG = 2.0
+"""hang_timeout, seconds, where a node's silence decides; elsewhere none is lost by a machine that stalls."""
 
 
 @pytest.fixture
 def cluster():
     with Cluster(
         backend="c10d", endpoint=f"127.0.0.1:{free_port()}", run_id="r", nnodes=[2, 3], total=2,
-        local_addr="127.0.0.1", hang=HANG,
+        local_addr="127.0.0.1", hang=30.0,
     ) as made:  # fmt: skip
         yield made
 
@@ -70,7 +71,7 @@ def test_nodes_agree_and_a_spare_stands_by(cluster):
 
 @pytest.mark.parametrize("who", ["a guest", "the rendezvous store's host"])
 def test_a_spare_takes_the_seat_of_a_node_that_died(cluster, who):
-    agents, settled = start(cluster)
+    agents, settled = start(cluster, hang=HANG)
     slots = by_slot(agents, settled)
     victim = (
         agents[0]
@@ -115,7 +116,7 @@ def test_a_node_that_leaves_is_replaced(cluster):
 
 
 def test_without_a_spare_the_rest_goes_on_and_a_newcomer_has_the_seat(cluster):
-    agents, settled = start(cluster, count=2, nnodes=[1, 3])
+    agents, settled = start(cluster, count=2, nnodes=[1, 3], hang=HANG)
     keeps = settled[0]["slot"]
     agents[1].kill()
     assert agents[0].wait("lost")["ranks"] == [1 - keeps]
@@ -181,7 +182,7 @@ def test_a_node_that_fails_ends_the_run_for_all(cluster):
 
 
 def test_a_stopped_agent_loses_its_seat_and_knows_it_when_it_wakes(cluster):
-    agents, settled = start(cluster)
+    agents, settled = start(cluster, hang=HANG)
     slots = by_slot(agents, settled)
     victim = slots[1] if slots[1] is not agents[0] else slots[0]
     place = settled[agents.index(victim)]
@@ -243,7 +244,7 @@ def hosts(cluster, network, **options):
 
 
 def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, network):
-    agents, settled = hosts(cluster, network)
+    agents, settled = hosts(cluster, network, hang=HANG)
     slots = by_slot(agents, settled)
     victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
     place = settled[agents.index(victim)]
@@ -274,7 +275,7 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
 
 
 def test_the_rendezvous_store_goes_with_a_host_that_is_cut_off_and_the_others_go_on(cluster, network):
-    agents, settled = hosts(cluster, network)
+    agents, settled = hosts(cluster, network, hang=HANG)
     slots = by_slot(agents, settled)
     place = settled[0]
     if place["slot"] is None:
