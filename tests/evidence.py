@@ -152,7 +152,10 @@ class Record:
     def read(cls, path: Path) -> Record:
         """Read one."""
         data = json.loads(path.read_text(encoding="utf-8"))
-        pairs = {name: [(node, text) for node, text in data[name]] for name in ("skipped", "second_looks", "failed")}
+        pairs = {
+            name: [(node, text) for node, text in data[name]]
+            for name in ("skipped", "second_looks", "failed")
+        }
         return cls(data["passed"], **pairs, refused=data["refused"])
 
 
