@@ -569,7 +569,8 @@ INTERRUPTED = {"multiworld._join.join", "multiworld._join.steps", "multiworld._n
 class Interrupting:
     """Ctrl-C at the n-th line that this thread runs of what drives a join.
 
-    Not where a ``with`` ends: Python itself looks for signals when the context's `__exit__` has begun, not before.
+    Not where a ``with`` ends: Python itself looks for signals when the context's `__exit__` has begun, not before. Nor
+    at a ``try:``, where it does not look for them: what a tracer raises there passes the blocks around it by.
     """
 
     def __init__(self, at):
@@ -580,7 +581,7 @@ class Interrupting:
             return self if frame.f_globals.get("__name__", "").startswith("multiworld.") else None
         if event == "line" and frame.f_globals["__name__"] in INTERRUPTED:
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            self.left -= not line.lstrip().startswith("with ")
+            self.left -= not line.lstrip().startswith(("with ", "try:"))
             if self.left == 0:
                 self.left = -1
                 raise KeyboardInterrupt
