@@ -36,7 +36,7 @@ class Trainer(Stock):
             "training", None, (1, self._count), store=f"tcp://127.0.0.1:{port}", seat=str(self._rank),
             timeout=60.0, hang_timeout=30.0,
         )  # fmt: skip
-        # First: a member whose router is uninstalled cannot make the world's gloo group when another asks it to.
+        # First: a member whose router is uninstalled cannot make the world's gloo group when the other asks.
         self._elastic = _step_of(self._world.elastic_group, self._world.advance)
         router.uninstall()
         self._stock = _step_of(None, lambda: None)
