@@ -1,17 +1,37 @@
-"""Points of a join, a reform or a preparation at which a member stands still, to be killed or stopped there."""
+"""Points of a join, a reform or a preparation at which a member stands still, to be killed or stopped there, or dies."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from typing import Any
 
 from worldkit import PATIENCE
 
-__all__ = ["POINTS", "SAID", "stand_still"]
+import multiworld as mw
+
+__all__ = ["POINTS", "SAID", "die", "die_in_the_next_join", "stand_still"]
 
 POINTS = ["claimed", "agreed", "attached", "connected", "built", "ready"]
 SAID = "said"
 """Its limit is known to the others; only where the next generation is prepared beside a working one."""
+
+
+def die(*_: object) -> None:
+    """End this process at once, as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_the_next_join() -> None:
+    """End this process some milliseconds after its next join began: somewhere in it."""
+
+    def joining(event: object) -> None:
+        if isinstance(event, mw.WorldJoining):
+            threading.Timer(0.004, die).start()
+
+    mw.subscribe(joining)
 
 
 def stand_still(me: Any, point: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from stopkit import die_in_the_next_join
 from worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 
 import multiworld as mw
@@ -18,18 +17,6 @@ from multiworld.integrations import init_custom_process_group
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the verdict."""
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_the_next_join():
-    def joining(event):
-        if isinstance(event, mw.WorldJoining):
-            threading.Timer(0.004, die).start()
-
-    mw.subscribe(joining)
 
 
 def group_of(me, size, name="g", timeout=LONG):

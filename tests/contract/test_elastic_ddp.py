@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from kits.meetkit import until
+from stopkit import die
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
@@ -108,10 +107,6 @@ def trainer(me):
             w.reform(LONG)
     me.emit("done", states={kind: state_of(model.module) for kind, model in models.items()})
     me.hear()
-
-
-def die(_):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def state_of(net):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 
 import pytest
 import torch
+from stopkit import die
 from worldkit import HANG, PATIENCE, SOON, free_port, outcome
 
 import multiworld as mw
@@ -215,10 +215,6 @@ def test_two_that_die_at_the_same_moment_are_both_named_or_one_of_them(cast, rou
 
 
 # -- in the middle of a join ----------------------------------------------------------------------------------------
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dies_joining(me, size, moment):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from stopkit import die, die_in_the_next_join
 from worldkit import HANG, PATIENCE, SOON, outcome, threads_ended
 
 import multiworld as mw
@@ -26,18 +25,6 @@ BUCKET = 1 << 20
 TORCH = tuple(int(each) for each in torch.__version__.split(".")[:2])
 LARGE = 64 << 20
 """Bytes of a large model."""
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_the_next_join():
-    def joining(event):
-        if isinstance(event, mw.WorldJoining):
-            threading.Timer(0.004, die).start()
-
-    mw.subscribe(joining)
 
 
 def large(value, size=LARGE):
