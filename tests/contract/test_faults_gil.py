@@ -106,7 +106,8 @@ def test_who_holds_the_gil_and_uses_no_core_is_hung(cast):
     other = cast.start(watches, 1, hang=HANG)
     start = holder.expect("holds").at
     broken = other.expect("broken")
-    assert (broken.cause, broken.ranks, broken.busy) == ("hung", (0,), 0)
+    assert (broken.cause, broken.ranks) == ("hung", (0,))
+    assert broken.busy <= 1  # before it held the GIL it may have waited for its turn, which is work
     assert broken.detail.endswith("; none of its threads runs")
     assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG + 1.0
     other.say("end")

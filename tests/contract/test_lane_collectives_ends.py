@@ -107,11 +107,14 @@ def unchecked(me, size):
         room = torch.ones(1)
         w.all_reduce(room)
         me.emit("checks", checks=w._gen.collectives.checks)
+        me.hear()
 
 
 def test_nothing_is_compared_where_a_member_does_not_want_it(cast):
     members = cast.all(unchecked, 2)
     assert [each.expect("checks").checks for each in members] == [False, False]
+    for each in members:
+        each.say("end")
     assert [each.finish() for each in members] == [0, 0]
 
 
