@@ -178,6 +178,20 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs, env=ENV)
 
 
+@nox.session
+def example(session: nox.Session) -> None:
+    """A program of examples/ with all that it needs: `nox -s example -- rl_weights.py --rounds 3`."""
+    names = sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py"))
+    name, *args = session.posargs or [""]
+    if name not in names:
+        session.error(
+            f"no example {name!r}. There are {', '.join(names)}. Name one: nox -s example -- NAME [ARGS]."
+        )
+    session.install(*TORCH, *GAME, *BENCH)
+    session.install(*DIGITS)
+    session.run("python", f"examples/{name}", *args, env=ENV)
+
+
 @nox.session(tags=["ci"])
 def docs(session: nox.Session) -> None:
     """The documentation in site/; a link that leads nowhere is an error (`-- serve` shows it live)."""
