@@ -162,7 +162,7 @@ class Publisher:
             timeout: seconds.
 
         Returns:
-            How many have it, which may be fewer.
+            How many have it, which may be fewer: an engine that has left does not count any more.
         """
 
         def having() -> int:

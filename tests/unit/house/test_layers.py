@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -92,6 +93,7 @@ class Facts:
     faults: set[str] = field(default_factory=set)
 
 
+@functools.cache
 def facts(path: Path, source: str | None = None) -> Facts:
     found = Facts()
     tree = ast.parse(path.read_text() if source is None else source)
