@@ -12,7 +12,7 @@ from nodekit import Cluster, free_port
 log = logging.getLogger("measured")
 
 pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
-HANG = 2.0
+HANG = 4.0
 """hang_timeout, seconds, where a node's silence decides; elsewhere none is lost by a machine that stalls."""
 
 
