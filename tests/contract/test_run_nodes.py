@@ -209,7 +209,7 @@ def test_a_stopped_agent_loses_its_seat_and_knows_it_when_it_wakes(cluster):
 
 def test_static_rendezvous_lets_a_node_come_back(cluster):
     """It has one round only: who comes back finds the table of the first, and is let in by who decides."""
-    shape = {"backend": "static", "nnodes": [2, 2]}
+    shape = {"backend": "static", "nnodes": [2, 2], "hang": HANG}
     agents = [cluster.start(**shape, conf={"rank": rank}) for rank in range(2)]
     settled = [agent.wait("settled") for agent in agents]
     assert [each["slot"] for each in settled] == [0, 1]
