@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ async def serve(me, requests, answers):
 
 
 class Router:
-    """Sends requests to any worker, and takes their answers; what a lost worker had is sent again."""
+    """Sends requests to any worker, and takes their answers."""
 
     def __init__(self, me):
         self.me = me
@@ -66,7 +65,6 @@ class Router:
         self.senders = {}  # name: task and queue
         self.receivers = {}  # name: task
         self.cancelled, self.broken = 0, 0
-        self.orphans = deque()
         self.answers = asyncio.Queue()
 
     async def configure(self, inbound, outbound):
@@ -112,11 +110,8 @@ class Router:
             try:
                 await communicator.send(torch.tensor([float(request)] * 2), 0, name)
             except BrokenWorldException:
-                self.orphans.append(request)
                 break
         self.broken += 1
-        while not queue.empty():
-            self.orphans.append(queue.get_nowait())
 
     async def receive(self, name):
         tensor = torch.zeros(2)
@@ -133,7 +128,7 @@ class Router:
         return [queue for _, queue in self.senders.values()]
 
     async def ask(self, requests):
-        """Have each request answered, however often it must be sent."""
+        """Have each request answered."""
         asked, seen = {float(each) for each in requests}, {}
         for number, each in enumerate(sorted(asked)):
             self.queues()[number % WORKERS].put_nowait(each)
@@ -153,7 +148,7 @@ async def route(me):
     loop = asyncio.get_running_loop()
     noise = []
     loop.set_exception_handler(lambda _, context: noise.append(context))
-    number = 0
+    number, unanswered = 0, set()
     while (told := await asyncio.to_thread(me.hear, LONG)) is not None:
         configuration, then = told
         await made.configure(*configuration)
@@ -161,12 +156,12 @@ async def route(me):
             await asyncio.sleep(0.02 * (number % 3))  # the joins are cancelled at different points
             continue
         await made.joined()
-        lost, made.orphans = [*made.orphans], deque()
-        await made.ask([*lost, *range(number, number + REQUESTS)])
+        await made.ask(unanswered | {*range(number, number + REQUESTS)})
         number += REQUESTS
         me.emit("served", held=await settled() if then == "look" else None)
-        # Work is under way when the workers die.
-        for queue, each in zip(made.queues() * 2, range(number, number + 2 * WORKERS), strict=True):
+        # Work is under way when the workers die: it is sent again, to others.
+        unanswered = {*range(number, number + 2 * WORKERS)}
+        for queue, each in zip(made.queues() * 2, unanswered, strict=True):
             queue.put_nowait(each)
         number += 2 * WORKERS
         me.emit("busy")
