@@ -46,7 +46,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """What needs no CUDA wheel, without what takes long: about twenty minutes (`-- ARGS` go to pytest)."""
+    """What needs no CUDA wheel, without what takes long: about fifteen minutes (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
     session.install(*DIGITS)
     chosen = session.posargs or ["-m", "not long"]
