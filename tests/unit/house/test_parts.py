@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[3]
 LONG = partskit.read_long(partskit.LONG.read_text())
 MOST = 10 * 60
-"""Seconds of `nox -s tests` on two cores, which README promises."""
+"""Seconds of `nox -s tests` on two cores as recorded; README's are those of a machine with other work."""
 
 
 def functions(path: Path) -> set[str]:
