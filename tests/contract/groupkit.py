@@ -21,7 +21,6 @@ from multiworld._net.lane.background import background
 from multiworld._net.stores.store import PollingStore, open_store
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "groupkit"])
 
 
 PATIENCE = 60.0  # seconds; nothing takes that long when all is well, on a machine that runs
