@@ -200,9 +200,8 @@ def test_a_router_outlives_two_hundred_broken_worlds(cast):
     held, never = [], 0
     for number in range(ROUNDS):
         names = [(f"requests{slot}-{number}", f"answers{slot}-{number}") for slot in range(WORKERS)]
-        if (
-            number % 5 == 1
-        ):  # a configuration with workers that never come, replaced while they are waited for
+        if number % 5 == 1:
+            # A configuration with workers that never come, replaced while they are waited for.
             ghosts = [(f"{one}-ghost", f"{other}-ghost") for one, other in names]
             boss.say((configuration(ghosts), "another"))
             never += 2 * WORKERS
