@@ -206,20 +206,19 @@ def test_a_reader_that_stands_still_holds_nobody_up_and_what_was_lost_is_said():
         event_log = EventLog(stream, "json")
         for at in range(30_000):  # the pipe holds 64 KiB, the log 10,000 lines
             event_log(h.Note(AT, 20, f"note {at}"))
-        got = []
+        seen = lost = 0
         with os.fdopen(reader) as lines:
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                got.append(json.loads(lines.readline()))
-                if got[-1]["event"] == "lines-lost":
-                    break
+            while seen + lost < 30_000:  # lines may be lost more than once, where the log's thread is slow
+                line = json.loads(lines.readline())
+                if line["event"] == "lines-lost":
+                    assert line["level"] == "warning"
+                    lost += line["lines"]
+                else:
+                    assert line["message"] == f"note {seen + lost}"
+                    seen += 1
         event_log.close()
-    notes = [each for each in got if each["event"] == "note"]
-    assert [each["message"] for each in notes] == [f"note {at}" for at in range(len(notes))]
-    assert got[-1]["event"] == "lines-lost"
-    assert got[-1]["level"] == "warning"
-    assert got[-1]["lines"] == 30_000 - len(notes)
-    assert len(notes) >= 10_000
+    assert lost > 0
+    assert seen >= 10_000
 
 
 @pytest.mark.parametrize("state", ["broken", "failed"])
