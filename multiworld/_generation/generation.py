@@ -21,6 +21,7 @@ from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.resources import Holdings
+from multiworld._net.liveness.attachment import REPORT_GRACE
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
 
@@ -56,9 +57,6 @@ them at once.
 
 RELEASE_BUDGET = 2.0
 """Seconds that releasing them may take; a destructor that hangs goes on in a thread of its own after that."""
-
-REPORT_GRACE = 2.0
-"""Seconds a failed operation waits at most for the watchdog to say why; its own grace is far shorter."""
 
 _inherited: list[object] = []
 """What a forked child has of its parent's worlds: destroying it would wait for threads that are not there."""

@@ -20,6 +20,7 @@ from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
 from multiworld._net.lane.endpoint import Endpoint
 from multiworld._net.lane.meeting import meet
+from multiworld._net.liveness.attachment import REPORT_GRACE
 from multiworld.events import Breakage, Cause, State
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from multiworld._net.liveness.attachment import Attachment
 
 __all__ = ["connect", "make_when_needed", "open_door"]
-
-REPORT_GRACE = 2.0
-"""Seconds that a lost connection waits at most for the watchdog to say why; its own grace is far shorter."""
 
 
 def open_door(plan: JoinPlan, host: str, process: str) -> Door | None:

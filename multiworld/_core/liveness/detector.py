@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from multiworld._core.liveness.evidence import Evidence
     from multiworld._core.membership.roster import Member, Roster
 
-__all__ = ["GRACE", "ConnectionEnd", "Detector", "Notice", "Probe", "Verdict", "WorldId", "names", "world_id"]
+__all__ = [
+    "GRACE",
+    "SIGN_GRACE",
+    "ConnectionEnd",
+    "Detector",
+    "Notice",
+    "Probe",
+    "Verdict",
+    "WorldId",
+    "names",
+    "world_id",
+]
 
 WorldId = tuple[str, int]
 """A world of this process: the roster's key, and the rank (two ranks of a world may live in one process)."""
@@ -33,6 +44,13 @@ WorldId = tuple[str, int]
 GRACE = 0.5
 """Seconds that a failed operation waits for a more specific cause; half of ``hang_timeout`` where that is
 less."""
+
+SIGN_GRACE = 3.0
+"""Seconds that it waits at most for each member to give a sign of life; ``hang_timeout`` where that is less.
+
+A killed process closes its connections one after the other: on a busy machine its watchdog's was seen to end
+more than `GRACE` after the one of an operation.
+"""
 
 _STALL_LEAST = 0.25
 _STALL_SHARE = 0.4
@@ -114,6 +132,16 @@ class _Claim:
     itself: bool = False  # reported by the member itself
 
 
+@dataclass(frozen=True)
+class _FailedOperation:
+    """An operation failed at `since`: what it claims is the verdict between `earliest` and `latest`."""
+
+    claim: _Claim
+    since: float
+    earliest: float
+    latest: float
+
+
 @dataclass
 class _World:
     roster: Roster
@@ -150,7 +178,7 @@ class Detector:
         self._peers: dict[str, _Peer] = {}
         self._ended: dict[str, ConnectionEnd] = {}
         self._urgent: dict[WorldId, None] = {}  # worlds with claims, in order
-        self._graces: dict[WorldId, tuple[float, _Claim]] = {}  # until when, and what it will be then
+        self._failed: dict[WorldId, _FailedOperation] = {}
 
     # -- what there is to watch
 
@@ -178,7 +206,7 @@ class Detector:
         if state is None:
             return
         self._urgent.pop(world, None)
-        self._graces.pop(world, None)
+        self._failed.pop(world, None)
         for process in {member.process for member in state.roster.members} - {self._own}:
             peer = self._peers[process]
             del peer.worlds[world]
@@ -255,11 +283,18 @@ class Detector:
             self._claim(state, _Claim(cause, known, detail))
 
     def failed(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
-        """An operation failed: the verdict, unless a more specific cause arrives within `GRACE`."""
+        """An operation failed: the verdict, unless a more specific cause arrives first.
+
+        It has `GRACE` to arrive, and longer, `SIGN_GRACE` at most, while a member gives no sign of life: that
+        one may be dead, be it named or not, as a survivor's end of a connection closes after a death as well.
+        """
         state = self._worlds.get(world)
-        if state is not None and world not in self._graces:
-            until = now + min(GRACE, state.roster.hang_timeout / 2)
-            self._graces[world] = until, _Claim(Cause.FAILED, tuple(sorted(set(ranks))), detail)
+        if state is not None and world not in self._failed:
+            claim = _Claim(Cause.FAILED, tuple(sorted(set(ranks))), detail)
+            limit = state.roster.hang_timeout
+            self._failed[world] = _FailedOperation(
+                claim, now, now + min(GRACE, limit / 2), now + min(SIGN_GRACE, limit)
+            )
 
     def questions(self, now: float) -> tuple[str, ...]:
         """Return the silent processes whose hosts are to be asked now."""
@@ -317,9 +352,8 @@ class Detector:
             for process, peer in self._peers.items()
             if peer.heard is not None
         )
-        return min(
-            min(silent, default=math.inf), min((each[0] for each in self._graces.values()), default=math.inf)
-        )
+        failed = (self._verdict_at(world, each) for world, each in self._failed.items())
+        return min(min(silent, default=math.inf), min(failed, default=math.inf))
 
     def suspects(self, now: float) -> tuple[str, ...]:
         """Return the processes that were silent for too long for a world; `settle` takes their probes."""
@@ -346,10 +380,19 @@ class Detector:
             self._break(world, best.cause, best.ranks, best.detail, now, verdicts)
         for process in self.suspects(now):
             self._settle_silent(process, now, probes, verdicts)
-        for world, (until, claim) in tuple(self._graces.items()):
-            if until <= now:
+        for world, failed in tuple(self._failed.items()):
+            if self._verdict_at(world, failed) <= now:
+                claim = failed.claim
                 self._break(world, claim.cause, claim.ranks, claim.detail, now, verdicts)
         return verdicts
+
+    def _verdict_at(self, world: WorldId, failed: _FailedOperation) -> float:
+        """Return when a failed operation is the verdict, if nothing else happens."""
+        processes = {member.process for member in self._worlds[world].roster.members} - {self._own}
+        heard = (self._peers[each].heard for each in processes)
+        # A process that is not connected is waited for no longer: it closed its connection in good order.
+        alive = all(each is None or each > failed.since for each in heard)
+        return failed.earliest if alive else max(failed.earliest, failed.latest)
 
     def _settle_ended(self, now: float, verdicts: list[Verdict]) -> None:
         ended, self._ended = self._ended, {}

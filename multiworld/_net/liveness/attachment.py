@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.liveness.actions import Refusal, Why
+from multiworld._core.liveness.detector import SIGN_GRACE
 from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Roster
     from multiworld.events import Breakage
 
-__all__ = ["Attachment", "Owner"]
+__all__ = ["REPORT_GRACE", "Attachment", "Owner"]
+
+REPORT_GRACE = SIGN_GRACE + 1.0
+"""Seconds that a failed operation, or a lost connection, waits at most for the watchdog to say why."""
 
 
 class Owner(Protocol):
@@ -67,8 +71,9 @@ class Attachment:
     def report(self, detail: str, ranks: tuple[int, ...] = (), *, deadline: float) -> Breakage | None:
         """Report a failed operation of the world, and wait for the verdict. Any thread.
 
-        Without a more specific cause within min(0.5 s, hang_timeout / 2), the verdict is "failed" with
-        `detail` and `ranks`; a crash detected meanwhile is the verdict instead.
+        Without a more specific cause within min(0.5 s, hang_timeout / 2), and after that until each member
+        gave a sign of life (at most min(3 s, hang_timeout) in all), the verdict is "failed" with `detail` and
+        `ranks`; a crash detected meanwhile is the verdict instead.
 
         Args:
             detail: what failed, in one sentence.

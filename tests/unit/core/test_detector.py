@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.peerkit import ANSWERS, SILENT_HOST, process, rosters
 
-from multiworld._core.liveness.detector import GRACE, ConnectionEnd, Detector, Probe, Verdict, world_id
+from multiworld._core.liveness.detector import GRACE, SIGN_GRACE, ConnectionEnd, Detector, Probe, Verdict, world_id
 from multiworld.events import Cause
 
 
@@ -155,10 +155,13 @@ def test_a_failure_waits_for_a_better_reason():
     detector.failed(("a/1", 0), (1, 1), "a failed", 1.0)
     detector.failed(("a/1", 0), (2,), "again", 1.0)
     detector.failed(("b/1", 0), (), "b failed", 0.1)
+    for number in (2, 3):
+        detector.heard(process(number), 0.2)
     assert detector.wake() == pytest.approx(0.4)
     assert the(detector.settle(0.4, {})).breakage.detail == "b failed"
     for number in (2, 3):
-        detector.heard(process(number), 1.0)
+        detector.heard(process(number), 1.1)
+    assert detector.wake() == pytest.approx(1.0 + GRACE)
     assert detector.settle(1.0 + GRACE - 0.01, {}) == []
     found = the(detector.settle(1.0 + GRACE, {}))
     assert (found.breakage.cause, found.breakage.ranks, found.breakage.detail) == (
@@ -175,6 +178,40 @@ def test_a_crash_in_the_grace_wins():
     found = the(detector.settle(1.1, {}))
     assert (found.breakage.cause, found.breakage.ranks) == (Cause.CRASHED, (2,))
     assert detector.settle(2.0, {}) == []
+
+
+def test_a_failure_waits_for_a_sign_of_life_from_each_member():
+    detector = watching(rosters("a", (1, 2, 3)))
+    detector.heard(process(3), 1.0)  # it may have died since
+    detector.failed(("a/1", 0), (1,), "closed by peer", 1.0)
+    detector.heard(process(2), 1.1)
+    assert detector.settle(1.0 + GRACE, {}) == []
+    assert detector.wake() == pytest.approx(1.0 + SIGN_GRACE)
+    detector.closed(process(3), ConnectionEnd.LOST)
+    found = the(detector.settle(3.0, {}))
+    assert (found.breakage.cause, found.breakage.ranks) == (Cause.CRASHED, (2,))
+
+
+def test_a_sign_of_life_or_a_goodbye_ends_the_wait_for_a_better_reason():
+    for end in (lambda each: each.heard(process(3), 2.0), lambda each: each.disconnected(process(3))):
+        detector = watching(rosters("a", (1, 2, 3)))
+        detector.failed(("a/1", 0), (), "closed by peer", 1.0)
+        detector.heard(process(2), 1.1)
+        end(detector)
+        assert the(detector.settle(2.0, {})).breakage.cause is Cause.FAILED
+
+
+@pytest.mark.parametrize("hang", [9.0, 1.0])
+def test_the_wait_for_a_sign_of_life_ends(hang):
+    detector = watching(rosters("a", (1, 2, 3), hang=hang))
+    for number in (2, 3):
+        detector.heard(process(number), 0.9)
+    detector.failed(("a/1", 0), (), "closed by peer", 1.0)
+    detector.heard(process(2), 1.1)
+    assert detector.settle(1.0 + min(SIGN_GRACE, 0.9 * hang) - 0.01, {}) == []
+    found = the(detector.settle(1.0 + min(SIGN_GRACE, hang), {}))
+    # Where the silence itself is a verdict first, it is that one.
+    assert found.breakage.cause is (Cause.FAILED if hang > SIGN_GRACE else Cause.HUNG)
 
 
 def test_of_what_was_told_together_a_failure_is_the_poorest():
