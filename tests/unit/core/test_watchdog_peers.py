@@ -211,7 +211,7 @@ def test_an_operation_that_failed_is_the_verdict_after_its_grace_and_reaches_eve
     net[2].peers.report(("w/1", 1), (2, 0, 2), "it broke", net.now)
     net.pass_time(0.4)
     assert not net[2].broken
-    net.pass_time(0.3)
+    net.pass_time(0.7)  # each member gives a sign of life once a second
     for number in (1, 2, 3):
         found = verdict(net, number)
         assert (found.cause, found.ranks, found.detail) == (Cause.FAILED, (0, 2), "it broke")
