@@ -294,13 +294,16 @@ class MultiNode(Nodes):
         elif signal.id not in self._lost:
             self._next_poll = 0.0
             self._lost[signal.id] = self._gone[signal.id, signal.epoch] = _Loss(signal.cause, signal.at)
-            if signal.id in self._finished or self._over:
-                return
-            slot = self._membership.slot_of(signal.id)
-            ranks = () if slot is None else self._membership.ranks_of(slot)
-            worlds = () if self._plan is None else self._plan.worlds_without(ranks)
-            self._emit(NodeLost(time.time(), node.host, slot, signal.cause, worlds))
-            self._emit(Lost(node.host, slot, signal.cause, ranks, worlds))
+            self._tell_lost(self._membership, node, signal.cause)
+
+    def _tell_lost(self, membership: Membership, node: slots.Node, cause: str) -> None:
+        if node.id in self._finished or self._over:
+            return
+        slot = membership.slot_of(node.id)
+        ranks = () if slot is None else membership.ranks_of(slot)
+        worlds = () if self._plan is None else self._plan.worlds_without(ranks)
+        self._emit(NodeLost(time.time(), node.host, slot, cause, worlds))
+        self._emit(Lost(node.host, slot, cause, ranks, worlds))
 
     def _turn(self, now: float) -> None:
         if self._store is not None and self._membership is not None:
@@ -446,6 +449,10 @@ class MultiNode(Nodes):
             return
         self._membership, self._epoch = membership, membership.epoch
         known = {node.id: node.since for node in old.nodes} if old is not None else {}
+        for node in old.nodes if old is not None else ():
+            # Another node saw it go; this one may still be waiting for its first connection with it.
+            if membership.node(node.id) is None and node.id != me and node.id not in self._lost:
+                self._tell_lost(old, node, "unreachable")
         # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake
         # still is.
         epochs = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
