@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.peerkit import ANSWERS, SILENT_HOST, process, rosters
 
-from multiworld._core.liveness.detector import GRACE, SIGN_GRACE, ConnectionEnd, Detector, Probe, Verdict, world_id
+from multiworld._core.liveness.detector import (
+    GRACE,
+    SIGN_GRACE,
+    ConnectionEnd,
+    Detector,
+    Probe,
+    Verdict,
+    world_id,
+)
 from multiworld.events import Cause
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import time
 from datetime import datetime
 from pathlib import Path
 
