@@ -449,10 +449,8 @@ class MultiNode(Nodes):
             return
         self._membership, self._epoch = membership, membership.epoch
         known = {node.id: node.since for node in old.nodes} if old is not None else {}
-        for node in old.nodes if old is not None else ():
-            # Another node saw it go; this one may still be waiting for its first connection with it.
-            if membership.node(node.id) is None and node.id != me and node.id not in self._lost:
-                self._tell_lost(old, node, "unreachable")
+        if old is not None:
+            self._tell_gone(old, membership)
         # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake
         # still is.
         epochs = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
@@ -468,6 +466,12 @@ class MultiNode(Nodes):
             found = assignment.slot not in {None, before.slot}
             self._emit(Reassigned(assignment, f"seat {assignment.slot} was free" if found else ""))
         self._tell_vacant(old, membership)
+
+    def _tell_gone(self, old: Membership, membership: Membership) -> None:
+        """Tell of nodes that others removed; this one may not have had a connection with them."""
+        for node in old.nodes:
+            if membership.node(node.id) is None and node.id not in self._lost:
+                self._tell_lost(old, node, "unreachable")
 
     def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
         was = set(self._missed(rank_assignment.vacant(old))) if old is not None else set()
