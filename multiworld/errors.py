@@ -2,6 +2,7 @@
 
     MultiworldError
     ├── MarkerError                 a patched build's marker cannot be read, or its two halves disagree
+    ├── ProvenanceError             a patched wheel is not as its statement or signature says, or has none
     ├── WorldError                  something about one world; ``.world`` names it
     │   ├── BrokenWorldException    a member is gone or failed: this generation of the world is over
     │   ├── WorldClosedError        this process closed the world; nothing can be done in it
@@ -48,6 +49,7 @@ __all__ = [
     "MismatchError",
     "MultiworldError",
     "PatchRequiredError",
+    "ProvenanceError",
     "RankTakenError",
     "RouterError",
     "ShimError",
@@ -97,6 +99,10 @@ def _rebuild(cls: type[MultiworldError], fields: dict[str, Any], args: tuple[Any
 
 class MarkerError(MultiworldError):
     """A torch build's multiworld marker is unreadable, or torch/m8d.json and the library disagree."""
+
+
+class ProvenanceError(MultiworldError):
+    """A patched wheel is not as its statement or its signature says, or has none."""
 
 
 class WorldError(MultiworldError):

@@ -11,6 +11,8 @@ from kits.importkit import full_name, imported_names
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "multiworld"
+FIELDS = {"_type"}
+"""Names that are fields of JSON formats: in-toto's statement."""
 
 
 @dataclass
@@ -50,7 +52,7 @@ def used(sources: list[Source]) -> dict[str, set[str]]:
     A name reached through an import of torch is whole (``torch._C.Future``); an attribute of a value, or a string
     (as for getattr), is its last part alone (``_get_backend``).
     """
-    own = set().union(*(_defined(source.tree) for source in sources))
+    own = FIELDS.union(*(_defined(source.tree) for source in sources))
     found: dict[str, set[str]] = defaultdict(set)
     for source in sources:
         for name in _names(source, own):

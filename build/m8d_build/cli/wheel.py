@@ -17,6 +17,7 @@ from m8d_build.overlay.write import GRAFTED, write_patched
 from m8d_build.series.read import load_series
 from m8d_build.targets import load_targets
 from m8d_build.wheel.facts import read_facts
+from m8d_build.wheel.provenance import file_input
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.errors import MarkerError
 from multiworld.shim.marker import library_info
@@ -82,7 +83,8 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         facts = read_facts(wheel, installed=unpacked)
         facts.check_against(target)
         grafted = graft_edits(unpacked / GRAFTED, args.overlay)
-        made = write_patched(wheel, sha256, facts, series, args.overlay, grafted, settings)
+        library = [file_input(args.overlay.name, file_sha256(args.overlay))]
+        made = write_patched(wheel, sha256, facts, series, args.overlay, grafted, settings, inputs=library)
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})
     else:

@@ -16,6 +16,7 @@ from m8d_build.proc import run
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import cxx11_abi_of
 from m8d_build.wheel.marking import topics_of, write_marked
+from m8d_build.wheel.provenance import Origin, patch_inputs
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.errors import MarkerError
 from multiworld.shim.marker import Marker, compare, library_info
@@ -147,7 +148,14 @@ def finish_wheel(
         gomp = _there(tools.gomp, GOMP)
         floors.append(glibc_floor(gomp))
         changes.append(Put(bundled, gomp, executable=True))
-    return write_marked(wheel, plan.layout.out, changes, marker, platform=platform_tag(floors))
+    return write_marked(
+        wheel,
+        plan.layout.out,
+        changes,
+        marker,
+        origin=Origin(patch_inputs(series)),
+        platform=platform_tag(floors),
+    )
 
 
 def _unpack(wheel: WheelFile, name: str, scratch: Path) -> Path:

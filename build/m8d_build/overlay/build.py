@@ -39,6 +39,7 @@ from m8d_build.sources import fetch_source
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
+from m8d_build.wheel.provenance import file_input, source_inputs
 from m8d_build.wheel.wheelfile import open_wheel
 
 if TYPE_CHECKING:
@@ -185,8 +186,22 @@ class _Build:
                 f"{grafted.changed_bytes} bytes of {GRAFTED} change; {len(grafted.plan.hide)} symbols move"
             )
         with step(Step.REPACK):
-            more = self.replaced(wheel, touched)
-            repacked = write_patched(wheel, sha256, facts, series, linked.path, grafted, self.settings, more)
+            repacked = write_patched(
+                wheel,
+                sha256,
+                facts,
+                series,
+                linked.path,
+                grafted,
+                self.settings,
+                more=self.replaced(wheel, touched),
+                inputs=(
+                    *(file_input(name, file_sha256(path)) for name, path in packages.items()),
+                    file_input(f"native/{NATIVE.name}", file_sha256(NATIVE)),
+                    *source_inputs(target),
+                ),
+                compiler=compiler,
+            )
         with step(Step.INSPECT):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
             found = inspect_wheel(repacked.path, self.settings.patches, symbols=False)

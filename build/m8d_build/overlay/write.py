@@ -9,6 +9,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.overlay.plan import local_label
 from m8d_build.wheel.changes import Edit, Put
 from m8d_build.wheel.marking import topics_of, write_marked
+from m8d_build.wheel.provenance import Origin, file_input, patch_inputs
 from multiworld import __version__ as builder
 from multiworld.shim.marker import Marker, Overlay
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from m8d_build.wheel.facts import WheelFacts
     from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
+    from multiworld.provenance.statement import Resource
 
 __all__ = ["GRAFTED", "write_patched"]
 
@@ -37,6 +39,8 @@ def write_patched(
     grafted: GraftResult,
     settings: Settings,
     more: Iterable[Put] = (),
+    inputs: Iterable[Resource] = (),
+    compiler: str = "",
 ) -> Repacked:
     """Write the patched wheel into the output folder.
 
@@ -49,6 +53,8 @@ def write_patched(
         grafted: what changes in libtorch_cuda.so.
         settings: output folder, cache, compressors side by side.
         more: other entries to replace or add.
+        inputs: what the overlay was built from, besides the official wheel and the patches.
+        compiler: what compiled it, as it says itself; "" if that is not known.
 
     Raises:
         BuildError: see ``repack``.
@@ -65,11 +71,13 @@ def write_patched(
     )
     glibc = max((*glibc_floor(library),), tuple(facts.glibc))
     graft = Edit(GRAFTED, tuple((edit.offset, edit.new) for edit in grafted.edits))
+    made_from = (file_input(wheel.path.name, sha256), *patch_inputs(series), *inputs)
     return write_marked(
         wheel,
         settings.out,
         [graft, Put(entry, library, executable=True), *more],
         marker,
+        origin=Origin(made_from, compiler),
         platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
         source_sha256=sha256,
         jobs=settings.jobs,

@@ -1,4 +1,4 @@
-"""Marker, loader, licence and notice of modification, and a wheel written with them."""
+"""Marker, loader, licence, notice of modification and provenance, and a wheel written with them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.settings import REPO_ROOT
 from m8d_build.wheel.changes import Put
+from m8d_build.wheel.provenance import files_inside, write_beside
 from m8d_build.wheel.repack import repack
 from m8d_build.wheel.wheelfile import MARKER_ENTRY
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from m8d_build.series.read import Series
     from m8d_build.wheel.changes import Edit
+    from m8d_build.wheel.provenance import Origin
     from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
     from multiworld.shim.marker import Marker
@@ -40,18 +42,22 @@ def write_marked(
     changes: Sequence[Put | Edit],
     marker: Marker,
     *,
+    origin: Origin,
     platform: str,
     source_sha256: str = "",
     jobs: int = 2,
     cache: Path | None = None,
 ) -> Repacked:
-    """Write a patched wheel, and into it the marker, the loader, our licence and the notice.
+    """Write a patched wheel, and into it the marker, the loader, our licence, the notice and the provenance.
+
+    Statement and SBOM are written beside it as well.
 
     Args:
         wheel: what it is made from.
         out_dir: see ``repack``.
         changes: see ``repack``.
         marker: what it says of itself; names its version.
+        origin: what it is made from, and with which compiler.
         source_sha256: of the wheel it is made from; "" if that is not an official one.
         platform: see ``repack``.
         jobs: see ``repack``.
@@ -64,16 +70,19 @@ def write_marked(
     said = [Put(MARKER_ENTRY, make_marker(marker)), Put(LOADER_ENTRY, loader_text())]
     changed = tuple(change.name for change in (*changes, *said))
     notice = make_notice(marker, source=wheel.path.name, source_sha256=source_sha256, changed=changed)
-    return repack(
+    made = repack(
         wheel,
         out_dir,
         [*changes, *said],
         local=marker.local,
         platform=platform,
         notices={LICENCE_NAME: LICENCE.read_bytes(), NOTICE_NAME: notice},
+        describe=lambda digests: files_inside(wheel, marker, origin, digests),
         jobs=jobs,
         cache=cache,
     )
+    write_beside(made)
+    return made
 
 
 def make_marker(marker: Marker) -> bytes:

@@ -32,6 +32,12 @@ class RecordRow:
     digest: str
     size: int | None
 
+    @property
+    def sha256(self) -> str:
+        """The digest in hexadecimal; "" if it is none of SHA-256."""
+        kind, _, text = self.digest.partition("=")
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex() if kind == "sha256" else ""
+
 
 def parse_record(data: bytes, *, where: str) -> tuple[RecordRow, ...]:
     """Return RECORD's lines in their order.

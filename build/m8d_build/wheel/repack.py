@@ -63,6 +63,7 @@ def repack(
     local: str,
     platform: str,
     notices: Mapping[str, bytes] | None = None,
+    describe: Callable[[Mapping[str, str]], Mapping[str, bytes]] = lambda _: {},
     jobs: int = 2,
     cache: Path | None = None,
 ) -> Repacked:
@@ -75,6 +76,8 @@ def repack(
         local: local version label ("cu124.m8d1").
         platform: platform tag ("manylinux_2_34_x86_64"); several are joined by dots.
         notices: files for the dist-info folder (licence and notice of the modification).
+        describe: called with the SHA-256 of each entry that was changed or added, by its new name; gives more
+            files for the dist-info folder.
         jobs: compressors side by side.
         cache: folder for compressed chunks; None keeps none.
 
@@ -83,7 +86,7 @@ def repack(
         DiskFull: there is not enough room for it, or there was none while writing. Nothing is left behind.
         WheelInvalid: the source wheel turned out to be damaged.
         CheckFailed: what was written does not read back.
-        ValueError: as in ``plan_entries`` and ``edit_blocks``.
+        ValueError: as in ``plan_entries`` and ``edit_blocks``; a file of ``describe`` is there already.
     """
     steps = plan_entries(wheel, changes, local=local, platform=platform, notices=notices or {})
     target = out_dir / wheel_name(wheel, local, platform)
@@ -97,7 +100,7 @@ def repack(
             remove_tree(temporary)
             temporary.mkdir()
             part = temporary / target.name
-            made = _write(wheel, part, steps, f"{dist_info_name(wheel, local)}/RECORD", jobs, chunks)
+            made = _write(wheel, part, steps, dist_info_name(wheel, local), describe, jobs, chunks)
             sha256 = _check(part, made)
             part.chmod(0o644)
             size = part.stat().st_size
@@ -117,7 +120,8 @@ def _write(
     wheel: WheelFile,
     part: Path,
     steps: tuple[EntryPlan, ...],
-    record: str,
+    dist_info: str,
+    describe: Callable[[Mapping[str, str]], Mapping[str, bytes]],
     jobs: int,
     cache: ChunkCache | None,
 ) -> dict[str, Deflated]:
@@ -125,6 +129,7 @@ def _write(
     rows = {row.path: row for row in wheel.record}
     new_rows: list[RecordRow] = []
     made: dict[str, Deflated] = {}
+    record, date = f"{dist_info}/RECORD", wheel.entries[f"{wheel.dist_info}/RECORD"].date_time
     with part.open("wb") as out, wheel.path.open("rb") as source:
         writer = ZipWriter(out)
         for step in steps:
@@ -139,8 +144,15 @@ def _write(
             done = writer.add(member, size, _deflater(blocks, jobs, cache if size >= BLOCK else None))
             made[name] = done
             new_rows.append(RecordRow(name, record_digest(done.sha256), done.size))
+        digests = {name: done.sha256.hex() for name, done in made.items()}
+        for file_name, said in sorted(describe(digests).items()):
+            name = f"{dist_info}/{file_name}"
+            if name in made or name in {step.member.name for step in steps} or name == record:
+                raise ValueError(f"the wheel has a file of the name {name}")
+            done = writer.add(Member(name, date, FILE_MODE), len(said), _deflater([said], jobs, None))
+            made[name] = done
+            new_rows.append(RecordRow(name, record_digest(done.sha256), done.size))
         data = format_record([*new_rows, RecordRow(record, "", None)])
-        date = wheel.entries[f"{wheel.dist_info}/RECORD"].date_time
         made[record] = writer.add(Member(record, date, FILE_MODE), len(data), _deflater([data], jobs, None))
         writer.close()
         out.flush()

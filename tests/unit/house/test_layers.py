@@ -45,6 +45,7 @@ LAYERS = (
     (
         "cli",
         "shim",
+        "provenance",
         "manager",
         "communicator",
         "elastic",
@@ -206,6 +207,8 @@ def test_no_modules_import_in_circles(package):
 def test_the_toolchain_takes_little_of_multiworld(path):
     allowed = (
         "multiworld.errors",
+        "multiworld.provenance.statement",
+        "multiworld.provenance.wheel",
         "multiworld.shim.loader",
         "multiworld.shim.marker",
         "multiworld.__version__",

@@ -15,8 +15,8 @@ def test_the_public_names_of_multiworld_are_these():
     assert sorted(multiworld.__all__) == [
         "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event", "InstallError",
         "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
-        "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "RankTakenError", "RouterError",
-        "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
+        "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "ProvenanceError", "RankTakenError",
+        "RouterError", "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError",

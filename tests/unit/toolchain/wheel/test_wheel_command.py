@@ -45,7 +45,7 @@ def call(tmp_path, built, official, monkeypatch):  # noqa: F811
     """Run the command; the series has one topic, and the wheel is on record."""
     from hashlib import sha256
 
-    patch = SimpleNamespace(topic="one", sha256=sha256(PATCH).hexdigest())
+    patch = SimpleNamespace(name="0001-one.patch", topic="one", sha256=sha256(PATCH).hexdigest())
     target = target_of(official)
     series = SimpleNamespace(topics=("one",), patches=(patch,))
     monkeypatch.setattr(module, "load_series", lambda patches, version: series)
@@ -71,7 +71,7 @@ def test_an_overlay_goes_into_an_official_wheel(tmp_path, call):
     assert found.bindings.moved == ("answer",)
     assert found.marker.overlay.file == OVERLAY
     left = {p.name for p in (tmp_path / "out").iterdir() if not p.name.startswith(".m8d")}
-    assert left == {path.name}
+    assert left == {path.name, f"{path.name}.provenance.json", f"{path.name}.cdx.json"}
 
 
 def test_json_has_path_size_and_digest(tmp_path, call, official, built):  # noqa: F811

@@ -1,0 +1,119 @@
+"""What a patched wheel says of its making: statement and SBOM, in its dist-info folder and beside it."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from m8d_build.errors import OutputUnwritable
+from m8d_build.wheel.facts import pinned_requirements
+from m8d_build.wheel.sbom import SBOM_ENTRY, SBOM_WRITER, make_sbom
+from m8d_build.wheel.wheelfile import open_wheel
+from multiworld.provenance.statement import (
+    STATEMENT_NAME,
+    Resource,
+    Statement,
+    parse_statement,
+    statement_bytes,
+)
+from multiworld.provenance.wheel import signed_statement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from m8d_build.series.read import Series
+    from m8d_build.targets import Target
+    from m8d_build.wheel.repack import Repacked
+    from m8d_build.wheel.wheelfile import WheelFile
+    from multiworld.shim.marker import Marker
+
+__all__ = ["Origin", "file_input", "files_inside", "patch_inputs", "source_inputs", "write_beside"]
+
+_PYTORCH = "git+https://github.com/pytorch/pytorch"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a wheel is made from, as far as its maker knows.
+
+    Attributes:
+        inputs: files, packages, patches, sources, in the order of their use.
+        compiler: what it says of itself; "" where nothing is compiled.
+    """
+
+    inputs: tuple[Resource, ...] = ()
+    compiler: str = ""
+
+
+def file_input(name: str, sha256: str) -> Resource:
+    """Return a file, or a package "name==version", as an input."""
+    package, _, version = name.partition("==")
+    return Resource(name, sha256, uri=f"pkg:pypi/{package}@{version}" if version else "")
+
+
+def patch_inputs(series: Series) -> tuple[Resource, ...]:
+    """Return a series' patches as inputs."""
+    return tuple(Resource(patch.name, patch.sha256) for patch in series.patches)
+
+
+def source_inputs(target: Target) -> tuple[Resource, ...]:
+    """Return the files of PyTorch's sources whose blob ids are on record, and so were checked."""
+    return tuple(Resource(each.path, each.blob, "gitBlob") for each in target.files if each.blob)
+
+
+def files_inside(
+    wheel: WheelFile, marker: Marker, origin: Origin, digests: Mapping[str, str]
+) -> Mapping[str, bytes]:
+    """Return statement and SBOM, by their names in the dist-info folder.
+
+    Args:
+        wheel: what the patched wheel is made from.
+        marker: of the patched wheel.
+        origin: what else it is made from.
+        digests: SHA-256 of each entry that was changed or added.
+    """
+    commit = Resource("pytorch", marker.commit, "gitCommit", f"{_PYTORCH}@{marker.commit}")
+    # With these the same inputs give the same bytes.
+    tools = {"zlib": zlib.ZLIB_RUNTIME_VERSION, "sbom": SBOM_WRITER}
+    if origin.compiler:
+        tools["compiler"] = origin.compiler
+    statement = Statement(
+        subjects=dict(digests),
+        torch=marker.torch,
+        local=marker.local,
+        mode=marker.mode,
+        builder=marker.builder,
+        inputs=(*origin.inputs, commit),
+        tools=tools,
+    )
+    date = wheel.entries[f"{wheel.dist_info}/RECORD"].date_time
+    return {
+        STATEMENT_NAME: statement_bytes(statement),
+        SBOM_ENTRY: make_sbom(statement, pinned_requirements(wheel), date=date),
+    }
+
+
+def write_beside(made: Repacked) -> None:
+    """Write both beside the finished wheel, the statement with the wheel as one more subject.
+
+    Raises:
+        OutputUnwritable: they cannot be written.
+    """
+    wheel = open_wheel(made.path)
+    statement = parse_statement(wheel.read(f"{wheel.dist_info}/{STATEMENT_NAME}"), where=made.path.name)
+    for suffix, data in (
+        (".provenance.json", signed_statement(statement, made.path.name, made.sha256)),
+        (".cdx.json", wheel.read(f"{wheel.dist_info}/{SBOM_ENTRY}")),
+    ):
+        path = made.path.with_name(made.path.name + suffix)
+        aside = path.with_name(f".{path.name}.part")
+        try:
+            aside.write_bytes(data)
+            aside.replace(path)
+        except OSError as exc:
+            raise OutputUnwritable(
+                f"{path} cannot be written: {exc.strerror}",
+                rule="statement and SBOM lie beside the wheel",
+                next_step="Correct its permissions, or name another folder with --out",
+            ) from exc
