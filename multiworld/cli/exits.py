@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multiworld.errors import InstallError, MarkerError, PatchRequiredError, ShimError
+from multiworld.errors import InstallError, MarkerError, PatchRequiredError, ProvenanceError, ShimError
 
 if TYPE_CHECKING:
     from multiworld.errors import MultiworldError
@@ -16,6 +16,7 @@ EXIT_CODES: dict[type[MultiworldError], int] = {
     MarkerError: 4,
     PatchRequiredError: 5,
     ShimError: 6,
+    ProvenanceError: 7,
 }
 """The first class that an error is of, in this order."""
 
