@@ -90,6 +90,11 @@ def _patches(found: Status) -> Iterable[str]:
             yield from _wrapped(line, "             ")
     else:
         yield "           torch/m8d.json and the library agree"
+        yield (
+            f"           its {patched.built_files} changed files are as built"
+            if patched.built_files is not None
+            else "           its wheel has no provenance statement: an older toolchain made it"
+        )
 
 
 def _loader(found: Status) -> Iterable[str]:

@@ -17,6 +17,7 @@ from multiworld._c10d.capabilities import (
     marker_of_build,
 )
 from multiworld.errors import InstallError, MarkerError
+from multiworld.provenance.installed import InstalledProvenance, check_installed
 from multiworld.shim import switch
 from multiworld.shim.clash import Clash, find
 from multiworld.shim.install import Inspection, inspect
@@ -38,7 +39,9 @@ class Patched:
         topics: in the order of the series.
         mode: "overlay" or "full"; empty for an official build.
         version: "2.6.0+cu124.m8d1"; empty for an official build.
-        disagreements: where the marker and the library differ, or why the marker cannot be read.
+        disagreements: where the marker, the library and the provenance statement differ, or why the marker
+            cannot be read.
+        built_files: how many files are as the statement in the wheel says; None where it has no statement.
     """
 
     marked: bool
@@ -46,6 +49,7 @@ class Patched:
     mode: str = ""
     version: str = ""
     disagreements: tuple[str, ...] = ()
+    built_files: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,22 @@ def _patched() -> Patched:
     if marker is None:
         return Patched(marked=False)
     topics = tuple(topic.name for topic in marker.topics)
+    provenance = _provenance(marker)
     return Patched(
         marked=True,
         topics=topics,
         mode=marker.mode,
         version=f"{marker.torch}+{marker.local}",
-        disagreements=marker.disagreements,
+        disagreements=(*marker.disagreements, *(provenance.faults if provenance else ())),
+        built_files=provenance.files if provenance else None,
     )
+
+
+def _provenance(marker: Marker) -> InstalledProvenance | None:
+    try:
+        return check_installed(find_site(), marker)
+    except InstallError:
+        return None  # as for `_loader`
 
 
 def _loader() -> Inspection | None:

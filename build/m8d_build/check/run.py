@@ -24,6 +24,8 @@ from m8d_build.errors import OutputUnwritable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.overlay.compile import compiler_identity
 from m8d_build.targets import load_targets
+from multiworld.errors import ProvenanceError
+from multiworld.provenance.wheel import verify_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +41,7 @@ __all__ = ["EXPECTED_SECONDS", "STOCK_AUTO", "STOCK_NONE", "check_wheel", "run_c
 STOCK_AUTO = "auto"
 STOCK_NONE = "none"
 
+STEP_VERIFY = "verify the wheel"
 STEP_STOCK = "stock environment"
 STEP_INSTALL = "install the wheel"
 STEP_COMPILE = "compile the probes"
@@ -47,6 +50,7 @@ STEP_RUN_PATCHED = "probes on the patched wheel"
 
 # (step, seconds) on two cores with the stock environment in the cache.
 EXPECTED_SECONDS = (
+    (STEP_VERIFY, 10.0),
     (STEP_STOCK, 2.0),
     (STEP_INSTALL, 15.0),
     (STEP_COMPILE, 3.0),
@@ -103,13 +107,15 @@ def check_wheel(
     compiler_identity(settings.compiler)
     environments = Environments(settings.cache / "envs")
     with ExitStack() as stack:
+        with report.step(STEP_VERIFY):
+            provenance = _provenance_result(subject)
         with report.step(STEP_STOCK):
             base = _stock(
                 stack, environments, subject, settings, report, log=log, stock=stock, official=official
             )
         with report.step(STEP_INSTALL):
             patched = stack.enter_context(environments.fresh(subject.recipe, base=base, log=log, keep=keep))
-        results = _compare(stack, subject, base, patched, settings, report, log)
+        compared = _compare(stack, subject, base, patched, settings, report, log)
         if base is not None and base.root is not None:
             removed = environments.prune({base.name, subject.recipe.name}, torch=subject.marker.torch)
             for name in removed:
@@ -120,7 +126,7 @@ def check_wheel(
         version=f"{subject.marker.torch}+{subject.marker.local}",
         topics=tuple(topic.name for topic in subject.marker.topics),
         stock=base.name if base else "",
-        results=results,
+        results=(provenance, *compared),
         seconds=time.monotonic() - began,
     )
 
@@ -272,6 +278,22 @@ def _pip_result(patched: Environment) -> Result:
     took = time.monotonic() - began
     return Result(
         "pip-check", "pip finds every requirement met", None, None, "clean", said, patched_seconds=took
+    )
+
+
+def _provenance_result(subject: Subject) -> Result:
+    try:
+        verify_wheel(subject.wheel.path)
+        found = "holds"
+    except ProvenanceError as exc:
+        found = str(exc)
+    return Result(
+        "provenance",
+        "every file is as RECORD says, and as the statement of what it was made from",
+        None,
+        None,
+        "holds",
+        found,
     )
 
 

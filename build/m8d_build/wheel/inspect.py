@@ -17,7 +17,8 @@ from m8d_build.files.disk import needs_room
 from m8d_build.series.read import load_series
 from m8d_build.wheel.changes import BLOCK
 from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
-from multiworld.errors import MarkerError
+from multiworld.errors import MarkerError, ProvenanceError
+from multiworld.provenance.statement import STATEMENT_NAME, contradictions, parse_statement
 from multiworld.shim.marker import (
     OVERLAY_LIBRARY,
     LibraryInfo,
@@ -172,6 +173,7 @@ def inspect_wheel(
     except MarkerError as exc:
         return replace(plain, disagreements=(*faults, str(exc)))
     faults += _version_faults(wheel, marker)
+    stated, unstated = _provenance_faults(wheel, marker)
     with tempfile.TemporaryDirectory(prefix="inspect-", dir=scratch) as folder:
         info, bindings, more = _libraries(wheel, marker, Path(folder), symbols=symbols)
     return replace(
@@ -180,7 +182,8 @@ def inspect_wheel(
         topics=_topics(marker.topics, marker.torch, patches),
         library=info,
         bindings=bindings,
-        disagreements=(*faults, *more),
+        disagreements=(*faults, *stated, *more),
+        notes=unstated,
     )
 
 
@@ -219,6 +222,19 @@ def _version_faults(wheel: WheelFile, marker: Marker) -> list[str]:
             f"torch/version.py says commit {inside.git_version}, {MARKER_ENTRY} says {marker.commit}"
         )
     return faults
+
+
+def _provenance_faults(wheel: WheelFile, marker: Marker) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compare the statement with RECORD and marker; return what differs, and a note where there is none."""
+    name = f"{wheel.dist_info}/{STATEMENT_NAME}"
+    if name not in wheel.entries:
+        return (), ("it has no provenance statement: an older toolchain made it",)
+    try:
+        statement = parse_statement(wheel.read(name), where=name)
+    except ProvenanceError as exc:
+        return (str(exc),), ()
+    digests = {row.path: row.sha256 for row in wheel.record if row.digest}
+    return contradictions(statement, marker, digests), ()
 
 
 def _libraries(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,9 @@ def test_a_patched_build_and_one_that_contradicts_itself(monkeypatch, capsys):
     assert "patches    group-guard, cleanup-only (overlay build 2.6.0+cu124.m8d1)" in said.out
     assert "NCCL fault management: on:" in said.out
     assert "what remains, and ends no process:" in said.out
+    assert "its wheel has no provenance statement" in said.out
+    _, said = run(monkeypatch, capsys, status_of(facts, patched=replace(patched, built_files=9)))
+    assert "its 9 changed files are as built" in said.out
     broken = Patched(marked=True, disagreements=("nccl.so.2 says nothing of patches",))
     code, said = run(monkeypatch, capsys, status_of(patched=broken))
     assert code == doctor.UNSOUND == 1
