@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,7 +37,11 @@ class RecordRow:
     def sha256(self) -> str:
         """The digest in hexadecimal; "" if it is none of SHA-256."""
         kind, _, text = self.digest.partition("=")
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex() if kind == "sha256" else ""
+        try:
+            found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        except ValueError:
+            return ""
+        return found.hex() if kind == "sha256" and len(found) == hashlib.sha256().digest_size else ""
 
 
 def parse_record(data: bytes, *, where: str) -> tuple[RecordRow, ...]:

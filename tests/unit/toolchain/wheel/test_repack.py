@@ -13,7 +13,7 @@ from test_rawzip import compressed
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable, WheelInvalid
 from m8d_build.wheel import repack as module
 from m8d_build.wheel.rawzip import ZipWriter
-from m8d_build.wheel.recordfile import format_record, parse_record
+from m8d_build.wheel.recordfile import RecordRow, format_record, parse_record, record_digest
 from m8d_build.wheel.repack import Edit, Put, repack
 from m8d_build.wheel.repack_plan import plan_entries
 from m8d_build.wheel.wheelfile import open_wheel
@@ -93,6 +93,15 @@ def test_record_comes_back_as_it_was_written():
     data = record_of({"b": b"1", "a,c": b"", 'q"': b"2"}, "x.dist-info").replace(b'q",', b'"q""",')
     rows = parse_record(data, where="here")
     assert set(parse_record(format_record(rows), where="there")) == set(rows)
+
+
+def test_a_digest_of_record_in_hexadecimal():
+    import hashlib
+
+    digest = hashlib.sha256(b"x")
+    assert RecordRow("a", record_digest(digest.digest()), 1).sha256 == digest.hexdigest()
+    for wrong in ("", "md5=AAAA", "sha256=A", "sha256=AAAA", "sha256=\u00e9"):
+        assert RecordRow("a", wrong, 1).sha256 == ""
 
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path):
