@@ -7,11 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
-from benchmarks.limits import mpi
-from benchmarks.limits.mpi import MpiError, MpiRanks
-from benchmarks.operations.floor import Floor
+torch = pytest.importorskip("torch")
+
+from benchmarks.limits import mpi  # noqa: E402  (torch may be missing)
+from benchmarks.limits.mpi import MpiError, MpiRanks  # noqa: E402
+from benchmarks.operations.floor import Floor  # noqa: E402
 
 
 @pytest.fixture
