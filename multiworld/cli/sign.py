@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from multiworld.cli.console import say
 from multiworld.cli.reading import reading
 from multiworld.errors import ProvenanceError
-from multiworld.provenance.signature import SIGNATURE_SUFFIX, sign
-from multiworld.provenance.wheel import signed_statement, verify_wheel
+from multiworld.provenance.signature import SIGNATURE_SUFFIX, sign, signature_path
+from multiworld.provenance.wheel import verify_wheel
 
 if TYPE_CHECKING:
     import argparse
@@ -43,9 +43,8 @@ def execute(args: argparse.Namespace) -> int:
     passphrase = None if args.passphrase_file is None else _passphrase(args.passphrase_file)
     with reading(args.wheel) as progress:
         found = verify_wheel(args.wheel, progress)
-    payload = signed_statement(found.statement, args.wheel.name, found.sha256)
-    envelope = sign(payload, args.key, passphrase)
-    out = args.wheel.with_name(args.wheel.name + SIGNATURE_SUFFIX)
+    envelope = sign(found.payload, args.key, passphrase)
+    out = signature_path(args.wheel)
     aside = out.with_name(f".{out.name}.part")
     try:
         aside.write_bytes(envelope)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from multiworld.cli.console import say
 from multiworld.cli.reading import reading
 from multiworld.errors import ProvenanceError
-from multiworld.provenance.signature import SIGNATURE_SUFFIX, verify
-from multiworld.provenance.wheel import signed_statement, verify_wheel
+from multiworld.provenance.signature import SIGNATURE_SUFFIX, signature_path, verify
+from multiworld.provenance.wheel import verify_wheel
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +42,7 @@ def execute(args: argparse.Namespace) -> int:
     with reading(args.wheel) as progress:
         found = verify_wheel(args.wheel, progress)
     if args.key is not None:
-        _verify_signature(found, args.wheel, args.key)
+        _verify_signature(found, args.key)
     if args.json:
         say(json.dumps(_as_dict(found, args.key), indent=1))
     else:
@@ -50,8 +50,8 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _verify_signature(found: VerifiedWheel, wheel: Path, key: Path) -> None:
-    beside = wheel.with_name(wheel.name + SIGNATURE_SUFFIX)
+def _verify_signature(found: VerifiedWheel, key: Path) -> None:
+    beside = signature_path(found.path)
     try:
         envelopes = beside.read_bytes()
     except OSError as exc:
@@ -60,11 +60,9 @@ def _verify_signature(found: VerifiedWheel, wheel: Path, key: Path) -> None:
             rule="the signature lies beside the wheel",
             next_step="Take it from where the wheel came from, or sign the wheel: m8d sign",
         ) from exc
-    if verify(envelopes, key, where=str(beside)) != signed_statement(
-        found.statement, wheel.name, found.sha256
-    ):
+    if verify(envelopes, key, where=str(beside)) != found.payload:
         raise ProvenanceError(
-            f"{beside} signs another wheel than {wheel.name} with SHA-256 {found.sha256}",
+            f"{beside} signs another wheel than {found.path.name} with SHA-256 {found.sha256}",
             rule="name, SHA-256 and statement must be the signed ones",
             next_step="Take both from the same place, and do not rename the wheel",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from multiworld.errors import ProvenanceError
@@ -55,6 +55,6 @@ def check_installed(site: TorchSite, marker: Marker) -> InstalledProvenance | No
                 digests[name] = file_digest(site.root / name)
             except ProvenanceError as exc:
                 faults.append(str(exc))
-    # Its own folder's files are the installer's.
-    digests |= {name: digest for name, digest in statement.subjects.items() if name not in names}
-    return InstalledProvenance(len(names), (*faults, *contradictions(statement, marker, digests)))
+    # The files of its dist-info folder are the installer's.
+    compared = replace(statement, subjects={name: statement.subjects[name] for name in names})
+    return InstalledProvenance(len(names), (*faults, *contradictions(compared, marker, digests)))

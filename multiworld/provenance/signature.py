@@ -12,7 +12,7 @@ from multiworld.provenance.statement import PAYLOAD_TYPE
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SIGNATURE_SUFFIX", "sign", "verify"]
+__all__ = ["SIGNATURE_SUFFIX", "sign", "signature_path", "verify"]
 
 SIGNATURE_SUFFIX = ".intoto.jsonl"
 """Appended to a wheel's file name: the envelope beside it."""
@@ -21,6 +21,11 @@ _KEYS = (
     "Make a pair: openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out "
     "public.pem"
 )
+
+
+def signature_path(wheel: Path) -> Path:
+    """Return where a wheel's signature lies: beside it."""
+    return wheel.with_name(wheel.name + SIGNATURE_SUFFIX)
 
 
 def sign(payload: bytes, key: Path, passphrase: bytes | None = None) -> bytes:

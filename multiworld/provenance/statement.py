@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld._c10d.marker import MARKER_NAME
 from multiworld.errors import ProvenanceError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ STATEMENT_NAME = "m8d-provenance.json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """What a signed envelope says of its payload."""
 
-MARKER_ENTRY = "torch/m8d.json"
+MARKER_ENTRY = f"torch/{MARKER_NAME}"
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://slsa.dev/provenance/v1"

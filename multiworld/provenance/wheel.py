@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import hashlib
 import io
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.marker import Marker
     from multiworld.provenance.statement import Statement
 
-__all__ = ["VerifiedWheel", "file_digest", "signed_statement", "verify_wheel"]
+__all__ = ["VerifiedWheel", "file_digest", "record_sha256", "signed_statement", "verify_wheel"]
 
 _BLOCK = 1 << 20
 _AGAIN = "Take the wheel again from where it came from, or build it again"
@@ -51,6 +50,11 @@ class VerifiedWheel:
     sha256: str
     files: int
     statement: Statement
+
+    @property
+    def payload(self) -> bytes:
+        """What is signed: see `signed_statement`."""
+        return signed_statement(self.statement, self.path.name, self.sha256)
 
 
 def verify_wheel(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> VerifiedWheel:
@@ -117,6 +121,16 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def record_sha256(digest: str) -> str:
+    """Return a digest of RECORD in hexadecimal; "" if it is none of SHA-256."""
+    kind, _, text = digest.partition("=")
+    try:
+        found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return ""
+    return found.hex() if kind == "sha256" and len(found) == hashlib.sha256().digest_size else ""
+
+
 def _dist_info(path: Path, names: list[str]) -> str:
     if len(set(names)) != len(names):
         raise _unsound(path, "has two files of one name", "each name stands once")
@@ -144,7 +158,7 @@ def _check_record(path: Path, record: bytes, digests: Mapping[str, str], own: st
     try:
         rows = [row for row in csv.reader(io.StringIO(record.decode(), newline="")) if row]
         said = {name: _hex(digest) for name, digest, _ in rows if name != own}
-    except (ValueError, csv.Error, binascii.Error) as exc:
+    except (ValueError, csv.Error) as exc:
         raise _unsound(path, f"has an unreadable RECORD: {exc}", "it lists names, digests, sizes") from exc
     there = {name: digest for name, digest in digests.items() if name != own}
     wrong = sorted(name for name in said.keys() | there.keys() if said.get(name) != there.get(name))
@@ -156,10 +170,10 @@ def _check_record(path: Path, record: bytes, digests: Mapping[str, str], own: st
 
 
 def _hex(digest: str) -> str:
-    kind, _, text = digest.partition("=")
-    if kind != "sha256":
+    found = record_sha256(digest)
+    if not found:
         raise ValueError(f"{digest!r} is no SHA-256")
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
+    return found
 
 
 def _marker(path: Path, data: bytes | None) -> Marker | None:

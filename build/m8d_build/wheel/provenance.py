@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from m8d_build.errors import OutputUnwritable
 from m8d_build.wheel.facts import pinned_requirements
-from m8d_build.wheel.sbom import SBOM_ENTRY, SBOM_WRITER, make_sbom
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.provenance.statement import (
     STATEMENT_NAME,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from multiworld.shim.marker import Marker
 
 __all__ = ["Origin", "file_input", "files_inside", "patch_inputs", "source_inputs", "write_beside"]
+
+SBOM_ENTRY = "sboms/multiworld.cdx.json"
 
 _PYTORCH = "git+https://github.com/pytorch/pytorch"
 
@@ -73,6 +74,9 @@ def files_inside(
         origin: what else it is made from.
         digests: SHA-256 of each entry that was changed or added.
     """
+    # CycloneDX's library takes a quarter of a second to load: no other command waits for it.
+    from m8d_build.wheel.sbom import SBOM_WRITER, make_sbom  # noqa: PLC0415
+
     commit = Resource("pytorch", marker.commit, "gitCommit", f"{_PYTORCH}@{marker.commit}")
     # With these the same inputs give the same bytes.
     tools = {"zlib": zlib.ZLIB_RUNTIME_VERSION, "sbom": SBOM_WRITER}

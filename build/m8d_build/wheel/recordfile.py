@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import WheelInvalid
+from multiworld.provenance.wheel import record_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,12 +36,7 @@ class RecordRow:
     @property
     def sha256(self) -> str:
         """The digest in hexadecimal; "" if it is none of SHA-256."""
-        kind, _, text = self.digest.partition("=")
-        try:
-            found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        except ValueError:
-            return ""
-        return found.hex() if kind == "sha256" and len(found) == hashlib.sha256().digest_size else ""
+        return record_sha256(self.digest)
 
 
 def parse_record(data: bytes, *, where: str) -> tuple[RecordRow, ...]:

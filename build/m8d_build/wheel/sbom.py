@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from multiworld.provenance.statement import Resource, Statement
 
-__all__ = ["SBOM_ENTRY", "SBOM_WRITER", "make_sbom"]
+__all__ = ["SBOM_WRITER", "make_sbom"]
 
-SBOM_ENTRY = "sboms/multiworld.cdx.json"
 SBOM_WRITER = f"cyclonedx-python-lib {version('cyclonedx-python-lib')}"
 
 

@@ -17,6 +17,7 @@ from m8d_build.errors import WheelAlreadyPatched, WheelInvalid, WheelMismatch
 from m8d_build.files.blobs import file_sha256
 from m8d_build.wheel.recordfile import parse_record, record_digest
 from m8d_build.wheel.versionfile import VERSION_ENTRY, parse_version_file
+from multiworld.provenance.statement import MARKER_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MARKER_ENTRY", "WheelFile", "open_wheel"]
 
-MARKER_ENTRY = "torch/m8d.json"
 
 CHUNK = 1 << 20
 _ENCRYPTED = 0x1
