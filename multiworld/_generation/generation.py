@@ -21,7 +21,6 @@ from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.resources import Holdings
-from multiworld._net.liveness.attachment import REPORT_GRACE
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
 
@@ -317,9 +316,7 @@ class Generation:
         if fault is None or is_posting():
             return exc
         ranks = () if fault.rank is None else (fault.rank,)
-        self._attachment.report(fault.detail, ranks, deadline=time.monotonic() + REPORT_GRACE)
-        if self.machine.state is State.ACTIVE:
-            self.verdict(Breakage(Cause.FAILED, ranks, fault.detail, time.monotonic()))
+        self.verdict(self._attachment.breakage_for(fault.detail, ranks))
         return self.error()
 
     def translate(self, _state: WorldState, exc: BaseException) -> BaseException | None:

@@ -7,7 +7,6 @@ A world has a lane where gloo would carry its messages of CPU tensors, all its m
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from multiworld import settings
@@ -20,8 +19,7 @@ from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
 from multiworld._net.lane.endpoint import Endpoint
 from multiworld._net.lane.meeting import meet
-from multiworld._net.liveness.attachment import REPORT_GRACE
-from multiworld.events import Breakage, Cause, State
+from multiworld.events import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,10 +153,8 @@ def _read_aside(endpoint: Endpoint, rank: int, then: Callable[[], None]) -> None
 
 def _report(attachment: Attachment, machine: StateMachine, detail: str, ranks: tuple[int, ...]) -> None:
     """The world breaks, by the watchdog's verdict, or for this reason."""
-    if machine.state is not State.ACTIVE:
-        return
-    attachment.report(detail, ranks, deadline=time.monotonic() + REPORT_GRACE)
-    machine.apply(Broke(Breakage(Cause.FAILED, ranks, detail, time.monotonic())))
+    if machine.state is State.ACTIVE:
+        machine.apply(Broke(attachment.breakage_for(detail, ranks)))
 
 
 def _nothing() -> None:

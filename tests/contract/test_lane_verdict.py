@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import statistics
 import threading
@@ -133,3 +134,45 @@ def test_every_call_raises_soon_after_the_verdict(cast, fault, nbytes, what, mem
     assert one.finish() == 0
     log.info("%s, %d bytes, %s: %s s", fault, nbytes, what, [f"{each:.4f}" for each in late])
     assert statistics.median(late) < BOUND, late
+
+
+def told_late(me, size, lane):
+    """Wait for a member that dies, while the watchdog, which has the verdict, has not told the world yet."""
+    os.environ["M8D_LANE"] = lane
+    w = mw.join("w", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=TIMEOUT)
+    w.barrier()
+    raised, attachment = threading.Event(), w._gen._attachment
+    tell = attachment._on_verdict
+
+    def hold(breakage):
+        raised.wait(PATIENCE)
+        tell(breakage)
+
+    attachment._on_verdict = hold
+    me.emit("waits")
+    seen = outcome(lambda: w.recv(torch.ones(8), 1))
+    raised.set()
+    me.emit("ended", **seen, world=w.breakage.cause.value)
+    w.close()
+
+
+def waits_to_die(me, size, lane):
+    os.environ["M8D_LANE"] = lane
+    w = mw.join("w", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=TIMEOUT)
+    w.barrier()
+    me.emit("waits")
+    me.hear(PATIENCE)
+
+
+@pytest.mark.parametrize("lane", ["1", "0"], ids=["lane", "gloo"])
+def test_the_verdict_stands_before_the_world_is_told_of_it(cast, lane):
+    one, lost = (
+        cast.start(told_late, 0, size=2, lane=lane),
+        cast.start(waits_to_die, 1, size=2, lane=lane),
+    )
+    for each in (one, lost):
+        each.expect("waits")
+    lost.kill()
+    seen = one.expect("ended")
+    assert (seen.kinds[0], seen.cause, seen.world) == ("BrokenWorldException", "crashed", "crashed")
+    assert one.finish() == 0

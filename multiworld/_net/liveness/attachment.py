@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.liveness.actions import Refusal, Why
 from multiworld._core.liveness.detector import SIGN_GRACE
 from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
+from multiworld.events import Breakage, Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from multiworld._core.membership.roster import Roster
-    from multiworld.events import Breakage
 
-__all__ = ["REPORT_GRACE", "Attachment", "Owner"]
+__all__ = ["Attachment", "Owner"]
 
-REPORT_GRACE = SIGN_GRACE + 1.0
+_REPORT_GRACE = SIGN_GRACE + 1.0
 """Seconds that a failed operation, or a lost connection, waits at most for the watchdog to say why."""
 
 
@@ -37,7 +38,8 @@ class Owner(Protocol):
 class Attachment:
     """A world's registration with the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
 
-    Its users call `report`, `leave` and `detach`, and read `breakage`; the watchdog calls the rest.
+    Its users call `report`, `breakage_for`, `leave` and `detach`, and read `breakage`; the watchdog calls the
+    rest.
 
     Attributes:
         breakage: the verdict, once there is one; final.
@@ -87,6 +89,15 @@ class Attachment:
         if not self.ended.is_set():
             self._owner.report(self, detail, ranks, deadline=deadline)
         return self.breakage
+
+    def breakage_for(self, detail: str, ranks: tuple[int, ...] = ()) -> Breakage:
+        """Report a failed operation as `report` does, and return why the world breaks. Any thread.
+
+        That is the verdict, even where ``on_verdict`` is not called yet: the two must not name two causes.
+        Without one it is "failed", for `detail`.
+        """
+        verdict = self.report(detail, ranks, deadline=time.monotonic() + _REPORT_GRACE)
+        return verdict or Breakage(Cause.FAILED, ranks, detail, time.monotonic())
 
     def ask_to_read(self, ranks: tuple[int, ...]) -> None:
         """Ask members to read what this one sent them, in a world with a lane. Any thread; never waits."""
