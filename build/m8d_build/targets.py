@@ -27,6 +27,7 @@ __all__ = ["Abi", "OfficialWheel", "SourceFile", "Status", "Target", "Targets", 
 SCHEMA = 1
 _BLOB = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{12}")
 
 
 class Status(str, Enum):
@@ -118,6 +119,10 @@ class Target:
     # SHA-256 of the source package's original archive: with it, the archive is taken from the distribution's
     # pool when no index names the version any more.
     distro_sha256: str = ""
+    # The number in a patched wheel's version ("m8d2"), and the digest of the patches it stands for
+    # (`Series.digest`); 0 and "" where no wheel with these patches was built.
+    build: int = 0
+    series: str = ""
 
     def folder(self, patches: Path) -> Path:
         """Return where this target's series is."""
@@ -224,6 +229,8 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             build_packages=tuple(raw.get("build_packages", ())),
             accepted=MappingProxyType(dict(raw.get("accepted", {}))),
             distro_sha256=raw.get("distro_sha256", ""),
+            build=int(raw.get("build", 0)),
+            series=raw.get("series", ""),
         )
     except (KeyError, ValueError, TypeError) as exc:
         raise _bad(path, where, f"breaks the schema: {type(exc).__name__}: {exc}") from exc
@@ -232,6 +239,8 @@ def _target(path: Path, raw: Mapping[str, Any]) -> Target:
             raise _bad(path, where, f"blob id of {file.path} is {file.blob!r}, must be 40 hex digits")
     if target.distro_sha256 and not _SHA256.fullmatch(target.distro_sha256):
         raise _bad(path, where, "distro_sha256 must be 64 hex digits")
+    if target.build < 0 or bool(target.build) != bool(_DIGEST.fullmatch(target.series)):
+        raise _bad(path, where, "needs build (1 or more) and series (12 hex digits), or neither")
     for wheel in target.wheels:
         if not _SHA256.fullmatch(wheel.sha256):
             raise _bad(path, where, f"sha256 of {wheel.filename} must be 64 hex digits")

@@ -77,7 +77,7 @@ class Marker:
 
     Attributes:
         torch: version without a local label ("2.6.0").
-        local: local version label ("cu124.m8d1").
+        local: local version label ("cu124.m8d2").
         commit: upstream commit of the sources, 40 hex digits.
         topics: in the order of the series.
         mode: "overlay" or "full".

@@ -69,7 +69,7 @@ class Statement:
     Attributes:
         subjects: SHA-256 of each file, by its name in the wheel; of the wheel itself by its file name.
         torch: version it was made from ("2.6.0").
-        local: local version label ("cu124.m8d1").
+        local: local version label ("cu124.m8d2").
         mode: "overlay" or "full".
         builder: version of the toolchain.
         inputs: in the order of their use.

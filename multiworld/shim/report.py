@@ -38,7 +38,7 @@ class Patched:
         marked: whether there is a marker, readable or not.
         topics: in the order of the series.
         mode: "overlay" or "full"; empty for an official build.
-        version: "2.6.0+cu124.m8d1"; empty for an official build.
+        version: "2.6.0+cu124.m8d2"; empty for an official build.
         disagreements: where the marker, the library and the provenance statement differ, or why the marker
             cannot be read.
         built_files: how many files are as the statement in the wheel says; None where it has no statement.

@@ -26,6 +26,7 @@ from m8d_build.overlay import build as overlay
 from m8d_build.overlay.build import OverlayRequest, build_overlay
 from m8d_build.overlay.plan import Step
 from m8d_build.progress import Silent
+from m8d_build.series.read import load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
@@ -90,6 +91,16 @@ def test_an_official_wheel_becomes_a_patched_one(toy: Toy, tmp_path: Path, share
     assert [line.split("]")[0] for line in said.splitlines() if line.startswith("[")] == [
         f"[{number}/{len(Step)}" for number in range(1, len(Step) + 1)
     ]
+
+
+def test_other_patches_are_told_apart_by_the_version(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
+    (patch,) = toy.patches.glob("v2.6.0/0001-*.patch")
+    patch.write_text(patch.read_text().replace("Reason: ", "Reason: edited; ", 1))
+    code, said = command(toy, tmp_path, shared_cache)
+    assert code == 0, said
+    (wheel,) = wheels_in(tmp_path / "out")
+    digest = load_series(toy.patches, "2.6.0").digest
+    assert wheel.name.startswith(f"torch-2.6.0+cu124.m8d1.edited{digest[:8]}-{PYTHON}-")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 from kits import fakewheel
 
 from m8d_build.files.blobs import blob_id
+from m8d_build.series.read import load_series
 
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 CXX = os.environ.get("CXX") or shutil.which("g++") or "c++"
@@ -254,6 +255,8 @@ def write_target(toy: Toy, **changes: str) -> None:
         "units": '[{ path = "torch/csrc/cuda/nccl.cpp" }, { path = "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",'
         ' defines = ["registerHandler=m8d_already_registered", "RegisterHandler=M8dAlreadyRegistered"] }]',
         "abi": '{ cxx11_abi = false, abi_version = 11, std = "gnu++17", cuda = "12.4" }',
+        "build": "1",
+        "series": f'"{load_series(toy.patches, "2.6.0").digest}"',
         **changes,
     }
     lines = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 from dataclasses import asdict
@@ -148,9 +147,8 @@ def _subject(args: argparse.Namespace, settings: Settings) -> tuple[Target, Seri
 
 def _inputs(series: Series, recipes: Recipes, version: str) -> Inputs:
     recipe = recipes.get(version)
-    digest = hashlib.sha256("".join(f"{p.name} {p.sha256}\n" for p in series.patches).encode()).hexdigest()
     return Inputs(
-        series=digest,
+        series=series.digest,
         environment=recipes.text(recipe.environment),
         requirements=(recipe.requirements, recipes.text(recipe.requirements)),
         libraries=(recipe.libraries, recipes.text(recipe.libraries)),

@@ -66,7 +66,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         say(console, f"torch {target.version} is not verified ({target.status.value}): {target.note}.", "")
     if args.plan:
         series = load_series(settings.patches, target.version)
-        steps = describe(target, python, args.source, series.topics, settings.jobs)
+        steps = describe(target, python, args.source, series, settings.jobs)
         if args.json:
             print_json(
                 console, {"torch": target.version, "python": python, "mode": "overlay", "steps": steps}

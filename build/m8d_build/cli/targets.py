@@ -39,11 +39,12 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     if args.json:
         print_json(console, [_plain(target) for target in targets])
         return 0
-    table = Table("torch", "status", "CUDA", "defects", "patches", "official wheels", box=None)
+    table = Table("torch", "status", "build", "CUDA", "defects", "patches", "official wheels", box=None)
     for target in targets:
         table.add_row(
             target.version,
             f"[{COLOURS[target.status]}]{target.status.value}[/]",
+            str(target.build or ""),
             target.abi.cuda if target.abi else "",
             " ".join(target.defects),
             " ".join(target.topics),
@@ -67,6 +68,8 @@ def _plain(target: Target) -> dict[str, object]:
         "note": target.note,
         "tag": target.tag,
         "commit": target.commit,
+        "build": target.build or None,
+        "series": target.series or None,
         "cuda": target.abi.cuda if target.abi else None,
         "defects": list(target.defects),
         "topics": list(target.topics),

@@ -12,6 +12,7 @@ from m8d_build.series.findings import Finding
 from m8d_build.series.read import load_series
 from m8d_build.series.verify import verify
 from m8d_build.targets import load_targets
+from m8d_build.wheel.label import build_label
 
 if TYPE_CHECKING:
     import argparse
@@ -58,14 +59,23 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     else:
         for target, findings in report:
             state = f"{len(findings)} findings" if findings else "ok"
-            note = "" if target.topics else " (no patches)"
-            console.print(f"{target.version}: {state}{note}", markup=False)
+            console.print(f"{target.version}: {state}{_note(target, settings)}", markup=False)
             for finding in findings:
                 console.print(f"  {finding}", markup=False, soft_wrap=True)
         for finding in strays:
             console.print(str(finding), markup=False, soft_wrap=True)
     failed = bool(strays) or any(findings for _, findings in report)
     return PatchRejected.exit_code if failed else 0
+
+
+def _note(target: Target, settings: Settings) -> str:
+    """What a wheel with these patches is called, where that is not a build number."""
+    if not target.topics:
+        return " (no patches)"
+    digest = load_series(settings.patches, target.version).digest
+    if digest == target.series:
+        return ""
+    return f" (wheels are labelled {build_label(target, digest)}: the patches are of no numbered build)"
 
 
 def _wanted(args: argparse.Namespace, targets: Targets) -> list[Target]:

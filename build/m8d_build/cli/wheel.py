@@ -84,7 +84,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         facts.check_against(target)
         grafted = graft_edits(unpacked / GRAFTED, args.overlay)
         library = [file_input(args.overlay.name, file_sha256(args.overlay))]
-        made = write_patched(wheel, sha256, facts, series, args.overlay, grafted, settings, inputs=library)
+        made = write_patched(
+            wheel, sha256, facts, target, series, args.overlay, grafted, settings, inputs=library
+        )
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})
     else:

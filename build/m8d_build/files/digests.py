@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["MIXED", "RECORDS", "UNKNOWN", "series_digest", "sources_digest"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["MIXED", "RECORDS", "UNKNOWN", "patches_digest", "series_digest", "sources_digest"]
 
 ROOT = Path(__file__).resolve().parents[3]  # benchmarks take this module without the toolchain's packages
 
@@ -44,13 +48,29 @@ def sources_digest(record: str, root: Path = ROOT) -> str:
 def series_digest(version: str, root: Path = ROOT) -> str:
     """Return the digest of a version's patches ("2.6.0"), as they are now; `UNKNOWN` where there are none."""
     folder = root / "patches" / f"v{version.partition('+')[0]}"
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return _digest(found, root) if found else UNKNOWN
+    found = sorted(folder.glob("[0-9]*-*.patch"))
+    return patches_digest((path.stem.partition("-")[2], _sha256(path)) for path in found)
+
+
+def patches_digest(patches: Iterable[tuple[str, str]]) -> str:
+    """Return the digest of patches, as a series has them and as a marker names them; `UNKNOWN` without any.
+
+    Args:
+        patches: of each, in the order of the series: its topic, and the SHA-256 of its file in 64 hex digits.
+
+    Returns:
+        12 hex digits.
+    """
+    lines = [f"{topic} {sha256}\n" for topic, sha256 in patches]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:12] if lines else UNKNOWN
 
 
 def _digest(paths: list[Path], root: Path) -> str:
     whole = hashlib.sha256()
     for path in sorted(paths):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+        whole.update(f"{path.relative_to(root).as_posix()}\0{_sha256(path)}\n".encode())
     return whole.hexdigest()[:12]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

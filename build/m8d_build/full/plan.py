@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.full.environment import RouteKind, build_variables, create_commands, inside, render_environment
 from m8d_build.full.steps import HOUR, Act, Action, Command, FullPlan, Layout, Step, python_tag
-from m8d_build.overlay.plan import local_label
+from m8d_build.wheel.label import local_label
 
 if TYPE_CHECKING:
     from m8d_build.full.recipes import Recipe
@@ -41,7 +41,7 @@ def plan_full(
         inputs: contents of the files it depends on.
         cxx11_abi: how the official wheel was compiled.
     """
-    local = local_label(recipe.cuda.label)
+    local = local_label(recipe.cuda.label, target, inputs.series)
     version = f"{target.version}+{local}"
     layout = Layout.of(target.version, recipe.cuda.label, options.python, options.out)
     steps = [

@@ -129,7 +129,7 @@ class Inputs:
     """Contents the plan depends on, read at the edge.
 
     Attributes:
-        series: digest of the series and its patches.
+        series: digest of the patches, as `Series.digest`.
         environment: text of the conda environment file.
         requirements: path and text of the pip requirements.
         libraries: path and text of the requirements for NVIDIA's packages.
@@ -188,10 +188,10 @@ class FullPlan:
 
     Attributes:
         torch: "2.6.0".
-        version: of the wheel ("2.6.0+cu124.m8d1").
+        version: of the wheel ("2.6.0+cu124.m8d2").
         layout: where things are.
         steps: in order.
-        local: its local label ("cu124.m8d1").
+        local: its local label ("cu124.m8d2").
         python_tag: "cp311".
         rpath: NVIDIA's library folders in site-packages.
         cxx11_abi: the std::string ABI the result must have.

@@ -26,7 +26,6 @@ from m8d_build.overlay.plan import (
     Layout,
     Step,
     compile_jobs,
-    local_label,
     overlay_file_name,
     overlay_rpath,
     require_recipe,
@@ -39,6 +38,7 @@ from m8d_build.sources import fetch_source
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
+from m8d_build.wheel.label import local_label
 from m8d_build.wheel.provenance import file_input, source_inputs
 from m8d_build.wheel.wheelfile import open_wheel
 
@@ -92,7 +92,7 @@ class Built:
         size: bytes.
         official_size: bytes of the wheel it was made from.
         sha256: 64 hex digits.
-        version: "2.6.0+cu124.m8d1".
+        version: "2.6.0+cu124.m8d2".
         topics: in the order of the series.
         cached_objects, objects: how many of the objects were reused.
         grafted_bytes: how many bytes of libtorch_cuda.so differ.
@@ -190,6 +190,7 @@ class _Build:
                 wheel,
                 sha256,
                 facts,
+                target,
                 series,
                 linked.path,
                 grafted,
@@ -218,7 +219,7 @@ class _Build:
             size=repacked.size,
             official_size=wheel.path.stat().st_size,
             sha256=repacked.sha256,
-            version=f"{facts.torch}+{local_label(facts.local)}",
+            version=f"{facts.torch}+{local_label(facts.local, target, series.digest)}",
             topics=series.topics,
             cached_objects=sum(c.cached for c in compiled),
             objects=len(compiled),

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 from m8d_build.errors import UnknownVersion
 from m8d_build.targets import Unit
+from m8d_build.wheel.label import local_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from m8d_build.overlay.toolbox import Toolbox
+    from m8d_build.series.read import Series
     from m8d_build.targets import Abi, Target
 
 __all__ = [
-    "LOCAL_SUFFIX",
     "CompileJob",
     "Layout",
     "Step",
@@ -26,15 +27,10 @@ __all__ = [
     "compile_jobs",
     "describe",
     "link_command",
-    "local_label",
     "next_to_start",
     "overlay_file_name",
     "overlay_rpath", "require_recipe",
 ]  # fmt: skip
-
-# Appended to the official local label: 2.6.0+cu124 -> 2.6.0+cu124.m8d1. The number counts our builds of a
-# version.
-LOCAL_SUFFIX = "m8d1"
 
 UNKNOWN_MB = 1000  # assumed for a unit whose compiler was not measured
 
@@ -264,11 +260,6 @@ def overlay_rpath(official: str) -> str:
     return ":".join(dict.fromkeys(entries))
 
 
-def local_label(official: str) -> str:
-    """Return the patched wheel's local version label: "cu124" -> "cu124.m8d1"."""
-    return f"{official}.{LOCAL_SUFFIX}" if official else LOCAL_SUFFIX
-
-
 def require_recipe(target: Target) -> None:
     """Check that an overlay of this target can be built at all.
 
@@ -285,14 +276,14 @@ def require_recipe(target: Target) -> None:
         )
 
 
-def describe(target: Target, python: str, source: str, topics: Sequence[str], jobs: int) -> dict[str, str]:
+def describe(target: Target, python: str, source: str, series: Series, jobs: int) -> dict[str, str]:
     """Return what each step of an overlay build does, for people, from what is on record.
 
     Args:
         target: the version.
         python: Python tag of the wheel.
         source: as given with ``--source``.
-        topics: of the series.
+        series: the patches.
         jobs: compilers side by side.
     """
     official = next((w.filename for w in target.wheels if f"-{python}-" in w.filename), "")
@@ -301,7 +292,7 @@ def describe(target: Target, python: str, source: str, topics: Sequence[str], jo
     done = {
         Step.OFFICIAL_WHEEL: official or f"none on record for {python}: name one with --wheel",
         Step.SOURCES: f"PyTorch {target.tag} from {places}; {len(target.files)} files checked by blob id",
-        Step.PATCHES: ", ".join(topics) or "none",
+        Step.PATCHES: ", ".join(series.topics) or "none",
         Step.HEADERS: ", ".join((*target.pinned_packages, *target.build_packages)) or "none on record",
         Step.LIBRARIES: "torch/lib of the official wheel, unpacked for the time of the build",
         Step.COMPILE: f"{', '.join(unit.path for unit in target.units) or 'no units on record'}; {jobs} at "
@@ -309,7 +300,7 @@ def describe(target: Target, python: str, source: str, topics: Sequence[str], jo
         Step.LINK: "one library with the name of NCCL's own without its lib prefix",
         Step.CHECK: "strong symbols, class sizes, direct calls",
         Step.GRAFT: "torch/lib/libtorch_cuda.so: one DT_NEEDED more, the old definitions hidden",
-        Step.REPACK: f"torch-{target.version}+{local_label(_local(target))}",
+        Step.REPACK: f"torch-{target.version}+{local_label(_local(target), target, series.digest)}",
         Step.INSPECT: "marker, METADATA, RECORD, libraries and file name agree",
     }
     return {step.title: done[step] for step in Step}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from m8d_build.elf.read import glibc_floor
 from m8d_build.files.blobs import file_sha256
-from m8d_build.overlay.plan import local_label
 from m8d_build.wheel.changes import Edit, Put
+from m8d_build.wheel.label import local_label
 from m8d_build.wheel.marking import topics_of, write_marked
 from m8d_build.wheel.provenance import Origin, file_input, patch_inputs
 from multiworld import __version__ as builder
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from m8d_build.overlay.graft import GraftResult
     from m8d_build.series.read import Series
     from m8d_build.settings import Settings
+    from m8d_build.targets import Target
     from m8d_build.wheel.facts import WheelFacts
     from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
@@ -34,6 +35,7 @@ def write_patched(
     wheel: WheelFile,
     sha256: str,
     facts: WheelFacts,
+    target: Target,
     series: Series,
     library: Path,
     grafted: GraftResult,
@@ -48,6 +50,7 @@ def write_patched(
         wheel: the official one.
         sha256: of its file.
         facts: what it says of itself.
+        target: its version.
         series: the patches that are in the overlay.
         library: the overlay.
         grafted: what changes in libtorch_cuda.so.
@@ -62,7 +65,7 @@ def write_patched(
     entry = f"torch/lib/{library.name}"
     marker = Marker(
         torch=facts.torch,
-        local=local_label(facts.local),
+        local=local_label(facts.local, target, series.digest),
         commit=facts.git_version,
         topics=topics_of(series),
         mode="overlay",

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from m8d_build.files.digests import patches_digest
 from m8d_build.series.diffparse import parse_diff
 from m8d_build.series.findings import Finding
 
@@ -117,6 +118,11 @@ class Series:
     def topics(self) -> tuple[str, ...]:
         """Topics in order."""
         return tuple(patch.topic for patch in self.patches)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the patches, as `patches_digest`: 12 hex digits, "" without any."""
+        return patches_digest((patch.topic, patch.sha256) for patch in self.patches)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def wheel_name(wheel: WheelFile, local: str, platform: str) -> str:
 
 
 def patched_version(wheel: WheelFile, local: str) -> str:
-    """Return the version with our local label ("2.6.0+cu124.m8d1").
+    """Return the version with our local label ("2.6.0+cu124.m8d2").
 
     Raises:
         ValueError: the label is none that PEP 440 allows in its normal form.

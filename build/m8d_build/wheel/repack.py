@@ -73,7 +73,7 @@ def repack(
         wheel: the official one.
         out_dir: where it goes; made if missing. A wheel of the same name there is replaced.
         changes: entries to replace, add or edit.
-        local: local version label ("cu124.m8d1").
+        local: local version label ("cu124.m8d2").
         platform: platform tag ("manylinux_2_34_x86_64"); several are joined by dots.
         notices: files for the dist-info folder (licence and notice of the modification).
         describe: called with the SHA-256 of each entry that was changed or added, by its new name; gives more

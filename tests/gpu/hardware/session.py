@@ -18,7 +18,7 @@ from hardware.placements import choices
 from hardware.records import Check, Column, Run
 from hardware.selection import select
 from hardware.verify import checks
-from m8d_build.files.digests import series_digest, sources_digest
+from m8d_build.files.digests import patches_digest, sources_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +171,7 @@ def _targets(build: Build, asked: Asked) -> Iterator[Target]:
 def _column(target: Target, placement: Placement, machine: Machine, build: Build, today: str) -> Column:
     return Column(
         target, placement.id, machine.gpu, machine.driver, build.torch, build.cuda, machine.nccl or build.nccl,
-        build.topics, today, sources_digest("hardware"), series_digest(build.torch) if build.topics else "",
+        build.topics, today, sources_digest("hardware"), patches_digest(build.patches),
     )  # fmt: skip
 
 

@@ -31,10 +31,10 @@ class Build:
     Attributes:
         name: what the command line calls it.
         python: its interpreter.
-        torch: "2.6.0+cu124.m8d1".
+        torch: "2.6.0+cu124.m8d2".
         cuda: "12.4".
         nccl: the version its libraries were compiled with, "2.21.5".
-        topics: of the patches in it; () for a stock build.
+        patches: those in it, each by topic and SHA-256; () for a stock build.
         backends: the names it has for NCCL, and the class behind each.
     """
 
@@ -43,13 +43,18 @@ class Build:
     torch: str
     cuda: str
     nccl: str
-    topics: tuple[str, ...]
+    patches: tuple[tuple[str, str], ...]
     backends: dict[str, str]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Of its patches, in the order of the series."""
+        return tuple(topic for topic, _ in self.patches)
 
     @property
     def patched(self) -> bool:
         """Whether the build is one of ours."""
-        return bool(self.topics)
+        return bool(self.patches)
 
     @property
     def nccl_default_is(self) -> str:
@@ -100,7 +105,7 @@ def ask(name: str, launcher: Launcher) -> Build:
         facts["torch"],
         facts["cuda"],
         facts["nccl"],
-        tuple(facts["topics"]),
+        tuple((topic, sha256) for topic, sha256 in facts["patches"]),
         facts["backends"],
     )
 
@@ -122,14 +127,15 @@ def look(me: Rank) -> None:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         nccl=".".join(map(str, torch.cuda.nccl.version())),
-        topics=_topics(Path(torch.__file__).with_name("m8d.json")),
+        patches=_patches(Path(torch.__file__).with_name("m8d.json")),
         backends=backends,
     )
 
 
-def _topics(marker: Path) -> list[Any]:
+def _patches(marker: Path) -> list[Any]:
+    """Return topic and SHA-256 of each patch."""
     from multiworld.shim.marker import parse_marker
 
     if not marker.is_file():
         return []
-    return [topic.name for topic in parse_marker(marker.read_bytes()).topics]
+    return [[topic.name, topic.sha256] for topic in parse_marker(marker.read_bytes()).topics]

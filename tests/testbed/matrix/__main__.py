@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from m8d_build.files.digests import series_digest, sources_digest
+from m8d_build.files.digests import patches_digest, sources_digest
 from m8d_build.progress import Progress
 from m8d_build.settings import Settings
 from matrix.catalogue import SCENARIOS
@@ -136,7 +136,7 @@ def _builds(args: argparse.Namespace, stack: ExitStack, console: Console) -> dic
 def _columns(build: Build, backends: Sequence[str]) -> list[Column]:
     facts = {
         "torch": build.torch, "cuda": build.cuda, "nccl": build.nccl, "topics": ", ".join(build.topics),
-        "sources": sources_digest(NAME), "series": series_digest(build.torch) if build.patched else "",
+        "sources": sources_digest(NAME), "series": patches_digest(build.patches),
     }  # fmt: skip
     every = targets(
         build.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ import pytest
 
 from benchmarks.figures.records import KEPT, stored
 from benchmarks.page.write import chosen_of
-from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, series_digest, sources_digest
+from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, patches_digest, series_digest, sources_digest
+from m8d_build.series.read import load_series
 from m8d_build.settings import REPO_ROOT
+from m8d_build.targets import load_targets
 from m8d_build.testing.versions import sources_digest as matrix_digest
 
 DOCS = REPO_ROOT / "docs"
@@ -107,4 +110,17 @@ def test_a_series_digest_is_of_its_patches(tmp_path):
     assert series_digest("9.9.9+cu130.m8d1", tmp_path) == first != UNKNOWN
     (folder / "0001-a.patch").write_text("b")
     assert series_digest("9.9.9", tmp_path) != first
-    assert series_digest("2.6.0") != UNKNOWN
+    (folder / "series").write_text("0001-a.patch\n")
+    (folder / "0002-b.patch").write_text("b")
+    two = (("a", hashlib.sha256(b"b").hexdigest()), ("b", hashlib.sha256(b"b").hexdigest()))
+    assert series_digest("9.9.9", tmp_path) == patches_digest(two) != patches_digest(two[::-1])
+
+
+def test_a_series_has_one_digest_and_a_build_number_is_of_it():
+    for target in load_targets(REPO_ROOT / "patches"):
+        digest = load_series(REPO_ROOT / "patches", target.version).digest
+        assert digest == series_digest(target.version)
+        assert target.series in {digest, UNKNOWN}, (
+            f"the patches of {target.version} are not those of its build {target.build}: in patches/targets.toml "
+            f'raise build to {target.build + 1}, and series to "{digest}"'
+        )

@@ -42,7 +42,9 @@ def test_wrong_ones(given, says):
 def test_what_a_build_is():
     stock = Build("s", Path("p"), "2.15.0", "13.2", "2.30.7", (), {"nccl": "ProcessGroupNCCL2"})
     assert (stock.patched, stock.nccl_default_is) == (False, "nccl2")
-    patched = Build("p", Path("p"), "2.6.0", "12.4", "2.21.5", ("marker",), {"nccl": "ProcessGroupNCCL"})
+    patched = Build(
+        "p", Path("p"), "2.6.0", "12.4", "2.21.5", (("marker", "0" * 64),), {"nccl": "ProcessGroupNCCL"}
+    )
     assert (patched.patched, patched.nccl_default_is) == (True, "legacy")
 
 

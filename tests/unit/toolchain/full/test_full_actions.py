@@ -258,8 +258,10 @@ def real_plan(tmp_path, machine, series, **changes):
     options = FullOptions(
         Route(RouteKind.MICROMAMBA, machine["micromamba"]), "3.11", tmp_path / "out", 4, **changes
     )
-    inputs = Inputs(series.patches[0].sha256, text, ("r.txt", "a\n"), ("n.txt", "b\n"))
-    plan = plan_full(make_target(), RECIPE, options, inputs, cxx11_abi=True)
+    inputs = Inputs(series.digest, text, ("r.txt", "a\n"), ("n.txt", "b\n"))
+    plan = plan_full(
+        replace(make_target(), build=1, series=series.digest), RECIPE, options, inputs, cxx11_abi=True
+    )
     sources = plan.steps[1]
     fake = tuple(
         replace(p, argv=(machine["git"], *p.argv[1:])) if isinstance(p, Command) else p for p in sources.parts
@@ -414,12 +416,14 @@ def test_a_tree_of_ones_own_is_copied_and_stays_as_it_is(tmp_path, machine):
 
 @pytest.fixture
 def repository(tmp_path):
-    make_series(tmp_path / "patches")
+    series = make_series(tmp_path / "patches")
     (tmp_path / "patches/targets.toml").write_text(f"""schema = 1
 [[target]]
 version = "2.6.0"
 tag = "v2.6.0"
 commit = "{"c" * 40}"
+build = 1
+series = "{series.digest}"
 status = "applies"
 topics = ["marker"]
 abi = {{ cxx11_abi = false, abi_version = 11, std = "gnu++17", cuda = "12.4" }}

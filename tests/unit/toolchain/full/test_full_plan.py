@@ -38,6 +38,8 @@ def target_of(version: str) -> Target:
         "commit": "c" * 40,
         "status": Status.APPLIES,
         "abi": abi,
+        "build": 1,
+        "series": "s1",
     }
     return Target(**{field.name: () for field in fields(Target)} | known)
 

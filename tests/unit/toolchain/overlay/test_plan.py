@@ -14,12 +14,12 @@ from m8d_build.overlay.plan import (
     compile_jobs,
     describe,
     link_command,
-    local_label,
     next_to_start,
     overlay_file_name,
     overlay_rpath,
 )
 from m8d_build.overlay.toolbox import Toolbox
+from m8d_build.series.read import load_series
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import Abi, Unit, load_targets
 
@@ -121,11 +121,6 @@ def test_the_overlay_looks_beside_itself_first_and_where_the_official_library_lo
     assert overlay_rpath(official) == "$ORIGIN:$ORIGIN/../../nvidia/nccl/lib"
 
 
-@pytest.mark.parametrize(("official", "label"), [("cu124", "cu124.m8d1"), ("", "m8d1")])
-def test_the_local_label_is_appended(official: str, label: str) -> None:
-    assert local_label(official) == label
-
-
 def test_compilers_side_by_side_fit_the_memory() -> None:
     assert next_to_start([1862, 1060, 905], [], 2300) == 0
     assert next_to_start([1060, 905, 736], [1862], 2300) is None
@@ -152,7 +147,9 @@ def test_all_units_get_compiled_within_the_budget(needs: list[int], budget: int)
 
 def test_the_plan_says_what_every_step_does() -> None:
     target = load_targets(REPO_ROOT / "patches").get("2.6.0")
-    steps = describe(target, "cp311", "auto", ("group-guard",), 2)
+    series = load_series(REPO_ROOT / "patches", "2.6.0")
+    steps = describe(target, "cp311", "auto", series, 2)
     assert list(steps) == [step.title for step in Step]
     assert "torch-2.6.0-cp311" in steps["official wheel"]
-    assert "none on record" in describe(target, "cp399", "git", (), 1)["official wheel"]
+    assert "none on record" in describe(target, "cp399", "git", series, 1)["official wheel"]
+    assert steps["repack"] == f"torch-2.6.0+cu124.m8d{target.build}"

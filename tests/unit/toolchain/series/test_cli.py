@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kits.patchkit import GROUP, NCCL, TOPICS, commit_all, snapshot, write_tree
+from kits.patchkit import GROUP, NCCL, TOPICS, commit_all, snapshot, write_targets, write_tree
 from rich.console import Console
 
 from m8d_build import cli
@@ -30,6 +30,7 @@ from m8d_build.errors import (
     UnknownVersion,
     WrongTree,
 )
+from m8d_build.series.read import load_series
 
 ROOT = Path(__file__).parents[4]
 COMMANDS = ("targets", "verify", "apply", "revert", "export", "port")
@@ -89,7 +90,7 @@ def test_a_wrong_setting_is_2(kit, monkeypatch):
 
 def test_the_whole_way_round(kit):
     before = snapshot(kit.tree), snapshot(kit.patches)
-    assert main(kit, "verify") == (0, "2.6.0: ok\n")
+    assert main(kit, "verify")[0] == 0
     assert main(kit, "verify", "2.6.0", "--source", kit.tree)[0] == 0
     code, output = main(kit, "apply", "--source", kit.tree, "--dry-run")
     assert (code, snapshot(kit.tree)) == (0, before[0])
@@ -118,6 +119,17 @@ def test_targets_as_a_table_and_as_json(kit):
         ["D5", "D6"],
     )
     assert set(target["files"]) == {NCCL, GROUP}
+
+
+def test_verify_says_how_a_wheel_with_these_patches_is_labelled(kit):
+    digest = load_series(kit.patches, "2.6.0").digest
+    code, output = main(kit, "verify")
+    assert (code, f"labelled m8d0.new{digest[:8]}" in output) == (0, True)
+    write_targets(kit.patches, kit.states[0], TOPICS, build=2, series=digest)
+    assert main(kit, "verify") == (0, "2.6.0: ok\n")
+    write_targets(kit.patches, kit.states[0], TOPICS, build=2, series="0" * 12)
+    code, output = main(kit, "verify")
+    assert (code, f"labelled m8d2.edited{digest[:8]}" in output) == (0, True)
 
 
 def test_verify_shows_every_finding_and_says_so_in_its_code(kit):

@@ -57,6 +57,20 @@ def test_a_version_is_found_however_it_is_written(tmp_path, asked):
     assert load_targets(write(tmp_path, ENTRY)).get(asked).version == VERSION
 
 
+def test_a_build_number_comes_with_the_digest_of_its_patches(tmp_path):
+    target = load_targets(write(tmp_path, {**ENTRY, "build": 3, "series": "0123456789ab"})).get(VERSION)
+    assert (target.build, target.series) == (3, "0123456789ab")
+    assert load_targets(write(tmp_path, ENTRY)).get(VERSION).build == 0
+    for wrong in (
+        {"build": 3},
+        {"series": "0123456789ab"},
+        {"build": -1, "series": "x"},
+        {"build": 1, "series": "a"},
+    ):
+        with pytest.raises(PatchRejected, match="needs build"):
+            load_targets(write(tmp_path, {**ENTRY, **wrong}))
+
+
 def test_an_unknown_version_names_the_known_ones(tmp_path):
     with pytest.raises(UnknownVersion, match=r"'1\.0\.0'.*2\.6\.0.*--torch"):
         load_targets(write(tmp_path, ENTRY)).get("1.0.0")

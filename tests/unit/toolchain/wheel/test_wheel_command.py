@@ -47,7 +47,7 @@ def call(tmp_path, built, official, monkeypatch):  # noqa: F811
 
     patch = SimpleNamespace(name="0001-one.patch", topic="one", sha256=sha256(PATCH).hexdigest())
     target = target_of(official)
-    series = SimpleNamespace(topics=("one",), patches=(patch,))
+    series = SimpleNamespace(topics=("one",), patches=(patch,), digest="0123456789ab")
     monkeypatch.setattr(module, "load_series", lambda patches, version: series)
     monkeypatch.setattr(module, "load_targets", lambda patches: SimpleNamespace(get=lambda version: target))
 
