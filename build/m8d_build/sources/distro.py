@@ -24,6 +24,8 @@ __all__ = ["SUITES", "DistroSource", "Runner"]
 PACKAGE = "pytorch"
 # Where a package of a stable release stays for years, then where it is before and after.
 SUITES: tuple[str, ...] = ("trixie", "forky", "sid")
+# Another distribution keeps original archives of versions that Debian has replaced; taken by hash only.
+POOLS: tuple[str, ...] = ("http://archive.ubuntu.com/ubuntu/pool/universe",)
 # Named because newer systems no longer trust a key for every site; the first that exists is used.
 KEYRINGS = (
     Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
@@ -57,12 +59,14 @@ class DistroSource:
 
     Attributes:
         suites: releases to look in, in order.
+        pools: where else an archive is looked for by its hash, in order.
         run: how to run apt-get.
         apt_get: its name or path.
         apt_helper: path of the program that downloads one file and checks its hash.
     """
 
     suites: tuple[str, ...] = SUITES
+    pools: tuple[str, ...] = POOLS
     run: Runner = proc.run
     apt_get: str = "apt-get"
     apt_helper: str = APT_HELPER
@@ -106,8 +110,8 @@ class DistroSource:
     def _download(self, apt: _Apt, version: str, sha256: str) -> Path | str:
         """Return the original archive, or why there is none.
 
-        A version that a newer one has replaced is in no suite any more, but for a while still in the pool.
-        Nothing signs it there, so it is taken only by its hash.
+        A version that a newer one has replaced is in no suite any more, but for a while still in the pool, or
+        in another distribution's. Nothing signs it there, so it is taken only by its hash.
         """
         try:
             sites = apt.sites()
@@ -124,11 +128,14 @@ class DistroSource:
                     return apt.fetch(site, suite, version)
                 except CommandFailed as exc:
                     reasons.append(f"{site} {suite}: {last_words(exc)}")
-            if sha256 and not apt.expired():
-                try:
-                    return apt.fetch_from_pool(site, self.apt_helper, version, sha256)
-                except CommandFailed as exc:
-                    reasons.append(f"{site} pool: {last_words(exc)}")
+        own = (f"{site.rstrip('/')}/pool/main" for site in sites)
+        for pool in (*own, *self.pools) if sha256 else ():
+            if apt.expired():
+                return "; ".join([*reasons, f"no time left for {pool}"])
+            try:
+                return apt.fetch_from_pool(pool, self.apt_helper, version, sha256)
+            except CommandFailed as exc:
+                reasons.append(f"{pool}: {last_words(exc)}")
         return "; ".join(reasons)
 
 
@@ -172,15 +179,15 @@ class _Apt:
             raise CommandFailed(f"the package has {len(archives)} original archives, not one")
         return archives[0]
 
-    def fetch_from_pool(self, site: str, helper: str, version: str, sha256: str) -> Path:
-        """Download the original archive from where the site keeps its files, checked by its hash.
+    def fetch_from_pool(self, pool: str, helper: str, version: str, sha256: str) -> Path:
+        """Download the original archive from where a distribution keeps its files, checked by its hash.
 
         Raises:
             CommandFailed: it is not there, or is another file.
         """
         got = self._fresh() / "got"
         name = f"{PACKAGE}_{_upstream(version)}.orig.tar.xz"
-        url = f"{site.rstrip('/')}/pool/main/{PACKAGE[0]}/{PACKAGE}/{name}"
+        url = f"{pool}/{PACKAGE[0]}/{PACKAGE}/{name}"
         apt = _Apt(helper, self.run, self.folder, self.deadline)
         apt._apt(["download-file", url, str(got / name), f"SHA256:{sha256}"], what=f"download {name}")
         return got / name

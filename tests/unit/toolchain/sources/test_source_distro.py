@@ -141,6 +141,17 @@ def test_a_version_no_index_names_any_more_is_taken_from_the_pool_by_its_hash(tm
     assert "-c" in apt.commands[-1]  # with a configuration of its own
 
 
+def test_a_version_that_another_distribution_keeps_is_taken_from_there_by_its_hash(tmp_path):
+    known = write_target(tmp_path / "patches", sha256=sha256(ARCHIVE).hexdigest())
+    url = "http://other.example/pool/universe/p/pytorch/pytorch_2.6.0+dfsg.orig.tar.xz"
+    apt = FakeApt({}, pool={url: ARCHIVE})
+    found = apt.source(pools=("http://other.example/pool/universe",)).provide(known, SPARSE, tmp_path)
+    assert isinstance(found, Provided)
+    assert contents(found.root) == FILES
+    tried = [command[-3] for command in apt.commands if "download-file" in command]
+    assert tried == [POOL, url], "the system's own site comes first"
+
+
 def test_the_pools_file_must_be_the_one_on_record(tmp_path, target):
     apt = FakeApt({}, pool={POOL: ARCHIVE})
     assert (
@@ -148,7 +159,7 @@ def test_the_pools_file_must_be_the_one_on_record(tmp_path, target):
     )  # no hash: nothing vouches for it
     other = write_target(tmp_path / "patches", sha256=sha256(b"another").hexdigest())
     answer = apt.source().provide(other, SPARSE, tmp_path)
-    assert "http://deb.example/debian pool: " in answer.reason
+    assert "http://deb.example/debian/pool/main: " in answer.reason
     assert "E: Download Failed" in answer.reason
 
 
