@@ -122,6 +122,20 @@ def emit(event, **fields):
     sys.stdout.flush()
 
 
+def links_made_late(seconds):
+    """As on a busy machine: this agent takes part in the last world of each link that much later."""
+    from multiworld.run.nodes.peer_links import PeerLinks, _working
+
+    attach = PeerLinks._attach
+
+    def later(self, link, kind, *rest):
+        if kind == _working(link.node.id):
+            time.sleep(seconds)
+        attach(self, link, kind, *rest)
+
+    PeerLinks._attach = later
+
+
 def main():
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -152,6 +166,8 @@ def main():
         capacity=options.get("capacity", 1), on_loss=options.get("on_loss", "continue"),
         hang_timeout=options.get("hang", 2.0), timeout=60,
     )  # fmt: skip
+    if late := options.get("late"):
+        links_made_late(late)
     emit("up", pid=os.getpid())
     nodes = MultiNode(spec, handler, bus, plan)
     assignment = nodes.settle(handler.next_rendezvous())

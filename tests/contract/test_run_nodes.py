@@ -48,7 +48,7 @@ def end(agents, code=0, lost=()):
     for agent in agents:
         agent.say("done")
     for agent in agents:
-        assert agent.wait("over")["lost"] == list(lost)
+        assert agent.wait("over")["lost"] == list(lost), agent.seen
         assert agent.finish() == code
         assert agent.wait("closed")["threads"] == ["MainThread"]
 
@@ -129,6 +129,11 @@ def test_without_a_spare_the_rest_goes_on_and_a_newcomer_has_the_seat(cluster):
     assert agents[0].wait("NodeJoined", slot=1 - keeps)
     end([agents[0], new])
     assert {each["slot"] for each in agents[0].all("reassigned")} <= {keeps}
+
+
+def test_a_node_that_is_done_before_its_links_are_made_says_so(cluster):
+    agents, _ = start(cluster, count=2, nnodes=[2, 2], late=2.5)
+    end(agents)
 
 
 def test_stop_ends_the_run_when_nobody_can_take_the_seat(cluster):

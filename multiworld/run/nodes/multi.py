@@ -58,6 +58,9 @@ _FORGETS = 3.0
 _GRACE = 3.0
 """Seconds beyond `_CALL` that a node which may be partitioned has to end its workers; see `_patience`."""
 
+_TELLS = 10.0
+"""Seconds that a node which ends has for its links to be made: a node that is done, and cannot say so, is lost."""
+
 _SLOW_LEADER = 10.0
 """Seconds after which another node decides, where the leader has not seen the loss itself."""
 
@@ -175,15 +178,15 @@ class MultiNode(Nodes):
         if self._closing:
             return
         self._closing = True
-        deadline = time.monotonic() + 3.0
+        tells = bool(failed) or self._links.me in self._finished
         self._rendezvous.stop()
         self._inbox.put("close")
         if self._thread is not None:
             self._thread.join(1.0)
-        self._links.settle(deadline - 1.5)
+        self._links.settle(time.monotonic() + (_TELLS if tells else 1.0))
         if failed:
             self._links.fail()
-        self._links.close(deadline)
+        self._links.close(time.monotonic() + 1.5)
         if self._worldstore is not None:
             self._worldstore.close()
         self._bell.close()
