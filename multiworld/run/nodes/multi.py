@@ -59,7 +59,10 @@ _GRACE = 3.0
 """Seconds beyond `_CALL` that a node which may be partitioned has to end its workers; see `_patience`."""
 
 _TELLS = 10.0
-"""Seconds that a node which ends has for its links to be made: a node that is done, and cannot say so, is lost."""
+"""Seconds that a node which ends has for its links to be made.
+
+One that is done and cannot tell the others counts as lost.
+"""
 
 _SLOW_LEADER = 10.0
 """Seconds after which another node decides, where the leader has not seen the loss itself."""
