@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from m8d_build.elf.dynamic import DynamicTable, Tag, VersionNeed
-from m8d_build.elf.image import open_image
+from m8d_build.elf.image import SHT_NOBITS, open_image
 from m8d_build.elf.symbols import SYMBOL_SIZE, Symbol, read_symbols
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from m8d_build.elf.image import Image
 
 __all__ = [
-    "Library", "ObjectFile", "facts_of", "glibc_floor", "read_constant", "read_library", "read_object",
-    "read_symtab", "required_versions",
+    "Library", "ObjectFile", "compilers", "facts_of", "glibc_floor", "read_constant", "read_library",
+    "read_object", "read_symtab", "required_versions",
 ]  # fmt: skip
 
 NT_GNU_BUILD_ID = 3
@@ -178,6 +178,22 @@ def read_constant(path: Path, symbol: Symbol) -> bytes:
                 f"has no bytes for {symbol.name} in {section.name}", "a constant has its bytes there"
             )
         return image.bytes_at(section.offset + symbol.value, symbol.size)
+
+
+def compilers(path: Path) -> tuple[str, ...]:
+    """Return the compilers that made a file, as they say in it ("GCC: (GNU) 12.3.0").
+
+    Empty where that was stripped away.
+
+    Raises:
+        ElfInvalid: it is no ELF file, or is damaged.
+    """
+    with open_image(path) as image:
+        section = image.section(".comment")
+        if section is None or section.kind == SHT_NOBITS:
+            return ()
+        text = image.bytes_at(section.offset, section.size).decode("utf-8", "replace")
+    return tuple(dict.fromkeys(each for each in text.split("\0") if each))
 
 
 def glibc_floor(path: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from m8d_build.elf.read import glibc_floor, read_library
+from m8d_build.elf.read import compilers, glibc_floor, read_library
 from m8d_build.errors import CheckFailed, PrerequisiteMissing, WheelInvalid
 from m8d_build.proc import run
 from m8d_build.wheel.changes import Put
@@ -130,10 +130,13 @@ def finish_wheel(
     )
     changes: list[Put] = []
     floors: list[tuple[int, ...]] = []
+    compiled_by: tuple[str, ...] = ()
     wants_gomp = False
     for name in shared_libraries(wheel.entries):
         path = _unpack(wheel, name, scratch)
         _check(plan, marker, name, path)
+        if name == PATCHED:
+            compiled_by = compilers(path)
         wants_gomp = wants_gomp or GOMP in read_library(path).needed
         rpath = rpath_of(name, plan.rpath)
         run(
@@ -153,7 +156,7 @@ def finish_wheel(
         plan.layout.out,
         changes,
         marker,
-        origin=Origin(patch_inputs(series)),
+        origin=Origin(patch_inputs(series), compiler="; ".join(compiled_by)),
         platform=platform_tag(floors),
     )
 

@@ -17,6 +17,7 @@ from m8d_build.elf.hashes import GnuHash, gnu_hash, unfindable_hash
 from m8d_build.elf.image import Image, open_image
 from m8d_build.elf.names import Entity, entity_of, is_own, scope_of
 from m8d_build.elf.read import (
+    compilers,
     facts_of,
     glibc_floor,
     read_constant,
@@ -150,6 +151,19 @@ def test_a_library_that_wants_nothing_has_no_floor(tmp_path: Path) -> None:
     build("-x", "c", "-shared", "-fPIC", "-nostdlib", tmp_path / "none.c", "-o", tmp_path / "none.so")
     assert glibc_floor(tmp_path / "none.so") == (0, 0)
     assert required_versions(tmp_path / "none.so") == {}
+
+
+def test_a_library_names_its_compilers_unless_it_is_stripped_of_that(tmp_path: Path) -> None:
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }\n")
+    library, bare = tmp_path / "one.so", tmp_path / "bare.so"
+    build("-x", "c", "-shared", "-fPIC", tmp_path / "one.c", "-o", library)
+    said = compilers(library)
+    assert said
+    assert len(set(said)) == len(said)
+    for each in said:
+        assert each in readelf(library, "-p", ".comment")
+    subprocess.run(["objcopy", "--remove-section", ".comment", library, bare], check=True)
+    assert compilers(bare) == ()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from m8d_build.series.read import Series, load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import Abi, Status, Target
 from m8d_build.wheel.wheelfile import open_wheel
+from multiworld.provenance.statement import STATEMENT_NAME
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 
 
@@ -286,6 +287,8 @@ def test_the_whole_plan_makes_a_marked_wheel(tmp_path, machine):
     assert wheel.read(LOADER_ENTRY) == loader_text()
     assert [topic["name"] for topic in marker["topics"]] == ["marker"]
     assert marker["topics"][0]["sha256"] == series.patches[0].sha256
+    (stated,) = (json.loads(wheel.read(name)) for name in wheel.entries if name.endswith(STATEMENT_NAME))
+    assert "GCC" in stated["predicate"]["buildDefinition"]["internalParameters"]["compiler"]
     assert any(name.endswith("/NOTICE.multiworld") for name in wheel.entries)
     assert any(name.endswith("/LICENSE.multiworld") for name in wheel.entries)
     said = machine["log"].read_text()
