@@ -83,10 +83,11 @@ def test_ci_runs_every_test_once():
     text = (ROOT / ".ci" / "run").read_text()
     calls = re.findall(r"^ *run tests-all (.*?)(?: \|\| .*)?$", text, re.MULTILINE)
     assert sorted(calls) == [
-        '"-- tests --ignore=tests/contract --but-covered"', '"-- tests/contract --share $1/2"',
+        '"-- tests --ignore=tests/contract --but-covered --share $1/2"', '"-- tests/contract --share $1/2"',
     ]  # fmt: skip
     assert re.search(r"^checks=\(.*\bcoverage\b.*\)$", text, re.MULTILINE), "it runs the others"
-    assert sorted(re.findall(r"^ *contract (\d)", text, re.MULTILINE)) == ["1", "2"]
+    for function in ("contract", "others_of"):
+        assert sorted(re.findall(rf"^ *{function} (\d)", text, re.MULTILINE)) == ["1", "2"]
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
     assert "not long" not in body[0]
