@@ -120,7 +120,7 @@ class Target:
     # pool when no index names the version any more.
     distro_sha256: str = ""
     # The number in a patched wheel's version ("m8d2"), and the digest of the patches it stands for
-    # (`Series.digest`); 0 and "" where no wheel with these patches was built.
+    # (`Series.digest`); 0 and "" where it has no number yet.
     build: int = 0
     series: str = ""
 

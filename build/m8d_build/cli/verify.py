@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from m8d_build.series.read import Series
     from m8d_build.settings import Settings
     from m8d_build.targets import Target, Targets
 
@@ -45,37 +46,37 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """
     targets = load_targets(settings.patches)
     wanted = _wanted(args, targets)
-    report: list[tuple[Target, list[Finding]]] = []
+    report: list[tuple[Target, Series, list[Finding]]] = []
     for target in wanted:
         series = load_series(settings.patches, target.version)
         files = None
         if args.source is not None:
             recorded = [file.path for file in target.files]
             files = pristine_files(args.source, [*dict.fromkeys([*series.paths, *recorded])])
-        report.append((target, verify(target, series, files)))
+        report.append((target, series, verify(target, series, files)))
     strays = [] if args.versions or args.source else _strays(settings.patches, targets)
     if args.json:
         _print_json(console, report, strays)
     else:
-        for target, findings in report:
+        for target, series, findings in report:
             state = f"{len(findings)} findings" if findings else "ok"
-            console.print(f"{target.version}: {state}{_note(target, settings)}", markup=False)
+            console.print(f"{target.version}: {state}{_note(target, series)}", markup=False)
             for finding in findings:
                 console.print(f"  {finding}", markup=False, soft_wrap=True)
         for finding in strays:
             console.print(str(finding), markup=False, soft_wrap=True)
-    failed = bool(strays) or any(findings for _, findings in report)
+    failed = bool(strays) or any(findings for *_, findings in report)
     return PatchRejected.exit_code if failed else 0
 
 
-def _note(target: Target, settings: Settings) -> str:
+def _note(target: Target, series: Series) -> str:
     """What a wheel with these patches is called, where that is not a build number."""
     if not target.topics:
         return " (no patches)"
-    digest = load_series(settings.patches, target.version).digest
-    if digest == target.series:
+    if series.digest == target.series:
         return ""
-    return f" (wheels are labelled {build_label(target, digest)}: the patches are of no numbered build)"
+    label = build_label(target, series.digest)
+    return f" (wheels are labelled {label}: the patches are of no numbered build)"
 
 
 def _wanted(args: argparse.Namespace, targets: Targets) -> list[Target]:
@@ -102,11 +103,13 @@ def _strays(patches: Path, targets: Targets) -> list[Finding]:
     ]
 
 
-def _print_json(console: Console, report: list[tuple[Target, list[Finding]]], strays: list[Finding]) -> None:
+def _print_json(
+    console: Console, report: list[tuple[Target, Series, list[Finding]]], strays: list[Finding]
+) -> None:
     data = {
         "targets": [
             {"version": target.version, "findings": [finding.as_json() for finding in findings]}
-            for target, findings in report
+            for target, _, findings in report
         ],
         "strays": [finding.as_json() for finding in strays],
     }

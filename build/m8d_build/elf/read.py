@@ -171,9 +171,8 @@ def read_constant(path: Path, symbol: Symbol) -> bytes:
         if not 0 < symbol.section < len(image.sections):
             raise image.invalid(f"has no bytes for {symbol.name}", "a constant lies in a section")
         section = image.sections[symbol.section]
-        if (
-            section.kind == 8 or symbol.value + symbol.size > section.size
-        ):  # SHT_NOBITS: all zero, not in the file
+        # SHT_NOBITS: all zero, not in the file.
+        if section.kind == SHT_NOBITS or symbol.value + symbol.size > section.size:
             raise image.invalid(
                 f"has no bytes for {symbol.name} in {section.name}", "a constant has its bytes there"
             )

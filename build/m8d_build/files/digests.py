@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MIXED", "RECORDS", "UNKNOWN", "patches_digest", "series_digest", "sources_digest"]
+__all__ = ["MIXED", "RECORDS", "UNKNOWN", "patches_digest", "sources_digest"]
 
 ROOT = Path(__file__).resolve().parents[3]  # benchmarks take this module without the toolchain's packages
 
@@ -45,13 +45,6 @@ def sources_digest(record: str, root: Path = ROOT) -> str:
     return _digest(found, root)
 
 
-def series_digest(version: str, root: Path = ROOT) -> str:
-    """Return the digest of a version's patches ("2.6.0"), as they are now; `UNKNOWN` where there are none."""
-    folder = root / "patches" / f"v{version.partition('+')[0]}"
-    found = sorted(folder.glob("[0-9]*-*.patch"))
-    return patches_digest((path.stem.partition("-")[2], _sha256(path)) for path in found)
-
-
 def patches_digest(patches: Iterable[tuple[str, str]]) -> str:
     """Return the digest of patches, as a series has them and as a marker names them; `UNKNOWN` without any.
 
@@ -68,9 +61,6 @@ def patches_digest(patches: Iterable[tuple[str, str]]) -> str:
 def _digest(paths: list[Path], root: Path) -> str:
     whole = hashlib.sha256()
     for path in sorted(paths):
-        whole.update(f"{path.relative_to(root).as_posix()}\0{_sha256(path)}\n".encode())
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
     return whole.hexdigest()[:12]
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

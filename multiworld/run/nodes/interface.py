@@ -145,7 +145,9 @@ class Nodes(Protocol):
         """Tell the others that all workers of this node have ended with 0. Never blocks; once is enough."""
 
     def close(self, failed: str = "") -> None:
-        """Leave the others, within 3 s. Harmless when repeated.
+        """Leave the others, within 4 s. Harmless when repeated.
+
+        A node that is done or ends the run waits up to 10 s for its connections first, to tell the others.
 
         Args:
             failed: why this node ends the run for all; empty: it only leaves (after `Over`, or on a signal),

@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks.figures.records import KEPT, stored
 from benchmarks.page.write import chosen_of
-from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, patches_digest, series_digest, sources_digest
+from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, patches_digest, sources_digest
 from m8d_build.series.read import load_series
 from m8d_build.settings import REPO_ROOT
 from m8d_build.targets import load_targets
@@ -35,13 +36,18 @@ def compatibility() -> Iterator[tuple[str, str]]:
         yield digest, now
 
 
+def series_now(torch: str, patches: Path = REPO_ROOT / "patches") -> str:
+    """The digest of the patches that a version has now ("2.6.0+cu124.m8d2")."""
+    return load_series(patches, torch.partition("+")[0]).digest
+
+
 def nccl_defects() -> Iterator[tuple[str, str]]:
     data = json.loads((DOCS / "nccl-defects.json").read_text(encoding="utf-8"))
     for column in data["columns"]:
         facts, target = column["facts"], column["target"]
         yield facts.get("sources", UNKNOWN), sources_digest("nccl-defects")
         if target["patched"]:
-            yield facts.get("series", UNKNOWN), series_digest(target["torch"])
+            yield facts.get("series", UNKNOWN), series_now(target["torch"])
 
 
 def hardware() -> Iterator[tuple[str, str]]:
@@ -50,7 +56,7 @@ def hardware() -> Iterator[tuple[str, str]]:
         head = run["column"]
         yield head.get("sources", UNKNOWN), sources_digest("hardware")
         if head["topics"]:
-            yield head.get("series", UNKNOWN), series_digest(head["torch"])
+            yield head.get("series", UNKNOWN), series_now(head["torch"])
 
 
 def benchmarks() -> Iterator[tuple[str, str]]:
@@ -102,24 +108,26 @@ def test_a_digest_follows_code_and_not_words(tmp_path):
 
 
 def test_a_series_digest_is_of_its_patches(tmp_path):
-    folder = tmp_path / "patches" / "v9.9.9"
-    folder.mkdir(parents=True)
-    assert series_digest("9.9.9", tmp_path) == UNKNOWN
-    (folder / "0001-a.patch").write_text("a")
-    first = series_digest("9.9.9", tmp_path)
-    assert series_digest("9.9.9+cu130.m8d1", tmp_path) == first != UNKNOWN
-    (folder / "0001-a.patch").write_text("b")
-    assert series_digest("9.9.9", tmp_path) != first
+    folder = tmp_path / "v9.9.9"
+    folder.mkdir()
+    assert series_now("9.9.9", tmp_path) == UNKNOWN
     (folder / "series").write_text("0001-a.patch\n")
-    (folder / "0002-b.patch").write_text("b")
-    two = (("a", hashlib.sha256(b"b").hexdigest()), ("b", hashlib.sha256(b"b").hexdigest()))
-    assert series_digest("9.9.9", tmp_path) == patches_digest(two) != patches_digest(two[::-1])
+    (folder / "0001-a.patch").write_text("a\n---\n")
+    first = series_now("9.9.9", tmp_path)
+    assert series_now("9.9.9+cu130.m8d1", tmp_path) == first != UNKNOWN
+    (folder / "0001-a.patch").write_text("b\n---\n")
+    assert series_now("9.9.9", tmp_path) != first
+    (folder / "series").write_text("0001-a.patch\n0002-b.patch\n")
+    (folder / "0002-b.patch").write_text("b\n---\n")
+    content = hashlib.sha256(b"b\n---\n").hexdigest()
+    two = (("a", content), ("b", content))
+    assert series_now("9.9.9", tmp_path) == patches_digest(two) != patches_digest(two[::-1])
+    assert series_now("2.6.0") != UNKNOWN
 
 
-def test_a_series_has_one_digest_and_a_build_number_is_of_it():
+def test_a_build_number_is_of_its_patches():
     for target in load_targets(REPO_ROOT / "patches"):
-        digest = load_series(REPO_ROOT / "patches", target.version).digest
-        assert digest == series_digest(target.version)
+        digest = series_now(target.version)
         assert target.series in {digest, UNKNOWN}, (
             f"the patches of {target.version} are not those of its build {target.build}: in patches/targets.toml "
             f'raise build to {target.build + 1}, and series to "{digest}"'
