@@ -50,11 +50,13 @@ class LaunchPlan:
         placed: whether a launcher started this process as one of the ranks: then it is the only one here.
         binds: whether the store is to be served from here; at a port of its own choice where `master_port` is
             0.
+        elsewhere: whether the launcher of rank 0's host serves it.
     """
 
     configs: tuple[MultiprocessConfig, ...]
     placed: bool
     binds: bool
+    elsewhere: bool = False
 
     def at(self, port: int, server: Any = None) -> LaunchPlan:
         """Return the same plan with the store served at `port`."""
@@ -115,7 +117,8 @@ def complete(cfg: MultiprocessConfig, facts: Facts, rank_offset: int = 0) -> Lau
     binds = (
         tcp and not cfg.served and (port_is_free or (not placed and first == 0 and cfg.local_rank is None))
     )
-    return LaunchPlan(configs, placed=placed, binds=binds)
+    elsewhere = tcp and not binds and not placed and first > 0 and cfg.local_rank is None
+    return LaunchPlan(configs, placed=placed, binds=binds, elsewhere=elsewhere)
 
 
 def check_backend(name: str, known: frozenset[str], what: str = "backend") -> str:

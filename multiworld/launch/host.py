@@ -62,7 +62,10 @@ def serving(made: LaunchPlan) -> Iterator[LaunchPlan]:
         StoreBindError: the address is not one of this host's, or its port is in use.
     """
     first = made.configs[0]
-    if not made.binds:
+    if made.elsewhere and first.master_port:
+        # As there: in torch 2.4 the names in a store that a launcher serves have a prefix.
+        yield made.at(first.master_port)
+    elif not made.binds:
         yield made
     elif not first.master_port:
         store = _serve_anywhere(first.master_addr or "")
@@ -110,8 +113,13 @@ def environment_of(cfg: MultiprocessConfig) -> dict[str, str | None]:
         "LOCAL_WORLD_SIZE": str(cfg.local_world_size),
         "TORCH_DISTRIBUTED_BACKEND": cfg.backend,
         **({"MASTER_ADDR": cfg.master_addr, "MASTER_PORT": str(cfg.master_port)} if tcp else {}),
-        # To torch this means that the store is served already, so that rank 0 must not serve it.
-        **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if tcp and cfg.served else {}),
+        # To torch this means that the store is served already, so that rank 0 must not serve it. torch 2.4
+        # then wants to know the restart, too.
+        **(
+            {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            if tcp and cfg.served
+            else {}
+        ),
     }
 
 

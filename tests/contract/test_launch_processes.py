@@ -43,7 +43,8 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch, tmp_path_factory):
     """No process, descriptor, variable or file of a launch outlives it."""
-    for name in (*NAMES, "TORCH_DISTRIBUTED_BACKEND", "TORCHELASTIC_USE_AGENT_STORE"):
+    others = ("TORCH_DISTRIBUTED_BACKEND", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
+    for name in (*NAMES, *others):
         monkeypatch.delenv(name, raising=False)
     variables = dict(os.environ)
     tmp_path_factory.getbasetemp()  # of this run, not in the folder below, also where this file runs first
