@@ -10,6 +10,13 @@ import torch.distributed as dist
 OPS = ("broadcast", "reduce", "gather", "scatter", "all_reduce", "all_gather", "all_gather_into_tensor",
        "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier")  # fmt: skip
 
+# Gloo has had it since a version between 2.6 and 2.13.
+GLOO_OPS = (
+    OPS
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    else tuple(op for op in OPS if op != "reduce_scatter")
+)
+
 
 def counted(count, dtype, rank, start=0):
     """A tensor whose values are small whole numbers, so that sums are exact in every dtype."""

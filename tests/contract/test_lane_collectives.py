@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from collectivekit import OPS, WAYS, call
+from collectivekit import GLOO_OPS, OPS, WAYS, call
 from waykit import world
 from worldkit import PATIENCE
 
@@ -335,7 +335,7 @@ def left_to_gloo(me, size, lane):
     os.environ["M8D_LANE"] = lane[me.rank]
     with world(me, size) as w:
         lanes = w._gen.lane is not None, w._gen.collectives is not None
-        for op in OPS:
+        for op in GLOO_OPS:
             args, right = call(op, me.rank, size, 100, torch.float32, 0)
             WAYS["block"](w, op, args)
             assert right(), op

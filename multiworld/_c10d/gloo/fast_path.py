@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from multiworld._c10d.gloo import part_sizes
 from multiworld._c10d.nccl import inflight
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class Backend(Protocol):
     def barrier(self, opts: BarrierOptions, /) -> Work:
         """Barrier."""
 
+    def size(self) -> int:
+        """Members."""
+
 
 class Direct:
     """What a world's operations call. A value: functions and options, nothing that changes.
@@ -102,8 +106,8 @@ class Direct:
         self.gather_into: Callable[[Tensor, Tensor, AllgatherOptions], Work] = _named(
             backend, "all_gather_single", "_allgather_base"
         )
-        self.scatter_from: Callable[[Tensor, Tensor, ReduceScatterOptions], Work] = _named(
-            backend, "reduce_scatter_single", "_reduce_scatter_base"
+        self.scatter_from: Callable[[Tensor, Tensor, ReduceScatterOptions], Work] = part_sizes.checked(
+            _named(backend, "reduce_scatter_single", "_reduce_scatter_base"), backend.size()
         )
         self.barrier = backend.barrier
         # Shared by all calls: gloo takes what it needs, and the hook that would write to one is NCCL's.

@@ -20,6 +20,7 @@ from torch.autograd import Variable
 from torch.distributed import c10d_logger
 
 from multiworld._c10d.elastic import ddp
+from multiworld._c10d.gloo import part_sizes
 from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, owner_of
@@ -178,9 +179,12 @@ def _posting(original: Any) -> Any:
 def _collective(original: Any) -> Any:
     """Wrap `original`, a ProcessGroup's collective: over its world's lane, or as it is."""
     function, name = getattr(original, "__func__", original), original.__name__
+    compared = part_sizes.NEEDED and name in part_sizes.METHODS
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
+        if compared and owner is not None and len(args) > 1:
+            part_sizes.compare(args[0], args[1], group.size())
         if owner is not None and owner.collectives is not None and not _compiling():
             try:
                 work = owner.collectives.posted(name, group, args, kwargs)
