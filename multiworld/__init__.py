@@ -52,9 +52,11 @@ if TYPE_CHECKING:
         WorldJoining,
         WorldReady,
         WorldStateReceived,
+        WorldStuck,
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async, retiring
+    from multiworld.pending import PendingOperation
     from multiworld.world import World, worlds
 
 __version__ = "1.0.0"
@@ -75,13 +77,14 @@ _LAZY = {
     **dict.fromkeys(
         (
             "Breakage", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-            "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "subscribe",
+            "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "subscribe",
         ),
         "multiworld.events",
     ),
     "joined": "multiworld._join.block",
     **dict.fromkeys(("join", "join_async"), "multiworld._join.join"),
     **dict.fromkeys(("join_all", "join_all_async", "retiring"), "multiworld.joinall"),
+    "PendingOperation": "multiworld.pending",
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip
 
@@ -89,11 +92,11 @@ __all__ = [
     "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event",
     "InstallError", "InvalidJoinError",
     "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError", "MemberBusy", "MismatchError",
-    "MultiworldError", "PatchRequiredError", "ProvenanceError", "RankTakenError", "RouterError", "ShimError",
-    "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
+    "MultiworldError", "PatchRequiredError", "PendingOperation", "ProvenanceError", "RankTakenError",
+    "RouterError", "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
     "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
-    "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError", "__version__", "join", "join_all",
+    "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WrongDeviceError", "__version__", "join", "join_all",
     "join_all_async", "join_async", "joined", "retiring", "subscribe", "worlds",
 ]  # fmt: skip
 

@@ -195,7 +195,8 @@ class Collectives:
                 wait = gen.direct.wait
                 work = row.post(gen, *args)
                 if work is not None:
-                    wait(work)
+                    with gen.operations.inside(name, *args):
+                        wait(work)
                     return None
             except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
                 work = None  # an error that is kept has this frame

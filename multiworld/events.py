@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from multiworld.pending import PendingOperation
+
 __all__ = [
     "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-    "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "bus", "subscribe",
+    "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "bus", "subscribe",
 ]  # fmt: skip
 
 
@@ -159,6 +161,19 @@ class MemberBusy(Event):
 
     ranks: tuple[int, ...]
     busy: bool
+
+
+@dataclass(frozen=True)
+class WorldStuck(Event):
+    """An operation of this member has waited for ``M8D_STUCK_AFTER`` seconds; published once for each.
+
+    Not for what only waits to be given something to do (`PendingOperation.idle`).
+
+    Attributes:
+        operation: who waits in it, and what each missing member does instead, with the stacks of its threads.
+    """
+
+    operation: PendingOperation
 
 
 class Bus(Generic[E]):

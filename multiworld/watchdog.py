@@ -246,6 +246,18 @@ class Watchdog:
         world = world_id(attachment.roster)
         self._post(lambda _: self._peers.unread_messages.ask(world, ranks))
 
+    def ask(self, attachment: Attachment, number: int, *, deep: bool) -> None:
+        """Ask the other members of a world what they are doing; see `Attachment.ask`."""
+        world = world_id(attachment.roster)
+
+        def ask(_: float) -> None:
+            self._peers.questions.ask(world, number, deep=deep)
+            for (key, rank), other in tuple(self._attachments.items()):
+                if key == world[0] and other is not attachment:  # a member in this process, too
+                    attachment.heard(number, rank, other.describe(deep=deep), last=True)
+
+        self._post(ask)
+
     def detach(self, attachment: Attachment, failure: str = "") -> None:
         """Detach a world; see `Attachment.leave`."""
         attachment.detached = True

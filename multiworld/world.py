@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from multiworld._join.arguments import JoinPlan
     from multiworld.advances import Advances
     from multiworld.aio import Aio
+    from multiworld.pending import PendingOperation
 
 __all__ = ["World", "worlds"]
 
@@ -189,6 +190,25 @@ class World(Selecting, ObjectCollectives):
             f"<World {self.name!r} {self.state.value}, generation {self.generation}, rank {self.rank} of "
             f"{self.world_size}, {self.backend}>"
         )
+
+    def pending(self, timeout: float | dt.timedelta = 1.0) -> tuple[PendingOperation, ...]:
+        """Ask all members what they wait for: the operations that are not over, the longest first.
+
+        ``print(*world.pending(), sep="\n")`` says who waits, since when, and what the missing members do::
+
+            all_reduce #118: ranks 0, 1 and 3 wait since 3.2 s; rank 2 is at #117, in send to 3 since 3.1 s
+
+        It may be called while other threads are in operations, and is answered while theirs are: only a member
+        that holds the GIL, or is stopped, does not answer. The last 64 operations of each member count.
+
+        Args:
+            timeout: seconds, or a timedelta, that the members have to answer.
+
+        Returns:
+            Nothing where all that was begun is over, and of a world that is not active.
+        """
+        gen = self._gen
+        return gen.operations.pending(_seconds(timeout)) if gen.state is State.ACTIVE else ()
 
     # -- faults ----------------------------------------------------------------------------------------------
 

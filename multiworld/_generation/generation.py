@@ -15,12 +15,15 @@ from multiworld._c10d.gloo import fast_path
 from multiworld._c10d.lane.channels import Channels
 from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
+from multiworld._c10d.logged_calls import LoggedCalls
 from multiworld._core.lane.greeting import COLLECTIVES
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
 from multiworld._generation.fail_awaited import AwaitedOperations
+from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.resources import Holdings
+from multiworld._generation.stuck import stuck_watch
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
 
@@ -88,6 +91,7 @@ class Generation:
             nothing. From the end on as `group`.
         lane: messages of CPU tensors; None where they go through the group. From the end on as `group`.
         collectives: over the lane; None where all are the backends'. From the end on as `group`.
+        operations: what its members are doing.
         c10d: what the router selects for it.
         device_types: the kinds of device that it has a backend for.
         watch, expect, expect_no_more: of `AwaitedOperations`; attributes, for each message needs them.
@@ -105,12 +109,14 @@ class Generation:
         self.c10d = c10d
         self.device_types = group.device_types
         self.group = group
+        self.operations = GenerationOperations(roster, resources.attachment, resources.busy)
+        c10d.operations = LoggedCalls(self.operations.log, c10d)
         made = group.pg if group.late is None else None  # one that is late may be there, or not
         self.direct = fast_path.of(made, c10d)
         self.lane: Messages | None = None
         self.collectives: GenerationCollectives | None = None
         if resources.lane is not None:
-            self.lane = Messages(resources.lane, self.world, timeout, self.explain)
+            self.lane = Messages(resources.lane, self.world, timeout, self.explain, self.operations.log)
             c10d.lane = channels = Channels(self.lane, c10d)
             carried = roster.lane_version >= COLLECTIVES
             if carried or roster.checks:
@@ -133,6 +139,8 @@ class Generation:
         self.expect = self._awaited.expect
         self.expect_no_more = self._awaited.expect_no_more
         c10d.translate = self.translate
+        if self.size > 1:
+            stuck_watch.add(self)
         machine.bind(self._carry_out)
 
     @property
@@ -215,6 +223,7 @@ class Generation:
 
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""
+        stuck_watch.remove(self)
         refusal = Refusal(self.error)
         self.group, self.direct = cast("Group", refusal), cast("fast_path.Direct", refusal)
         if self.lane is not None:

@@ -5,9 +5,22 @@ from __future__ import annotations
 import itertools
 from collections import deque
 
-from multiworld._core.liveness.actions import Break, Dial, Drop, Keep, Look, Ready, Refusal, Release, Send
+from multiworld._core.liveness.actions import (
+    Answer,
+    Break,
+    Dial,
+    Drop,
+    Hear,
+    Keep,
+    Look,
+    Ready,
+    Refusal,
+    Release,
+    Send,
+)
 from multiworld._core.liveness.detector import ConnectionEnd, Probe
 from multiworld._core.liveness.peers import Peers
+from multiworld._core.liveness.questions import pieces
 from multiworld._core.liveness.wire import Close, Parser, encode
 from multiworld._core.membership.roster import Endpoint, Member, Roster
 
@@ -49,6 +62,8 @@ class Node:
         self.broken: dict[tuple[str, int], object] = {}
         self.refused: list[Refusal] = []
         self.looks: list[Look] = []
+        self.doing = b""
+        self.heard: list[Hear] = []
 
     def add(self, roster: Roster) -> None:
         self.peers.add(roster, self.net.now)
@@ -83,6 +98,11 @@ class Node:
                 self.broken[action.world] = action.breakage
             elif isinstance(action, Look):
                 self.looks.append(action)
+            elif isinstance(action, Answer):
+                for frame in pieces(action.world, action.number, b"deep " * action.deep + self.doing):
+                    self.net.send(self, Send(action.channel, frame))
+            elif isinstance(action, Hear):
+                self.heard.append(action)
             else:
                 self.refused.append(action)
 

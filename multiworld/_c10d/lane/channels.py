@@ -138,7 +138,9 @@ class Channels:
         if state is None:
             return None
         if group not in self._known:  # another thread may have been first
-            self._known[group] = _channel(group, state)
+            self._known[group] = made = _channel(group, state)
+            if made is not None:
+                self._messages.log.group(made.number, made.ranks)
         return self._known[group]
 
 

@@ -19,6 +19,7 @@ from multiworld._c10d.lane import tensors
 from multiworld._c10d.lane.reducing import reduce_into
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
+from multiworld._core.operations.log import ENDED
 from multiworld._net.lane.background import background
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.reducing import Kernel, Scratch
     from multiworld._core.lane.operations import Receive, Send
     from multiworld._core.lane.schedules import Steps
+    from multiworld._core.operations.log import Entry
     from multiworld._net.lane.awaiting import Watch
     from multiworld._net.lane.endpoint import Endpoint
 
@@ -60,6 +62,7 @@ class Collective:
         rank: of this process in the group.
         timeout: seconds.
         outputs: what its work's ``result`` is.
+        entry: in the log of the world's operations.
 
     Attributes:
         steps: its schedule; set once.
@@ -70,7 +73,8 @@ class Collective:
     """
 
     __slots__ = (
-        "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch", "_sends",
+        "__weakref__", "_claim", "_deadline", "_entry", "_kernel", "_last", "_memory", "_pending", "_scratch",
+        "_sends",
         "channel", "done", "endpoint", "error", "failed", "name", "outputs", "rank", "ranks",
         "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
@@ -87,6 +91,7 @@ class Collective:
         outputs: Any,
         kernel: Kernel | None = None,
         scratch: Scratch | None = None,
+        entry: Entry | None = None,
     ) -> None:
         self.name = name
         self.endpoint = endpoint
@@ -109,6 +114,7 @@ class Collective:
         self._sends: list[Send] = []
         self._pending: Want[Tensor] | Send | Receive | None = None
         self._claim = threading.Lock()  # held by who drives
+        self._entry = entry
         self._deadline = time.monotonic() + timeout
 
     # -- the line --------------------------------------------------------------------------------------------
@@ -292,6 +298,8 @@ class Collective:
 
     def _end(self, error: Exception | None) -> None:
         """It is over."""
+        if self._entry is not None:
+            self._entry[ENDED] = time.monotonic()
         if self.recorded is not None:
             self.recorded()
         try:

@@ -182,6 +182,7 @@ class GenerationCollectives:
             near=self._near,
             carried=self._carried,
             alone=alone,
+            log=self._messages.log,
         )
 
     def _late(self, rank: int, size: int) -> GroupCollectives:
@@ -194,6 +195,7 @@ class GenerationCollectives:
             near=self._near,
             carried=self._carried,
             alone=True,
+            log=self._messages.log,
         )
 
 

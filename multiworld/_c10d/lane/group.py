@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,12 +18,14 @@ import torch
 from multiworld._c10d.lane import buffers, reducing, tensors
 from multiworld._c10d.lane.collective import Collective
 from multiworld._core.lane import schedules
+from multiworld._core.operations.log import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from multiworld._core.operations.log import Entry, OperationLog
     from multiworld._net.lane.endpoint import Endpoint
 
 __all__ = ["LIMITS", "GroupCollectives", "Limits"]
@@ -29,6 +33,10 @@ __all__ = ["LIMITS", "GroupCollectives", "Limits"]
 _carried = tensors.carried
 _scratch = reducing.Scratch()
 _nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _gone() -> None:
+    """No collective yet: for the moment until it is made."""
 
 
 class Limits(NamedTuple):
@@ -61,6 +69,7 @@ class GroupCollectives:
         carried: whether any collectives go over the lane.
         near: whether all members are on one host.
         alone: whether gloo is the group's only backend.
+        log: of the world's operations.
         limits: see there.
     """
 
@@ -75,6 +84,7 @@ class GroupCollectives:
         carried: bool,
         near: bool,
         alone: bool,
+        log: OperationLog,
         limits: Limits = LIMITS,
     ) -> None:
         self.rank = rank
@@ -92,6 +102,8 @@ class GroupCollectives:
         self._most = limits.across if not near else 1 << 62
         self._used = carried and 1 < self.size <= limits.members
         self._tags = itertools.count()
+        self._log = log
+        self._logged = log.group(number, self._ranks)
 
     # -- reductions ------------------------------------------------------------------------------------------
 
@@ -100,7 +112,7 @@ class GroupCollectives:
         kernel = self._kernel(op, tensor)
         if kernel is None:
             return None
-        new = self._new("all_reduce", [tensor], kernel)
+        new = self._new("all_reduce", [tensor], kernel, size=tensor.nbytes)
         flat = buffers.in_place(new, tensor)
         if tensor.nbytes <= self._limits.whole:
             new.steps = schedules.all_reduce_whole(new, flat)
@@ -113,7 +125,7 @@ class GroupCollectives:
         kernel = self._kernel(op, tensor)
         if kernel is None or not 0 <= root < self.size:
             return None
-        new = self._new("reduce", [tensor], kernel)
+        new = self._new("reduce", [tensor], kernel, size=tensor.nbytes, root=root)
         flat = buffers.in_place(new, tensor) if self.rank == root else buffers.to_send(tensor).view(-1)
         new.steps = schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes)
         return new
@@ -129,7 +141,7 @@ class GroupCollectives:
             or any(not buffers.alike(output, part) for part in parts)
         ):
             return None
-        new = self._new(name, [output], kernel)
+        new = self._new(name, [output], kernel, size=output.nbytes)
         given = [buffers.to_send(part) for part in parts]
         others = [part for rank, part in enumerate(given) if rank != self.rank]
         room = buffers.to_receive(new, output, apart_from=others)
@@ -151,7 +163,7 @@ class GroupCollectives:
         """As ``dist.broadcast``; `root` is a rank of the group."""
         if not self._takes(tensor) or not 0 <= root < self.size:
             return None
-        new = self._new("broadcast", [tensor])
+        new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
         new.steps = schedules.broadcast(new, buffer, root)
         return new
@@ -162,14 +174,14 @@ class GroupCollectives:
             return None
         if any(not buffers.alike(tensor, each) for each in outputs):
             return None
-        new = self._new("all_gather", [list(outputs)])
+        new = self._new("all_gather", [list(outputs)], size=tensor.nbytes)
         return self._gathered(new, [buffers.to_receive(new, each) for each in outputs], tensor)
 
     def all_gather_into_tensor(self, output: Tensor, tensor: Tensor) -> Collective | None:
         """As ``dist.all_gather_into_tensor``."""
         if not self._divides(output, tensor):
             return None
-        new = self._new("all_gather_into_tensor", output)
+        new = self._new("all_gather_into_tensor", output, size=tensor.nbytes)
         return self._gathered(new, buffers.parts(buffers.to_receive(new, output), tensor, self.size), tensor)
 
     def _gathered(self, new: Collective, rooms: Sequence[Tensor], tensor: Tensor) -> Collective:
@@ -186,7 +198,7 @@ class GroupCollectives:
             return None
         if not self._fits(tensor, outputs, root):
             return None
-        new = self._new("gather", [list(outputs)] if outputs else [])
+        new = self._new("gather", [list(outputs)] if outputs else [], size=tensor.nbytes, root=root)
         rooms = [buffers.to_receive(new, each) for each in outputs]
         if self.rank == root:
             buffers.copy(rooms[root], tensor)
@@ -200,7 +212,7 @@ class GroupCollectives:
             return None
         if not self._fits(tensor, given, root):
             return None
-        new = self._new("scatter", [tensor])
+        new = self._new("scatter", [tensor], size=tensor.nbytes, root=root)
         if self.rank == root:
             sent = [buffers.to_send(each) for each in given]
             # At the end: it may lie where another member's tensor is sent from.
@@ -264,12 +276,35 @@ class GroupCollectives:
 
     # -- what all have in common -----------------------------------------------------------------------------
 
-    def _new(self, name: str, outputs: Any, kernel: reducing.Kernel | None = None) -> Collective:
+    def _new(
+        self,
+        name: str,
+        outputs: Any,
+        kernel: reducing.Kernel | None = None,
+        *,
+        size: int = 0,
+        root: int | None = None,
+    ) -> Collective:
+        """Make the next collective of the group.
+
+        Args:
+            name: of it.
+            outputs: see `Collective`.
+            kernel: of a reduction.
+            size: bytes, the same on all members; 0 where they may differ.
+            root: rank in the group; None where there is none.
+        """
         tag = next(self._tags) & 0x7FFF_FFFF
-        return Collective(
+        peer = None if root is None else self._ranks[root]
+        logged = self._logged
+        entry: Entry = [logged, name, logged.following(), size, peer, None, time.monotonic(), _gone]
+        new = Collective(
             name, self._endpoint, self._channel, tag, self._ranks, self.rank, self._timeout, outputs, kernel,
-            _scratch,
+            _scratch, entry,
         )  # fmt: skip
+        entry[ENDED] = weakref.ref(new)  # it may come to nothing before it begins
+        self._log.append(entry)
+        return new
 
     def _takes(self, *given: Tensor) -> bool:
         if not self._used:

@@ -10,12 +10,14 @@ import asyncio
 import functools
 import threading
 import time
+import weakref
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiworld._c10d.lane import records, tensors
 from multiworld._c10d.lane.work import LaneWork
 from multiworld._core.lane.operations import Send, SizesDifferError
+from multiworld._core.operations.log import ENDED
 from multiworld._core.reraise import raise_instead
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from multiworld._core.lane.operations import Receive
+    from multiworld._core.operations.log import LoggedGroup, OperationLog
     from multiworld._net.lane.endpoint import Endpoint, Operation
 
 __all__ = ["MAX_TAG", "Messages"]
@@ -48,6 +51,7 @@ class Messages:
         world: name, for errors.
         timeout: seconds, of each operation.
         explain: makes of an error what an operation raises; may wait for a verdict.
+        log: of the world's operations.
 
     Attributes:
         takes: ``(tensor) -> bool``: whether its messages go over the lane; others are torch's to decide.
@@ -59,7 +63,10 @@ class Messages:
         world: str,
         timeout: float,
         explain: Callable[[BaseException], BaseException],
+        log: OperationLog,
     ) -> None:
+        self.log = log
+        self._logged, self._group = log.append, log.world
         self.endpoint = endpoint
         self.world = world
         self.timeout = timeout
@@ -88,10 +95,14 @@ class Messages:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
+        now = time.monotonic()
+        self._logged(entry := [self._group, "send", None, len(view), dst, tag, now, None])
         try:
-            self.endpoint.send(dst, 0, tag, view, time.monotonic() + self.timeout, address, tensor)
+            self.endpoint.send(dst, 0, tag, view, now + self.timeout, address, tensor)
         except TimeoutError:
             raise _late_send(dst, self.timeout) from None
+        finally:
+            entry[ENDED] = time.monotonic()
 
     def receive(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receive, in the world's own group; returns the sender's rank. `src` None: any.
@@ -110,13 +121,17 @@ class Messages:
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
+        now = time.monotonic()
+        self._logged(entry := [self._group, "recv", None, len(view), src, tag, now, None])
         try:
-            sender = self.endpoint.receive(src, 0, tag, view, time.monotonic() + self.timeout, given)
+            sender = self.endpoint.receive(src, 0, tag, view, now + self.timeout, given)
         except SizesDifferError as error:
             error.__traceback__ = None  # whose frames hold the receive, which holds the error
             raise _mismatch(self.world, error) from None
         except TimeoutError:
             raise _late_receive(src, self.timeout) from None
+        finally:
+            entry[ENDED] = time.monotonic()
         if given is not tensor:
             tensors.copied_back(given, tensor)
         return sender
@@ -165,7 +180,10 @@ class Messages:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
-        return self.endpoint.post_send(dst, channel, tag, view, address, tensor)
+        now = time.monotonic()
+        send = self.endpoint.post_send(dst, channel, tag, view, address, tensor)
+        self._logged([self._of(channel), "send", None, len(view), dst, tag, now, weakref.ref(send)])
+        return send
 
     def begin_receive(
         self, tensor: Tensor, src: int | None, tag: int = 0, channel: int = 0
@@ -178,7 +196,13 @@ class Messages:
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
-        return self.endpoint.post_receive(src, channel, tag, view, given), landed
+        now = time.monotonic()
+        receive = self.endpoint.post_receive(src, channel, tag, view, given)
+        self._logged([self._of(channel), "recv", None, len(view), src, tag, now, weakref.ref(receive)])
+        return receive, landed
+
+    def _of(self, channel: int) -> LoggedGroup:
+        return self.log.known(channel) if channel else self._group
 
     # -- the end of what was posted --------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch.autograd import Variable
 
+from multiworld._c10d import logged_calls
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing
 from multiworld._c10d.routing.selection import current
@@ -317,6 +318,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(work, *args, **kwargs)
         limit = args[0] if args else kwargs.get("timeout")
         seconds = limit.total_seconds() if limit is not None and limit.total_seconds() > 0 else None
+        logged_calls.waiting(work)
         try:
             owner.finish(work, seconds)
             # It has ended: the rest (stream waits, release of tensors) does not block.
@@ -324,6 +326,8 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(work)
         except Exception as error:
             owner.raise_(error)
+        finally:
+            logged_calls.waited(work)
 
     return wait
 

@@ -19,6 +19,7 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import c10d_logger
 
+from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import part_sizes
 from multiworld._c10d.lane import calls
@@ -77,7 +78,7 @@ def install(patches: Patches) -> None:
     patches.set(
         c10d_logger, "_get_msg_dict", _describing(vars(c10d_logger)["_get_msg_dict"], probe.co_filename)
     )
-    patches.set(_c.Work, "wait", _guarded(vars(_c.Work)["wait"]))
+    patches.set(_c.Work, "wait", _waiting(vars(_c.Work)["wait"]))
     for name in _METHODS:
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _posting(vars(_c.ProcessGroup)[name]))
@@ -152,6 +153,26 @@ def _guarded(original: Any) -> Any:
     return _dressed(call, original)
 
 
+def _waiting(original: Any) -> Any:
+    """`original`, a work's ``wait``, guarded, and in the log of its world's operations."""
+    function = getattr(original, "__func__", original)
+
+    def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+        logged_calls.waiting(work)
+        try:
+            return function(work, *args, **kwargs) if kwargs else function(work, *args)
+        except Exception as error:
+            try:
+                raise_instead(error, translated(error))
+            finally:
+                del args, kwargs
+        finally:
+            logged_calls.waited(work)
+            del work  # who keeps an exception need not keep the work
+
+    return _dressed(call, original)
+
+
 def _posting(original: Any) -> Any:
     """Wrap `original`, a ProcessGroup's send or receive: over its world's lane, or guarded."""
     function, name = getattr(original, "__func__", original), original.__name__
@@ -164,7 +185,10 @@ def _posting(original: Any) -> Any:
                 message = owner.lane.posted(name, group, args, kwargs, function)
                 if message is not None:
                     return message
-            work = function(group, *args, **kwargs) if kwargs else function(group, *args)
+            if owner is not None and owner.operations is not None and not _compiling():
+                work = owner.operations.run(name, group, args, kwargs, function)
+            else:
+                work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except Exception as error:
             try:
                 raise_instead(error, translated(error, group))
@@ -195,6 +219,8 @@ def _collective(original: Any) -> Any:
                     del group, owner, args, kwargs  # as above
             if work is not None:
                 return work
+        if owner is not None and owner.operations is not None and not _compiling():
+            return owner.operations.run(name, group, args, kwargs, function)
         return function(group, *args, **kwargs) if kwargs else function(group, *args)
 
     return _dressed(call, original)

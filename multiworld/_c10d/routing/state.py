@@ -28,7 +28,13 @@ from multiworld.errors import RouterError, WorldClosedError
 
 if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
-    from multiworld._c10d.routing.state_types import GlooGroups, LaneChannels, LaneCollectives, MakesGroup
+    from multiworld._c10d.routing.state_types import (
+        GlooGroups,
+        LaneChannels,
+        LaneCollectives,
+        LogsCalls,
+        MakesGroup,
+    )
 
 __all__ = [
     "GROUP_MAPS",
@@ -213,6 +219,7 @@ class WorldState(c10d._World):
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
         lane: what sends messages of its groups over the lane; None where they go through gloo.
         collectives: the same of collectives; None where all are the backends'.
+        operations: the log of calls that torch carries; None before the world is made.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
 
     Raises:
@@ -232,6 +239,7 @@ class WorldState(c10d._World):
         self.gloo: GlooGroups | None = None
         self.lane: LaneChannels | None = None
         self.collectives: LaneCollectives | None = None
+        self.operations: LogsCalls | None = None
         self.traffic: Traffic | None = None
         self.enter = entering(self)
         self.ready: Any = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "MakesGroup"]
+__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "LogsCalls", "MakesGroup"]
 
 W = TypeVar("W")
 
@@ -41,6 +41,20 @@ class LaneCollectives(Protocol):
 
     def posted(self, name: str, group: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
         """Begin a collective over the lane, and return its work; None where it is torch's."""
+
+
+class LogsCalls(Protocol):
+    """A `multiworld._c10d.logged_calls.LoggedCalls`."""
+
+    def run(
+        self,
+        name: str,
+        group: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
+    ) -> Any:
+        """Call a method of a ProcessGroup that torch carries, and return its work."""
 
 
 class MakesGroup(Protocol):

@@ -42,7 +42,9 @@ class Send:
         sent: bytes handed to the connection so far.
     """
 
-    __slots__ = ("address", "channel", "done", "error", "id", "keep", "peer", "sent", "tag", "view")
+    __slots__ = (
+        "__weakref__", "address", "channel", "done", "error", "id", "keep", "peer", "sent", "tag", "view",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -82,7 +84,8 @@ class Receive:
     """
 
     __slots__ = (
-        "announced", "arrival", "channel", "done", "error", "keep", "order", "place", "sender", "source",
+        "__weakref__", "announced", "arrival", "channel", "done", "error", "keep", "order", "place", "sender",
+        "source",
         "tag", "view",
     )  # fmt: skip
 

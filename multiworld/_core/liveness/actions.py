@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
+    "Answer",
     "Ask",
     "Break",
     "BusyReport",
     "Dial",
     "Drop",
+    "Hear",
     "Keep",
     "Look",
     "Ready",
@@ -127,4 +129,27 @@ class Look:
     rank: int
 
 
-Action = Ask | BusyReport | Dial | Send | Drop | Keep | Look | Release | Ready | Refusal | Break
+@dataclass(frozen=True)
+class Answer:
+    """Send what `world` is doing on `channel`, as the answer to the question `number`."""
+
+    world: WorldId
+    channel: int
+    number: int
+    deep: bool
+
+
+@dataclass(frozen=True)
+class Hear:
+    """The member `rank` of `world` answers the question `number`: a piece, the `last` or not."""
+
+    world: WorldId
+    rank: int
+    number: int
+    piece: bytes
+    last: bool
+
+
+Action = (
+    Answer | Ask | BusyReport | Dial | Send | Drop | Hear | Keep | Look | Release | Ready | Refusal | Break
+)

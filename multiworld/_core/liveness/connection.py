@@ -41,6 +41,7 @@ class PeerConnection:
         knocking: dialed by the end that is not the dialer of this pair: only to learn of a refusal; never
             trusted.
         proven: members that the other end proved to be.
+        ended: those of them whose world the other end holds to be broken.
         accepted: members of this process that the other end accepted.
         offered: members of this process that were offered to the other end.
         waiting: proofs for worlds that this process does not know (yet).
@@ -61,6 +62,7 @@ class PeerConnection:
     knocking: bool = False
     their_nonce: bytes = b""
     proven: set[Place] = field(default_factory=set)
+    ended: set[Place] = field(default_factory=set)
     accepted: set[Place] = field(default_factory=set)
     offered: set[Place] = field(default_factory=set)
     waiting: dict[Place, bytes] = field(default_factory=dict)

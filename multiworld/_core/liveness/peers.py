@@ -23,8 +23,10 @@ from multiworld._core.liveness.dialing import Dialing
 from multiworld._core.liveness.early_close import EarlyClose
 from multiworld._core.liveness.ended import EndedGenerations
 from multiworld._core.liveness.proofs import Judgement, Proofs
+from multiworld._core.liveness.questions import Questions
 from multiworld._core.liveness.unread_messages import UnreadMessages
 from multiworld._core.liveness.wire import (
+    Asked,
     Attach,
     AttachEarlyClose,
     Attached,
@@ -37,6 +39,7 @@ from multiworld._core.liveness.wire import (
     Need,
     Reason,
     Refused,
+    Told,
     Unread,
 )  # fmt: skip
 from multiworld.events import Breakage, Cause
@@ -88,6 +91,7 @@ class Peers:
         )
         self.early_close.own_wanted = early_close
         self.unread_messages = UnreadMessages(own, self._worlds, self._trusted, self._actions.append)
+        self.questions = Questions(self._worlds, self._trusted, self._actions.append)
 
     # -- worlds
 
@@ -133,6 +137,7 @@ class Peers:
                 connection.accepted.discard(world)
                 if not others:
                     connection.proven = {place for place in connection.proven if place[0] != roster.key}
+                    connection.ended = {place for place in connection.ended if place[0] != roster.key}
                 self._ask(connection, now)
             if not self._worlds.shared(process):
                 self._dialing.drop(process)
@@ -303,6 +308,10 @@ class Peers:
             self._told(connection, frame)
         elif isinstance(frame, Unread):
             self.unread_messages.asked(connection, frame)
+        elif isinstance(frame, Asked):
+            self.questions.asked(connection, frame)
+        elif isinstance(frame, Told):
+            self.questions.told(connection, frame)
         else:
             connection.wanted = min(max(frame.interval, FASTEST_BEAT), SLOWEST_BEAT)
             connection.beat_at = min(connection.beat_at, now + connection.interval)
@@ -386,7 +395,8 @@ class Peers:
         own = [(frame.key, rank) for rank in frame.ranks]
         itself = frame.cause is Cause.FAILED and len(own) == 1 and own[0] in connection.proven
         # It is done with this world: it says no goodbye, and that its connection closes is no news.
-        connection.proven = {place for place in connection.proven if place[0] != frame.key}
+        connection.ended |= (done := {place for place in connection.proven if place[0] == frame.key})
+        connection.proven -= done
         for world in self._worlds.of(frame.key):
             if itself:
                 self._detector.fell(world, frame.ranks[0], frame.detail)

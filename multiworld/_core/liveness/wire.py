@@ -26,6 +26,7 @@ __all__ = [
     "MAX_PAYLOAD",
     "MAX_RANKS",
     "NONCE",
+    "Asked",
     "Attach",
     "AttachEarlyClose",
     "Attached",
@@ -39,6 +40,7 @@ __all__ = [
     "Parser",
     "Reason",
     "Refused",
+    "Told",
     "Unread",
     "encode",
     "proof",
@@ -166,9 +168,34 @@ class Unread:
     rank: int
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The sender's rank of that world asks what the receiver's is doing; `deep`: with its threads' stacks.
+
+    Sent only where a program, or an operation that waits for long, asks; `number` comes back in the answer.
+    """
+
+    key: str
+    rank: int
+    number: int
+    deep: bool
+
+
+@dataclass(frozen=True)
+class Told:
+    """A piece of the answer of the sender's rank to the question `number`; pieces come in their order."""
+
+    key: str
+    rank: int
+    number: int
+    piece: bytes
+    last: bool
+
+
 Frame = (
     Hello | Attach | Attached | Refused | Goodbye | Broken | Beat | Need | Close | AttachEarlyClose | Unread
-)
+    | Asked | Told
+)  # fmt: skip
 
 
 def proof(
@@ -276,6 +303,11 @@ def _payload(frame: Frame) -> tuple[int, bytes]:
         return 10, _key(frame.key, frame.rank) + _exactly(frame.proof, 32)
     if isinstance(frame, Unread):
         return 11, _key(frame.key, frame.rank)
+    if isinstance(frame, Asked):
+        return 12, _key(frame.key, frame.rank) + struct.pack("!I?", frame.number & 0xFFFFFFFF, frame.deep)
+    if isinstance(frame, Told):
+        head = struct.pack("!I?", frame.number & 0xFFFFFFFF, frame.last)
+        return 13, _key(frame.key, frame.rank) + head + frame.piece
     return 9, b""
 
 
@@ -343,6 +375,18 @@ def _unread(payload: bytes) -> Unread:
     return Unread(key, rank)
 
 
+def _asked(payload: bytes) -> Asked:
+    key, rank, rest = _split(payload)
+    number, deep = struct.unpack("!I?", rest)
+    return Asked(key, rank, number, deep)
+
+
+def _told(payload: bytes) -> Told:
+    key, rank, rest = _split(payload)
+    number, last = struct.unpack_from("!I?", rest)
+    return Told(key, rank, number, rest[5:], last)
+
+
 def _broken(payload: bytes) -> Broken:
     key, _, rest = _split(payload)
     cause, count = struct.unpack_from("!BH", rest)
@@ -368,5 +412,5 @@ def _close(payload: bytes) -> Close:
 
 _DECODERS: dict[int, Callable[[bytes], Frame]] = {
     1: _hello, 2: _attach, 3: _attached, 4: _refused, 5: _goodbye, 6: _broken, 7: _beat, 8: _need, 9: _close,
-    10: _attach_early_close, 11: _unread,
+    10: _attach_early_close, 11: _unread, 12: _asked, 13: _told,
 }  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.liveness.actions import Refusal, Why
 from multiworld._core.liveness.detector import SIGN_GRACE
+from multiworld._net.liveness.inquiry import Inquiry
 from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
 from multiworld.events import Breakage, Cause
 
@@ -33,6 +36,9 @@ class Owner(Protocol):
 
     def ask_to_read(self, attachment: Attachment, ranks: tuple[int, ...]) -> None:
         """Ask members to read what this one sent them."""
+
+    def ask(self, attachment: Attachment, number: int, *, deep: bool) -> None:
+        """Ask the other members what they are doing; each answer comes to `Attachment.heard`."""
 
 
 class Attachment:
@@ -62,6 +68,9 @@ class Attachment:
         self._on_busy = on_busy
         self._on_verdict = on_verdict
         self._read: Callable[[int], None] | None = None
+        self._describe: Callable[[bool], bytes] | None = None
+        self._inquiries: dict[int, Inquiry] = {}
+        self._numbers = itertools.count(1)
         self.roster = roster
         self.breakage: Breakage | None = None
         self.error: JoinError | None = None
@@ -109,6 +118,39 @@ class Attachment:
         It is called in the watchdog's thread: it must be quick and may not raise.
         """
         self._read = read
+
+    def describe_with(self, describe: Callable[[bool], bytes]) -> None:
+        """Have ``describe(deep)`` called when a member asks what this one is doing.
+
+        It is called in the watchdog's thread: it must be quick.
+        """
+        self._describe = describe
+
+    def ask(self, *, deep: bool, deadline: float) -> dict[int, bytes]:
+        """Ask the other members what they are doing. Any thread but the watchdog's.
+
+        Args:
+            deep: whether the stacks of their threads are wanted.
+            deadline: ``time.monotonic()`` seconds.
+
+        Returns:
+            What each of them returned from its ``describe``, by rank; without those that have not answered.
+            The members of a broken world answer until they release it.
+        """
+        if self.detached:
+            return {}
+        number = next(self._numbers)
+        others = (member.rank for member in self.roster.members if member.rank != self.roster.rank)
+        inquiry = self._inquiries[number] = Inquiry(others)
+        if (
+            self.breakage is not None
+        ):  # after the inquiry is there, or it would not hear of one that comes now
+            inquiry.lost(self.breakage.ranks)
+        try:
+            self._owner.ask(self, number, deep=deep)
+            return inquiry.wait(deadline - time.monotonic())
+        finally:
+            self._inquiries.pop(number, None)
 
     def leave(self, failure: str = "") -> None:
         """Tell all members goodbye and detach; takes a millisecond, at most about a second.
@@ -176,6 +218,8 @@ class Attachment:
             return
         self.breakage = breakage
         self.ended.set()
+        for each in tuple(self._inquiries.values()):
+            each.lost(breakage.ranks)
         if self.ready:
             self._on_verdict(breakage)
         else:
@@ -194,10 +238,25 @@ class Attachment:
         if self._read is not None and not self.ended.is_set():
             self._read(rank)
 
+    def describe(self, *, deep: bool) -> bytes:
+        """Return what this member is doing; b"" where that is not known. Called by the watchdog's thread."""
+        try:
+            return b"" if self._describe is None else self._describe(deep)
+        except Exception:
+            logging.getLogger(__name__).exception("no answer to what %s is doing", self.roster.key)
+            return b""
+
+    def heard(self, number: int, rank: int, piece: bytes, *, last: bool) -> None:
+        """Take a piece of a member's answer to the question `number`. Called by the watchdog's thread."""
+        if (inquiry := self._inquiries.get(number)) is not None:
+            inquiry.heard(rank, piece, last=last)
+
     def over(self) -> None:
         """Mark as detached. Called by the watchdog's thread; in a forked child, by the child."""
         self.detached = True
-        self._read = None  # it holds the lane, which holds this
+        self._read = self._describe = None  # they hold what holds this
+        for each in tuple(self._inquiries.values()):
+            each.give_up()
         self.ended.set()
         self.settled.set()
 

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.actions import (
     Action,
+    Answer,
     Ask,
     Break,
     BusyReport,
     Dial,
     Drop,
+    Hear,
     Keep,
     Look,
     Ready,
     Release,
     Send,
 )
+from multiworld._core.liveness.questions import pieces
 from multiworld._core.liveness.wire import Beat, Close
 from multiworld._net.liveness.evidence import Answered
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, SocketEvent, Sockets
@@ -104,6 +107,11 @@ class Executor:
                 attachment.busy(action.ranks, busy=action.busy)
             elif isinstance(action, Look):
                 attachment.look(action.rank)
+            elif isinstance(action, Answer):
+                for frame in pieces(action.world, action.number, attachment.describe(deep=action.deep)):
+                    sockets.send(action.channel, frame)
+            elif isinstance(action, Hear):
+                attachment.heard(action.number, action.rank, action.piece, last=action.last)
             else:
                 attachment.refused(action)
         # Callbacks last: the other members are told before this process is busy with its own worlds.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from multiworld._core.liveness import wire
 from multiworld._core.liveness.connection import PeerConnection
 from multiworld._core.liveness.wire import (
+    Asked,
     Attach,
     Attached,
     Beat,
@@ -18,6 +19,7 @@ from multiworld._core.liveness.wire import (
     Parser,
     Reason,
     Refused,
+    Told,
     Unread,
     encode,
 )
@@ -35,6 +37,8 @@ frames = st.one_of(
     st.builds(Refused, keys, ranks, st.sampled_from(Reason), ranks),
     st.builds(Goodbye, keys, ranks),
     st.builds(Unread, keys, ranks),
+    st.builds(Asked, keys, ranks, ranks, st.booleans()),
+    st.builds(Told, keys, ranks, ranks, st.binary(max_size=3072), st.booleans()),
     st.builds(
         Broken, keys, st.sampled_from(Cause), st.lists(ranks, max_size=40).map(tuple),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
@@ -84,7 +88,7 @@ def test_a_payload_of_the_wrong_length_is_refused_or_another_detail(frame, more)
     payload = data[6:] + more
     parser = Parser()
     found = parser.feed(data[:4] + len(payload).to_bytes(2, "big") + payload)
-    assert parser.error is not None or not more or isinstance(frame, Broken)
+    assert parser.error is not None or not more or isinstance(frame, Broken | Told)
     assert len(found) <= 1
 
 

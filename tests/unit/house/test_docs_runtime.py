@@ -51,6 +51,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert float(said.pop("M8D_BUSY_TIMEOUT")) == defaults.busy_timeout
     assert float(said.pop("M8D_JOIN_TIMEOUT")) == defaults.join_timeout
     assert float(said.pop("M8D_CLOSE_TIMEOUT")) == defaults.close_timeout
+    assert float(said.pop("M8D_STUCK_AFTER")) == defaults.stuck_after
     assert said.pop("M8D_SHIM") == defaults.shim
     assert bool(int(said.pop("M8D_REQUIRE_PATCH"))) == defaults.require_patch
     assert bool(int(said.pop("M8D_EARLY_CLOSE"))) == defaults.early_close

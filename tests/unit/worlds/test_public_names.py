@@ -15,11 +15,11 @@ def test_the_public_names_of_multiworld_are_these():
     assert sorted(multiworld.__all__) == [
         "BackendError", "Breakage", "BrokenWorldException", "Cause", "CollectiveMismatchError", "Event", "InstallError",
         "InvalidJoinError", "JoinAbandonedError", "JoinError", "JoinTimeoutError", "MarkerError",
-        "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "ProvenanceError", "RankTakenError",
+        "MemberBusy", "MismatchError", "MultiworldError", "PatchRequiredError", "PendingOperation", "ProvenanceError", "RankTakenError",
         "RouterError", "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
-        "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WrongDeviceError",
+        "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WrongDeviceError",
         "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "retiring", "subscribe",
         "worlds",
     ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""What the members of a generation are doing: this one's answer, and the question to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld._c10d.logged_calls import size_of
+from multiworld._core.operations.log import ENDED, OperationLog
+from multiworld._core.operations.report import from_json, to_json
+from multiworld._core.operations.waiting import pending_operations
+from multiworld._generation.stacks import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from multiworld._core.membership.roster import Roster
+    from multiworld._core.operations.log import Entry
+    from multiworld._core.operations.report import MemberReport
+    from multiworld._generation.busy_members import BusyMembers
+    from multiworld._net.liveness.attachment import Attachment
+    from multiworld.pending import PendingOperation
+
+__all__ = ["GenerationOperations"]
+
+_BUSY = "runs and does not answer: most likely it holds the GIL"
+
+
+class GenerationOperations:
+    """See the module.
+
+    Args:
+        roster: of the generation.
+        attachment: the generation's place in the watchdog.
+        busy: the members that run and do not answer.
+
+    Attributes:
+        log: of this member's operations.
+    """
+
+    def __init__(self, roster: Roster, attachment: Attachment, busy: BusyMembers) -> None:
+        self.log = OperationLog(roster.rank, roster.size)
+        self._roster = roster
+        self._attachment = attachment
+        self._busy = busy
+        attachment.describe_with(self._describe)
+
+    def _describe(self, deep: bool) -> bytes:
+        return to_json(self.log.report(time.monotonic(), stacks() if deep else ""))
+
+    def reports(self, timeout: float, *, deep: bool = False) -> dict[int, MemberReport | None]:
+        """Ask all members what they are doing; None of one that does not answer in time.
+
+        Args:
+            timeout: seconds.
+            deep: whether the stacks of the others' threads are wanted.
+        """
+        answers = self._attachment.ask(deep=deep, deadline=time.monotonic() + timeout)
+        found: dict[int, MemberReport | None] = {
+            rank: from_json(answers[rank]) if rank in answers else None for rank in range(self._roster.size)
+        }
+        found[self._roster.rank] = self.log.report(time.monotonic())
+        return found
+
+    def pending(self, timeout: float) -> tuple[PendingOperation, ...]:
+        """Return the operations of all members that are not over; see `pending_operations`."""
+        return self.pending_among(self.reports(timeout))
+
+    def pending_among(self, reports: Mapping[int, MemberReport | None]) -> tuple[PendingOperation, ...]:
+        """The same from `reports`."""
+        return pending_operations(reports, dict.fromkeys(self._busy.ranks, _BUSY))
+
+    @contextlib.contextmanager
+    def inside(self, kind: str, *args: Any) -> Iterator[None]:
+        """Log a collective of the world's own group, whose work this thread waits for inside of the context.
+
+        Args:
+            kind: of it.
+            args: of the world's method.
+        """
+        log = self.log
+        root = args[1] if kind in {"broadcast", "reduce"} else None
+        size = size_of(args[1:2] if kind.startswith("all_gather") else args[:1])
+        entry: Entry = [log.world, kind, log.world.following(), size, root, None, time.monotonic(), None]
+        log.append(entry)
+        try:
+            yield
+        finally:
+            entry[ENDED] = time.monotonic()
