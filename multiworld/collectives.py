@@ -7,8 +7,10 @@ what.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from multiworld._core.operations.log import ENDED
 from multiworld.operation_table import TABLE, call, flat, inside, peer, require_others, reraise
 from multiworld.work import WorldWork
 
@@ -195,8 +197,11 @@ class Collectives:
                 wait = gen.direct.wait
                 work = row.post(gen, *args)
                 if work is not None:
-                    with gen.operations.inside(name, *args):
+                    entry = gen.operations.begun(name, args)
+                    try:
                         wait(work)
+                    finally:
+                        entry[ENDED] = time.monotonic()
                     return None
             except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
                 work = None  # an error that is kept has this frame

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiworld._c10d.logged_calls import size_of
-from multiworld._core.operations.log import ENDED, OperationLog
+from multiworld._core.operations.log import OperationLog
 from multiworld._core.operations.report import from_json, to_json
 from multiworld._core.operations.waiting import pending_operations
 from multiworld._generation.stacks import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from multiworld._core.membership.roster import Roster
     from multiworld._core.operations.log import Entry
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from multiworld.pending import PendingOperation
 
 __all__ = ["GenerationOperations"]
+
+_ROOTED = frozenset({"broadcast", "reduce"})
 
 _BUSY = "runs and does not answer: most likely it holds the GIL"
 
@@ -71,20 +71,17 @@ class GenerationOperations:
         """The same from `reports`."""
         return pending_operations(reports, dict.fromkeys(self._busy.ranks, _BUSY))
 
-    @contextlib.contextmanager
-    def inside(self, kind: str, *args: Any) -> Iterator[None]:
-        """Log a collective of the world's own group, whose work this thread waits for inside of the context.
+    def begun(self, kind: str, args: tuple[Any, ...]) -> Entry:
+        """Log a collective of the world's own group, and return its entry: its end is the caller's to write.
 
         Args:
-            kind: of it.
-            args: of the world's method.
+            kind: of those that are called directly on the backend (`multiworld.operation_table`).
+            args: of the world's method; tensors, as that way takes no others.
         """
-        log = self.log
-        root = args[1] if kind in {"broadcast", "reduce"} else None
-        size = size_of(args[1:2] if kind.startswith("all_gather") else args[:1])
-        entry: Entry = [log.world, kind, log.world.following(), size, root, None, time.monotonic(), None]
-        log.append(entry)
-        try:
-            yield
-        finally:
-            entry[ENDED] = time.monotonic()
+        group = self.log.world
+        group.begun = number = next(group.count)
+        size = 0 if kind == "barrier" else args[kind.startswith("all_gather")].nbytes
+        root = args[1] if kind in _ROOTED else None
+        entry: Entry = [group, kind, number, size, root, None, time.monotonic(), None]
+        self.log.append(entry)
+        return entry

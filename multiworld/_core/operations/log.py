@@ -54,19 +54,20 @@ class LoggedGroup:
     Attributes:
         number, ranks: as given.
         begun: number of its last collective; 0 before the first.
+        count: gives the next number.
     """
 
-    __slots__ = ("_count", "begun", "number", "ranks")
+    __slots__ = ("begun", "count", "number", "ranks")
 
     def __init__(self, number: int, ranks: tuple[int, ...]) -> None:
         self.number = number
         self.ranks = ranks
         self.begun = 0
-        self._count = itertools.count(1)
+        self.count = itertools.count(1)
 
     def following(self) -> int:
         """Return the number of the collective that begins now."""
-        self.begun = found = next(self._count)
+        self.begun = found = next(self.count)
         return found
 
 
