@@ -15,6 +15,7 @@
 | ``M8D_LANE`` | ``0``: messages between members go through gloo, not over their own connection; ``p2p``: its collectives do | 1 |
 | ``M8D_CHECK`` | ``1``: members compare each collective's kind and sizes first, if all have it so; for debugging | 0 |
 | ``M8D_STUCK_AFTER`` | seconds after which an operation that still waits is told, with who is missing; 0: never | 10 |
+| ``M8D_REPORTS`` | folder into which each member writes a report when its world breaks (docs/pending.md) | none |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -69,6 +70,7 @@ class Settings:
         gloo_threads: of each gloo group: how many of its collectives can be under way at a time; 0: by their
             number.
         stuck_after: seconds after which an operation that still waits is told; 0: never.
+        reports: folder for reports of breakages; "": none are written.
     """
 
     hang_timeout: float = 5.0
@@ -85,6 +87,7 @@ class Settings:
     host: str = ""
     ifname: str = ""
     stuck_after: float = 10.0
+    reports: str = ""
 
     @property
     def tethers(self) -> bool:
@@ -113,6 +116,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
         join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
+        reports=env.get("M8D_REPORTS", "").strip(),
         stuck_after=_seconds(env, "M8D_STUCK_AFTER", Settings.stuck_after, 0.0),
         early_close=_flag(env, _named(env, "M8D_EARLY_CLOSE"), default=Settings.early_close),
         lane=p2p or _flag(env, "M8D_LANE", default=Settings.lane, rule="It is 0, 1 or p2p"),

@@ -224,6 +224,7 @@ class Generation:
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""
         stuck_watch.remove(self)
+        self.operations.log.freeze(time.monotonic())
         refusal = Refusal(self.error)
         self.group, self.direct = cast("Group", refusal), cast("fast_path.Direct", refusal)
         if self.lane is not None:
@@ -276,6 +277,7 @@ class Generation:
     def _tell_broken(self, _: StageEvent) -> None:
         breakage = self.machine.breakage
         assert breakage is not None  # noqa: S101  (a generation that broke has one)
+        self.operations.report_later(breakage)
         self._owner._generation_broke(self, breakage)  # noqa: SLF001  (see `Owner`)
 
     def _tell_closed(self, _: StageEvent) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multiworld import settings
+from multiworld._c10d.waiter_pool import pool
 from multiworld._core.operations.log import OperationLog
 from multiworld._core.operations.report import from_json, to_json
 from multiworld._core.operations.waiting import pending_operations
+from multiworld._generation import break_report
 from multiworld._generation.stacks import stacks
+from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +25,15 @@ if TYPE_CHECKING:
     from multiworld._core.operations.report import MemberReport
     from multiworld._generation.busy_members import BusyMembers
     from multiworld._net.liveness.attachment import Attachment
+    from multiworld.events import Breakage
     from multiworld.pending import PendingOperation
 
 __all__ = ["GenerationOperations"]
 
+_ANSWERS = 1.0
+"""Seconds that the members of a broken world have to say what they were doing."""
+
+_log = logging.getLogger(__name__)
 _ROOTED = frozenset({"broadcast", "reduce"})
 
 _BUSY = "runs and does not answer: most likely it holds the GIL"
@@ -71,6 +83,20 @@ class GenerationOperations:
         """The same from `reports`."""
         return pending_operations(reports, dict.fromkeys(self._busy.ranks, _BUSY))
 
+    def report_later(self, breakage: Breakage) -> None:
+        """The generation broke: write a report of it, in another thread, where ``M8D_REPORTS`` is set."""
+        folder = _reports_folder()
+        if folder:
+            with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
+                pool.run(lambda: self._report(Path(folder), breakage))
+
+    def _report(self, folder: Path, breakage: Breakage) -> None:
+        try:
+            reports = self.reports(_ANSWERS)
+            break_report.write(folder, self._roster, breakage, reports, self.pending_among(reports))
+        except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
+            _log.exception("no report of the breakage of world %r", self._roster.world)
+
     def begun(self, kind: str, args: tuple[Any, ...]) -> Entry:
         """Log a collective of the world's own group, and return its entry: its end is the caller's to write.
 
@@ -85,3 +111,10 @@ class GenerationOperations:
         entry: Entry = [group, kind, number, size, root, None, time.monotonic(), None]
         self.log.append(entry)
         return entry
+
+
+def _reports_folder() -> str:
+    try:
+        return settings.load().reports
+    except MultiworldError:  # the join has said it
+        return ""

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from multiworld import __version__
-from multiworld.cli import doctor, post_setup, sign, verify
+from multiworld.cli import doctor, post_setup, report, sign, verify
 from multiworld.cli.console import complain
 from multiworld.cli.exits import exit_code
 from multiworld.errors import MultiworldError
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {"doctor": doctor, "post-setup": post_setup, "sign": sign, "verify": verify}
+COMMANDS = {
+    "doctor": doctor,
+    "post-setup": post_setup,
+    "report": report,
+    "sign": sign,
+    "verify": verify,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

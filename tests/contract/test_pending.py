@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -17,6 +18,8 @@ from test_faults_gil import compute
 from worldkit import HANG, PATIENCE
 
 import multiworld as mw
+
+log = logging.getLogger("measured")
 
 AFTER = 0.5
 """Seconds of M8D_STUCK_AFTER where it is to come soon."""
@@ -419,3 +422,52 @@ def test_the_missing_member_of_random_deadlocks_is_named(cast, request):
     assert not wrong, "\n".join(map(str, wrong))
     for each in members:
         assert each.finish() == 0
+
+
+# -- reports of breakages --------------------------------------------------------------------------------------
+
+
+def breaks(me, size, folder, rounds):
+    os.environ["M8D_REPORTS"] = folder
+    for number in range(rounds):
+        w = joins(me, size, name=f"w{number}")
+        w.barrier()
+        _ignoring_breaks(w.barrier)
+        me.emit("broken", cause=w.breakage.cause)
+        me.hear()  # as a program goes on that does not rejoin at once
+        w.close()
+
+
+def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path):
+    rounds, size = 5, 3
+    survivors = [cast.start(breaks, rank, size=size, folder=str(tmp_path), rounds=rounds) for rank in (0, 1)]
+    for number in range(rounds):
+        lost = cast.start(breaks_once, size - 1, size=size, number=number)
+        lost.expect("waits")
+        time.sleep(0.1)
+        at = lost.kill()
+        for each in survivors:
+            assert each.expect("broken").cause is mw.Cause.CRASHED
+        files = [tmp_path / f"w{number}.1.rank{rank}.json" for rank in (0, 1)]
+        while not all(file.exists() for file in files):
+            assert time.monotonic() - at < PATIENCE, sorted(tmp_path.iterdir())
+            time.sleep(0.01)
+        log.info("reports after %.3f s", time.monotonic() - at)
+        for file in files:
+            found = json.loads(file.read_text())
+            assert (found["cause"], found["ranks"]) == ("crashed", [2])
+            assert [each["rank"] for each in found["reports"]] == [0, 1], "complete"
+            assert said(found["pending"]) == [
+                "barrier #2: ranks 0 and 1 wait since T; rank 2 does not answer"
+            ]
+        for each in survivors:
+            each.say("go on")
+    for each in survivors:
+        assert each.finish() == 0
+
+
+def breaks_once(me, size, number):
+    w = joins(me, size, name=f"w{number}")
+    w.barrier()
+    me.emit("waits")
+    me.hear()

@@ -17,9 +17,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld._core.operations.report import MemberReport, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "BEGAN", "ENDED", "GROUP", "KIND", "LENGTH", "NUMBER", "PEER", "SIZE", "TAG", "Entry", "LoggedGroup",
@@ -91,6 +94,7 @@ class OperationLog:
         self.append = self.entries.append
         self.world = LoggedGroup(0, tuple(range(size)))
         self._groups = {0: self.world}
+        self._frozen: tuple[float, list[tuple[Any, ...]]] | None = None
 
     def known(self, number: int) -> LoggedGroup:
         """Return the group with this number; the world's where it is not known."""
@@ -113,12 +117,16 @@ class OperationLog:
             now: of the clock whose times the entries have.
             stack: of its Python threads.
         """
-        return MemberReport(
-            self.rank,
-            {number: group.begun for number, group in tuple(self._groups.items()) if group.begun},
-            tuple(_operation(entry, now) for entry in self._all()),
-            stack,
-        )
+        begun = {number: group.begun for number, group in tuple(self._groups.items()) if group.begun}
+        frozen = self._frozen
+        entries = [tuple(each) for each in self._all()] if frozen is None else frozen[1]
+        at = now if frozen is None else frozen[0]
+        return MemberReport(self.rank, begun, tuple(_operation(each, at) for each in entries), stack)
+
+    def freeze(self, now: float) -> None:
+        """The world is over: what is pending now ends by that, and reports go on to tell of this moment."""
+        if self._frozen is None:
+            self._frozen = now, [(*each[:ENDED], _end(each)) for each in self._all()]
 
     def _all(self) -> list[Entry]:
         while True:
@@ -127,17 +135,22 @@ class OperationLog:
                 return list(self.entries)
 
 
-def _is_pending(entry: Entry) -> bool:
+def _is_pending(entry: Sequence[Any]) -> bool:
+    return _end(entry) is None
+
+
+def _end(entry: Sequence[Any]) -> float | bool | None:
+    """Return when an operation ended; None if it has not, True if that was not seen."""
     ended = entry[ENDED]
-    if ended is None or type(ended) is float:
-        return ended is None
+    if ended is None or ended is True or type(ended) is float:
+        return ended
     operation: Posted | None = ended()
-    return operation is not None and not operation.done
+    return None if operation is not None and not operation.done else True
 
 
-def _operation(entry: Entry, now: float) -> Operation:
+def _operation(entry: Sequence[Any], now: float) -> Operation:
     group: LoggedGroup = entry[GROUP]
-    ended = entry[ENDED]
+    ended = _end(entry)
     return Operation(
         group.number,
         group.ranks,
@@ -147,6 +160,6 @@ def _operation(entry: Entry, now: float) -> Operation:
         entry[PEER],
         entry[TAG],
         max(0.0, now - entry[BEGAN]),
-        None if type(ended) is not float else max(0.0, now - ended),
-        _is_pending(entry),
+        max(0.0, now - ended) if type(ended) is float else None,
+        ended is None,
     )

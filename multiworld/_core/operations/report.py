@@ -6,10 +6,15 @@ The members' clocks differ, so times are ages: seconds before the report was mad
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["MAX_REPORT", "MAX_STACK", "MemberReport", "Operation", "from_json", "to_json"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "MAX_REPORT", "MAX_STACK", "MemberReport", "Operation", "as_dict", "from_dict", "from_json", "to_json",
+]  # fmt: skip
 
 MAX_REPORT = 64 << 10
 """Bytes of a report as JSON."""
@@ -87,16 +92,8 @@ def to_json(report: MemberReport) -> bytes:
     stack = report.stack[-MAX_STACK:]
     operations = list(report.operations)
     while True:
-        data = json.dumps(
-            {
-                "rank": report.rank,
-                "begun": [[number, count] for number, count in report.begun.items()],
-                "groups": [[each.group, list(each.ranks)] for each in _first_of_groups(operations)],
-                "operations": [_row(each) for each in operations],
-                "stack": stack,
-            },
-            separators=(",", ":"),
-        ).encode()
+        part = replace(report, operations=tuple(operations), stack=stack)
+        data = json.dumps(as_dict(part), separators=(",", ":")).encode()
         if len(data) <= MAX_REPORT or not operations:
             return data[:MAX_REPORT]
         operations = [each for each in operations[len(operations) // 2 + 1 :] if each.pending]
@@ -106,7 +103,25 @@ def to_json(report: MemberReport) -> bytes:
 def from_json(data: bytes) -> MemberReport | None:
     """Return the report; None where these bytes are none."""
     try:
-        fields = json.loads(data)
+        return from_dict(json.loads(data))
+    except (ValueError, RecursionError):
+        return None
+
+
+def as_dict(report: MemberReport) -> dict[str, Any]:
+    """Return a report as what JSON has."""
+    return {
+        "rank": report.rank,
+        "begun": [[number, count] for number, count in report.begun.items()],
+        "groups": [[each.group, list(each.ranks)] for each in _first_of_groups(report.operations)],
+        "operations": [_row(each) for each in report.operations],
+        "stack": report.stack,
+    }
+
+
+def from_dict(fields: Any) -> MemberReport | None:
+    """Return the report of `as_dict`; None where it is none."""
+    try:
         ranks = {int(number): tuple(map(int, each)) for number, each in fields["groups"]}
         return MemberReport(
             int(fields["rank"]),
@@ -114,11 +129,11 @@ def from_json(data: bytes) -> MemberReport | None:
             tuple(_operation(row, ranks) for row in fields["operations"]),
             str(fields["stack"]),
         )
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
-def _first_of_groups(operations: list[Operation]) -> list[Operation]:
+def _first_of_groups(operations: Iterable[Operation]) -> list[Operation]:
     return list({each.group: each for each in operations}.values())
 
 

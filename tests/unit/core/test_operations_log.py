@@ -195,3 +195,26 @@ def test_an_operation_that_another_thread_appends_meanwhile_is_no_error():
     kept, log.entries = log.entries, Once()
     assert len(log.report(1.0).operations) == 1
     assert log.entries.tried == 2
+
+
+def test_a_log_that_is_frozen_goes_on_to_tell_of_that_moment():
+    log = OperationLog(0, 2)
+    works = [Work(), Work()]
+    blocking, over = message(log, began=1.0), message(log, began=2.0, ended=3.0)
+    posted, done = (message(log, began=3.0, ended=weakref.ref(work)) for work in works)
+    works[1].done = True
+    log.freeze(4.0)
+    blocking[ENDED] = 4.5
+    works[0].done = True
+    message(log, began=5.0)
+    log.freeze(6.0)
+    assert [(each.began, each.ended, each.pending) for each in log.report(9.0).operations] == [
+        (3.0, None, True),
+        (2.0, 1.0, False),
+        (1.0, None, True),
+        (1.0, None, False),
+    ]
+    assert len(log.entries) == 5
+    assert over[ENDED] == 3.0
+    assert posted[ENDED]() is works[0]
+    assert done[ENDED]() is works[1]

@@ -25,7 +25,7 @@ def test_every_variable_is_read():
         "M8D_HANG_TIMEOUT": "0.3", "M8D_BUSY_TIMEOUT": "9", "M8D_JOIN_TIMEOUT": "7", "M8D_CLOSE_TIMEOUT": "1.5", "M8D_SHIM": " OFF ",
         "M8D_REQUIRE_PATCH": "yes", "M8D_GLOO_THREADS": "3", "M8D_EARLY_CLOSE": "0",
         "M8D_HOST": "10.0.0.7", "M8D_IFNAME": "eth0,eth1", "M8D_LANE": "0",
-        "M8D_STUCK_AFTER": "2.5",
+        "M8D_STUCK_AFTER": "2.5", "M8D_REPORTS": "there",
     }  # fmt: skip
     host = {"host": "10.0.0.7", "ifname": "eth0,eth1", "lane": False}
     assert load(env) == Settings(
@@ -38,6 +38,7 @@ def test_every_variable_is_read():
         gloo_threads=3,
         early_close=False,
         stuck_after=2.5,
+        reports="there",
         **host,
     )
     assert all(f"``{name}``" in (settings.__doc__ or "") for name in env)

@@ -1,0 +1,85 @@
+"""The report of a breakage: why a world broke, and what all its members were doing, as a file.
+
+Each member writes one where ``M8D_REPORTS`` names a folder; ``python -m multiworld report`` puts those of one
+breakage together and explains them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from multiworld._core.operations.report import as_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from multiworld._core.membership.roster import Roster
+    from multiworld._core.operations.report import MemberReport
+    from multiworld.events import Breakage
+    from multiworld.pending import PendingOperation
+
+__all__ = ["write"]
+
+_log = logging.getLogger(__name__)
+
+
+def write(
+    folder: Path,
+    roster: Roster,
+    breakage: Breakage,
+    reports: Mapping[int, MemberReport | None],
+    pending: Iterable[PendingOperation],
+) -> Path | None:
+    """Write the report; None where the folder cannot be written to, which is logged.
+
+    Args:
+        folder: made if it is not there.
+        roster: of the generation that broke.
+        breakage: why.
+        reports: of all members; None of one that has not answered.
+        pending: made from these.
+    """
+    found = {
+        "format": 1,
+        "world": roster.world,
+        "generation": roster.generation,
+        "rank": roster.rank,
+        "broke_at": time.time() - (time.monotonic() - breakage.at),
+        "cause": breakage.cause.value,
+        "ranks": list(breakage.ranks),
+        "detail": breakage.detail,
+        "members": [
+            {"rank": each.rank, "pid": each.pid, "hostname": each.hostname, "process": each.process}
+            for each in roster.members
+        ],
+        "pending": [str(each) for each in pending],
+        "reports": [as_dict(each) for each in reports.values() if each is not None],
+    }
+    path = folder / _name(roster)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(found, indent=1) + "\n")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        _log.warning("no report of the breakage of world %r: %s", roster.world, error)
+        return None
+    _log.info("world %r (generation %d): report in %s", roster.world, roster.generation, path)
+    return path
+
+
+def _name(roster: Roster) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", roster.world)[:80]
+    if plain != roster.world:  # two names that differ in other characters have two files
+        plain += "-" + hashlib.sha256(roster.world.encode()).hexdigest()[:8]
+    return f"{plain}.{roster.generation}.rank{roster.rank}.json"
