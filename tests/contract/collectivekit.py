@@ -10,12 +10,11 @@ import torch.distributed as dist
 OPS = ("broadcast", "reduce", "gather", "scatter", "all_reduce", "all_gather", "all_gather_into_tensor",
        "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier")  # fmt: skip
 
-# Gloo has had it since a version between 2.6 and 2.13.
-GLOO_OPS = (
-    OPS
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    else tuple(op for op in OPS if op != "reduce_scatter")
-)
+NEWER = {"reduce_scatter", "all_to_all"}
+GLOO_OPS = OPS
+"""Those of gloo: 2.4.0 has not all, 2.13 has."""
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    GLOO_OPS = tuple(op for op in OPS if op not in NEWER)
 
 
 def counted(count, dtype, rank, start=0):
