@@ -109,7 +109,12 @@ class Generation:
         self.c10d = c10d
         self.device_types = group.device_types
         self.group = group
-        self.operations = GenerationOperations(roster, resources.attachment, resources.busy)
+        self.operations = GenerationOperations(
+            roster,
+            resources.attachment,
+            resources.busy,
+            frozenset() if resources.lane is None else resources.lane.readable,
+        )
         c10d.operations = LoggedCalls(self.operations.log, c10d)
         made = group.pg if group.late is None else None  # one that is late may be there, or not
         self.direct = fast_path.of(made, c10d)

@@ -15,6 +15,7 @@ from multiworld._core.operations.report import from_json, to_json
 from multiworld._core.operations.waiting import pending_operations
 from multiworld._generation import break_report
 from multiworld._generation.stacks import stacks
+from multiworld._net.foreign_stack import foreign_stack
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
@@ -46,16 +47,20 @@ class GenerationOperations:
         roster: of the generation.
         attachment: the generation's place in the watchdog.
         busy: the members that run and do not answer.
+        readable: ranks of the members whose memory this process may read.
 
     Attributes:
         log: of this member's operations.
     """
 
-    def __init__(self, roster: Roster, attachment: Attachment, busy: BusyMembers) -> None:
+    def __init__(
+        self, roster: Roster, attachment: Attachment, busy: BusyMembers, readable: frozenset[int]
+    ) -> None:
         self.log = OperationLog(roster.rank, roster.size)
         self._roster = roster
         self._attachment = attachment
         self._busy = busy
+        self._readable = readable
         attachment.describe_with(self._describe)
 
     def _describe(self, deep: bool) -> bytes:
@@ -82,6 +87,10 @@ class GenerationOperations:
     def pending_among(self, reports: Mapping[int, MemberReport | None]) -> tuple[PendingOperation, ...]:
         """The same from `reports`."""
         return pending_operations(reports, dict.fromkeys(self._busy.ranks, _BUSY))
+
+    def stack_from_outside(self, rank: int) -> str:
+        """Return the stacks of a member that does not answer; "" where they cannot be read from here."""
+        return foreign_stack(self._roster.members[rank].pid) if rank in self._readable else ""
 
     def report_later(self, breakage: Breakage) -> None:
         """The generation broke: write a report of it, in another thread, where ``M8D_REPORTS`` is set."""

@@ -137,6 +137,7 @@ class StuckWatch:
             reports = gen.operations.reports(ANSWERS, deep=True)
             found = gen.operations.pending_among(reports)
             stacks = {rank: each.stack for rank, each in reports.items() if each is not None and each.stack}
+            silent = [rank for rank, each in reports.items() if each is None]
             for entry in due:
                 operation = _of(entry, gen.rank, found)
                 if operation is None:  # it has ended since
@@ -147,7 +148,11 @@ class StuckWatch:
                     place.known[id(entry)] = (entry, time.monotonic() + pause, pause)
                 elif gen in self._places:
                     place.known[id(entry)] = (entry, float("inf"), before)
-                    _tell(gen, operation, stacks)
+                    for rank in silent:
+                        # Once among all that wait: it takes a process.
+                        if rank in operation.missing and gen.rank == min(operation.waiting):
+                            stacks[rank] = gen.operations.stack_from_outside(rank)
+                    _tell(gen, operation, {rank: stack for rank, stack in stacks.items() if stack})
         except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
             _log.exception("world %r: who is missing could not be found out", gen.world)
         finally:
