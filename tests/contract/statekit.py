@@ -14,6 +14,7 @@ from tensorkit import value
 
 from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.lane.state_transfer import receive_state, send_state
+from multiworld._core.operations.log import OperationLog
 from multiworld._net.lane.endpoint import Endpoint
 
 SMALL = 4096  # bytes of a part, where a test wants many
@@ -31,7 +32,7 @@ class Sender(Messages):
     """Counts the bytes of a state's tensors, and sends what `before` makes of each."""
 
     def __init__(self, endpoint):
-        super().__init__(endpoint, "w", PATIENCE, lambda error: error)
+        super().__init__(endpoint, "w", PATIENCE, lambda error: error, OperationLog(0, 2))
         self.sent = 0
         self.before = unchanged
         self._pieces = itertools.count()
