@@ -180,6 +180,7 @@ def test_what_is_refused_both_hear_of(lanes, pair, make, says):
         sent.result(PATIENCE)
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # torch 2.4's
 def test_sharded_state_is_refused(lanes, pair, sharded):
     sent = lanes.give(pair[0], [sharded])
     with pytest.raises(StateTransferError):
