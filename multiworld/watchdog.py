@@ -37,6 +37,7 @@ from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
     JoinError,
+    MultiworldError,
 )
 from multiworld.events import Breakage, Cause
 from multiworld.notices import WatchDog
@@ -247,7 +248,17 @@ class Watchdog:
         self._post(lambda _: self._peers.unread_messages.ask(world, ranks))
 
     def ask(self, attachment: Attachment, number: int, *, deep: bool) -> None:
-        """Ask the other members of a world what they are doing; see `Attachment.ask`."""
+        """Ask the other members of a world what they are doing; see `Attachment.ask`.
+
+        Raises:
+            MultiworldError: this is the watchdog's thread, which cannot wait for itself.
+        """
+        if self._in_thread():
+            raise MultiworldError(
+                f"a question to the members of {attachment.roster.key} in the watchdog's thread",
+                rule="Subscribers of events run in that thread, which hears the answers",
+                next_step="Ask in another thread: World.on_break has one",
+            )
         world = world_id(attachment.roster)
 
         def ask(_: float) -> None:

@@ -206,6 +206,9 @@ class World(Selecting, ObjectCollectives):
 
         Returns:
             Nothing where all that was begun is over, and of a world that is not active.
+
+        Raises:
+            MultiworldError: a subscriber of an event calls it, in the thread that hears the answers.
         """
         gen = self._gen
         return gen.operations.pending(_seconds(timeout)) if gen.state is State.ACTIVE else ()

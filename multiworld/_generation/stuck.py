@@ -91,9 +91,7 @@ class StuckWatch:
                 self._thread = threading.Thread(target=self._run, name="m8d-stuck", daemon=True)
                 try:
                     self._thread.start()
-                except (
-                    RuntimeError
-                ):  # the host has no thread left for this process: with the next world, then
+                except RuntimeError:  # the host has no thread left for this process: with the next world
                     self._thread = None
             self._changed.set()
 
@@ -112,12 +110,16 @@ class StuckWatch:
                     return
                 places = list(self._places.items())
                 self._changed.clear()
-            now = time.monotonic()
-            for gen, place in places:
-                self._look(gen, place, now)
-            pause = min(min(place.after for _, place in places) / LOOKS, 1.0)
-            del places
+            pause = self._look_at_all(places)
+            del places  # a world that is closed meanwhile goes
             self._changed.wait(pause)
+
+    def _look_at_all(self, places: list[tuple[Watched, _Place]]) -> float:
+        """Look at all worlds; returns the seconds until the next time."""
+        now = time.monotonic()
+        for gen, place in places:
+            self._look(gen, place, now)
+        return min(1.0, *(place.after / LOOKS for _, place in places))
 
     def _look(self, gen: Watched, place: _Place, now: float) -> None:
         if place.asking:

@@ -161,6 +161,34 @@ def test_a_world_of_one_and_one_that_is_over_have_nothing_pending(tmp_path):
     assert w.pending() == ()
 
 
+def asks_in_an_event(me, size):
+    w = joins(me, size)
+    w.barrier()
+    if me.rank:
+        w.close()
+        return
+    heard = []
+
+    def ask(event):
+        start = time.monotonic()
+        try:
+            w._gen.operations.reports(PATIENCE)
+        except mw.MultiworldError as error:
+            heard.append((str(error), time.monotonic() - start))
+
+    mw.subscribe(lambda event: ask(event) if isinstance(event, mw.WorldBroken) else None)
+    until(lambda: heard, bool)
+    ((text, seconds),) = heard
+    assert "in the watchdog's thread" in text
+    assert seconds < PATIENCE / 4
+    w.close()
+
+
+def test_a_subscriber_cannot_ask_in_the_thread_that_answers(cast):
+    for each in cast.all(asks_in_an_event, 2):
+        assert each.finish() == 0
+
+
 # -- members that do not answer ------------------------------------------------------------------------------
 
 

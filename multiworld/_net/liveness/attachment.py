@@ -136,6 +136,9 @@ class Attachment:
         Returns:
             What each of them returned from its ``describe``, by rank; without those that have not answered.
             The members of a broken world answer until they release it.
+
+        Raises:
+            MultiworldError: in the watchdog's thread.
         """
         if self.detached:
             return {}
