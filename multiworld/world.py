@@ -213,6 +213,25 @@ class World(Selecting, ObjectCollectives):
         gen = self._gen
         return gen.operations.pending(_seconds(timeout)) if gen.state is State.ACTIVE else ()
 
+    def waited_for(self, timeout: float | dt.timedelta = 1.0) -> dict[int, float]:
+        """Ask all members for how long they have waited for each other: which of them is slow.
+
+        Of the last collectives, as far as all members of their group remember them (64 operations each): each
+        counts for the member that called it last, with the seconds that each other one waited for that call.
+
+        Args:
+            timeout: seconds, or a timedelta, that the members have to answer.
+
+        Returns:
+            Seconds by rank, of the members that answer. Differences below some milliseconds say nothing.
+            Nothing of a world that is not active.
+
+        Raises:
+            MultiworldError: as `pending`.
+        """
+        gen = self._gen
+        return gen.operations.waited_for(_seconds(timeout)) if gen.state is State.ACTIVE else {}
+
     # -- faults ----------------------------------------------------------------------------------------------
 
     def on_break(self, fn: Callable[[World], object]) -> Callable[[], None]:

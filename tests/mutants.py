@@ -52,6 +52,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/questions": ("questions",),
         "liveness/unread_messages": ("unread_messages",),
         "liveness/wire": ("wire",),
+        "operations/lateness": ("operations_lateness",),
         "operations/log": ("operations_log",),
         "operations/report": ("operations_log", "operations_waiting"),
         "operations/waiting": ("operations_waiting",),

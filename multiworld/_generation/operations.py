@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
 from multiworld._c10d.waiter_pool import pool
+from multiworld._core.operations import lateness
 from multiworld._core.operations.log import OperationLog
 from multiworld._core.operations.report import from_json, to_json
 from multiworld._core.operations.waiting import pending_operations
@@ -87,6 +88,10 @@ class GenerationOperations:
     def pending_among(self, reports: Mapping[int, MemberReport | None]) -> tuple[PendingOperation, ...]:
         """The same from `reports`."""
         return pending_operations(reports, dict.fromkeys(self._busy.ranks, _BUSY))
+
+    def waited_for(self, timeout: float) -> dict[int, float]:
+        """Return the seconds that members have waited for each other; see `lateness.waited_for`."""
+        return lateness.waited_for(self.reports(timeout))
 
     def stack_from_outside(self, rank: int) -> str:
         """Return the stacks of a member that does not answer; "" where they cannot be read from here."""

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multiworld._core.operations.lateness import waited_for
 from multiworld._core.operations.report import from_dict
 from multiworld._core.operations.waiting import pending_operations
 from multiworld.cli.console import say
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["SUMMARY", "configure_parser", "execute", "explained"]
 
 SUMMARY = "explain why a world broke, from the reports of its members"
+
+_NOTHING = 0.01
+"""Seconds below which the waiting for a member is not shown: members answer at different moments."""
 
 _SHOWN = 5
 """Operations that are shown of each member, unless all are asked for."""
@@ -105,6 +109,14 @@ def explained(breakage: list[Fields], *, shown: int | None = _SHOWN) -> str:
     silent = dict.fromkeys(lost, "is lost")
     waits = [str(each) for each in pending_operations(whole, silent)]
     lines += ["", "Waiting when it broke:", *(f"  {each}" for each in waits or ["no operation"])]
+    waited = {rank: seconds for rank, seconds in waited_for(whole).items() if seconds >= _NOTHING}
+    if waited:
+        total = sum(waited.values())
+        lines += ["", "Waited for in the last collectives:"]
+        lines += [
+            f"  rank {rank}: {seconds:.3f} s, {seconds / total:.0%}"
+            for rank, seconds in sorted(waited.items(), key=lambda each: -each[1])
+        ]
     lines += ["", "Last operations of each member, the last one first:"]
     for member in first["members"]:
         rank = member["rank"]

@@ -161,6 +161,30 @@ def test_a_world_of_one_and_one_that_is_over_have_nothing_pending(tmp_path):
     assert w.pending() == ()
 
 
+def is_slow(me, size):
+    w = joins(me, size)
+    for _ in range(10):
+        if me.rank == 1:
+            time.sleep(0.05)
+        w.all_reduce(torch.ones(1))
+    me.emit("found", seconds=w.waited_for(PATIENCE))
+    me.hear()
+    w.close()
+    assert w.waited_for() == {}
+
+
+def test_the_slow_member_is_the_one_that_others_waited_for(cast):
+    members = cast.all(is_slow, 3)
+    for each in members:
+        found = each.expect("found").seconds
+        assert sorted(found) == [0, 1, 2]
+        assert found[1] > 0.5, "ten times, two members waited for 50 ms"
+        assert found[1] > sum(found.values()) / 2, found
+    for each in members:
+        each.say("end")
+        assert each.finish() == 0
+
+
 def asks_in_an_event(me, size):
     w = joins(me, size)
     w.barrier()

@@ -1,0 +1,38 @@
+"""Which members come late to collectives: for how long the others have waited for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multiworld._core.operations.report import MemberReport, Operation
+
+__all__ = ["waited_for"]
+
+
+def waited_for(reports: Mapping[int, MemberReport | None]) -> dict[int, float]:
+    """Return the seconds that the members have waited for each other's calls of the last collectives.
+
+    In each collective the member that called it last is the one that the others waited for, each since its
+    own call. Counted are those that all members of their group have in their reports; ages of different
+    members are compared, so that a difference below the time of a question says nothing.
+
+    Args:
+        reports: by rank, of all members; None of one that does not answer.
+
+    Returns:
+        By rank, of all members that answer; 0.0 for one that never was the last.
+    """
+    found = {rank: 0.0 for rank, report in reports.items() if report is not None}
+    calls: dict[tuple[int, int], dict[int, Operation]] = {}
+    for rank, report in reports.items():
+        for each in () if report is None else report.operations:
+            if each.number is not None:
+                calls.setdefault((each.group, each.number), {})[rank] = each
+    for together in calls.values():
+        if all(set(each.ranks) == together.keys() for each in together.values()):
+            last = min(together, key=lambda rank: together[rank].began)
+            found[last] += sum(each.began - together[last].began for each in together.values())
+    return found
