@@ -51,6 +51,7 @@ def write(
         "format": 1,
         "world": roster.world,
         "generation": roster.generation,
+        "id": _id(roster),
         "rank": roster.rank,
         "broke_at": time.time() - (time.monotonic() - breakage.at),
         "cause": breakage.cause.value,
@@ -82,4 +83,9 @@ def _name(roster: Roster) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", roster.world)[:80]
     if plain != roster.world:  # two names that differ in other characters have two files
         plain += "-" + hashlib.sha256(roster.world.encode()).hexdigest()[:8]
-    return f"{plain}.{roster.generation}.rank{roster.rank}.json"
+    return f"{plain}.{roster.generation}.{_id(roster)}.rank{roster.rank}.json"
+
+
+def _id(roster: Roster) -> str:
+    """Return what members of a generation have in common, and no other one of that name and number has."""
+    return hashlib.sha256(b"report" + roster.token).hexdigest()[:8]

@@ -53,17 +53,17 @@ def execute(args: argparse.Namespace) -> int:
             rule="Members write theirs where M8D_REPORTS names a folder, when their world breaks",
             next_step="Set it on all members, and name that folder here",
         )
-    breakages: dict[tuple[str, int], list[Fields]] = {}
+    breakages: dict[tuple[str, int, str], list[Fields]] = {}
     for file in files:
         found = _read(file)
-        breakages.setdefault((found["world"], found["generation"]), []).append(found)
+        breakages.setdefault((found["world"], found["generation"], found["id"]), []).append(found)
     ordered = sorted(breakages.values(), key=lambda each: min(one["broke_at"] for one in each))
     say("\n\n".join(explained(each, shown=None if args.all else _SHOWN) for each in ordered))
     return 0
 
 
 def _read(path: Path) -> Fields:
-    wanted = {"world": str, "generation": int, "rank": int, "broke_at": float, "cause": str,
+    wanted = {"world": str, "generation": int, "id": str, "rank": int, "broke_at": float, "cause": str,
               "ranks": list, "detail": str, "members": list, "reports": list}  # fmt: skip
     try:
         found = json.loads(path.read_text())
@@ -85,7 +85,7 @@ def explained(breakage: list[Fields], *, shown: int | None = _SHOWN) -> str:
     """Put the reports of one breakage into one page of text.
 
     Args:
-        breakage: one report or more, of the same world and generation.
+        breakage: one report or more, of members of the same generation.
         shown: operations of each member at most; None: all.
     """
     first = min(breakage, key=lambda each: each["broke_at"])

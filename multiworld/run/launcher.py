@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -314,6 +315,8 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
     ):
         environment["M8D_RUN_ID"] = run_id
+    if run.options.torch.log_dir and settings.environment("M8D_REPORTS") is None:
+        environment["M8D_REPORTS"] = str(Path(run.options.torch.log_dir).absolute() / "reports")
     names = getattr(config, "signals_to_handle", None)
     if names is not None:
         # torch's agent reads it from its own environment, and so torchrun's workers have it too.

@@ -175,6 +175,27 @@ def test_the_error_file_of_a_recorded_worker_is_shown_once(tmp_path):
         )
 
 
+REPORTS = """
+import os
+tell("up", folder=os.environ.get("M8D_REPORTS", ""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "folder"),
+    [
+        (["--log-dir", "{}/logs"], {}, "{}/logs/reports"),
+        (["--log-dir", "{}/logs"], {"M8D_REPORTS": "/mine"}, "/mine"),
+        ([], {}, ""),
+    ],
+)
+def test_reports_of_breakages_lie_beside_the_logs(tmp_path, options, env, folder):
+    options = [each.format(tmp_path) for each in options]
+    with runkit.launched(tmp_path, _dedent(REPORTS), options=options, env=env) as run:
+        assert run.ended() == 0
+        assert [told.folder for told in run.told("up")] == [folder.format(tmp_path)]
+
+
 def test_files_for_each_attempt(tmp_path):
     script = """
     print(f"out {_rank} {_attempt}")

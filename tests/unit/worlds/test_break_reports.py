@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -16,11 +17,11 @@ from multiworld.events import Breakage, Cause
 SIZE = 3
 
 
-def roster(rank, world="w", generation=2):
+def roster(rank, world="w", generation=2, token=b"t" * 16):
     members = tuple(
         Member(each, f"{each:032x}", Endpoint("127.0.0.1", 1), 100 + each, "host") for each in range(SIZE)
     )
-    return Roster(world, generation, rank, members, b"t" * 16, 5.0)
+    return Roster(world, generation, rank, members, token, 5.0)
 
 
 def report(rank, *, pending=True, kind="all_reduce", number=7, began=0.5):
@@ -31,9 +32,22 @@ def report(rank, *, pending=True, kind="all_reduce", number=7, began=0.5):
     return MemberReport(rank, {0: number}, (before, last, message))
 
 
-def wrote(folder, rank, reports, *, cause=Cause.CRASHED, ranks=(2,), world="w", generation=2, ago=0.0):
+def wrote(
+    folder,
+    rank,
+    reports,
+    *,
+    cause=Cause.CRASHED,
+    ranks=(2,),
+    world="w",
+    generation=2,
+    ago=0.0,
+    token=b"t" * 16,
+):
     breakage = Breakage(cause, ranks, "rank 2 (pid 102 on host): it ended", time.monotonic() - ago)
-    return write(folder, roster(rank, world, generation), breakage, reports, ["all_reduce #7: rank 0 waits"])
+    return write(
+        folder, roster(rank, world, generation, token), breakage, reports, ["all_reduce #7: rank 0 waits"]
+    )
 
 
 def said(capsys, *args):
@@ -44,7 +58,8 @@ def said(capsys, *args):
 
 def test_one_report(tmp_path, capsys):
     file = wrote(tmp_path / "made", 0, {0: report(0), 1: report(1), 2: None})
-    assert file == tmp_path / "made" / "w.2.rank0.json"
+    assert file.parent == tmp_path / "made"
+    assert re.fullmatch(r"w\.2\.[0-9a-f]{8}\.rank0\.json", file.name)
     assert [each.name for each in file.parent.iterdir()] == [file.name]
     code, out, _ = said(capsys, file)
     assert code == 0
@@ -112,6 +127,14 @@ def test_breakages_come_in_the_order_of_time(tmp_path, capsys):
     out = said(capsys, tmp_path)[1]
     heads = [line.partition(", broke")[0] for line in out.splitlines() if line.startswith("World")]
     assert heads == ["World 'w', generation 2", "World 'a', generation 2", "World 'w', generation 3"]
+
+
+def test_those_of_an_earlier_run_are_kept_apart(tmp_path, capsys):
+    wrote(tmp_path, 0, {0: report(0)}, ago=9.0, token=b"a" * 16)
+    wrote(tmp_path, 0, {0: report(0)}, token=b"b" * 16)
+    out = said(capsys, tmp_path)[1]
+    assert out.count("World 'w', generation 2, broke at") == 2
+    assert out.count("reports of rank 0; 3 members") == 2
 
 
 def test_all_operations_are_shown_where_that_is_asked_for(tmp_path, capsys):
