@@ -18,6 +18,7 @@ from multiworld._generation import break_report
 from multiworld._generation.stacks import stacks
 from multiworld._net.foreign_stack import foreign_stack
 from multiworld.errors import MultiworldError
+from multiworld.events import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,8 +99,11 @@ class GenerationOperations:
         return foreign_stack(self._roster.members[rank].pid) if rank in self._readable else ""
 
     def report_later(self, breakage: Breakage) -> None:
-        """The generation broke: write a report of it, in another thread, where ``M8D_REPORTS`` is set."""
-        folder = _reports_folder()
+        """The generation broke: write a report of it, in another thread, where ``M8D_REPORTS`` is set.
+
+        Not where a member left in good order: every program ends so.
+        """
+        folder = "" if breakage.cause is Cause.LEFT else _reports_folder()
         if folder:
             with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
                 pool.run(lambda: self._report(Path(folder), breakage))

@@ -145,9 +145,8 @@ class Attachment:
         number = next(self._numbers)
         others = (member.rank for member in self.roster.members if member.rank != self.roster.rank)
         inquiry = self._inquiries[number] = Inquiry(others)
-        if (
-            self.breakage is not None
-        ):  # after the inquiry is there, or it would not hear of one that comes now
+        # Once the inquiry is there: it hears of a breakage that comes from now on.
+        if self.breakage is not None:
             inquiry.lost(self.breakage.ranks)
         try:
             self._owner.ask(self, number, deep=deep)

@@ -10,7 +10,9 @@ import pytest
 
 from multiworld._core.membership.roster import Endpoint, Member, Roster
 from multiworld._core.operations.report import MemberReport, Operation
+from multiworld._generation import operations
 from multiworld._generation.break_report import write
+from multiworld._generation.busy_members import BusyMembers
 from multiworld.cli.main import main
 from multiworld.events import Breakage, Cause
 
@@ -144,6 +146,28 @@ def test_all_operations_are_shown_where_that_is_asked_for(tmp_path, capsys):
     file = wrote(tmp_path, 0, {0: MemberReport(0, {0: 29}, many)})
     assert said(capsys, file)[1].count("barrier #") == 5
     assert said(capsys, file, "--all")[1].count("barrier #") == 29
+
+
+class Attached:
+    """A world whose other members do not answer."""
+
+    def describe_with(self, describe):
+        self.describe = describe
+
+    def ask(self, *, deep, deadline):
+        return {}
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, monkeypatch, cause):
+    monkeypatch.setattr(operations.pool, "run", lambda job: job())
+    made = operations.GenerationOperations(roster(0), Attached(), BusyMembers("w", 2, 0), frozenset())
+    breakage = Breakage(cause, (2,), "it ended", time.monotonic())
+    made.report_later(breakage)
+    assert not list(tmp_path.iterdir()), "no folder is named"
+    monkeypatch.setenv("M8D_REPORTS", str(tmp_path))
+    made.report_later(breakage)
+    assert len(list(tmp_path.iterdir())) == (cause is not Cause.LEFT)
 
 
 def test_names_of_worlds_that_are_no_names_of_files(tmp_path):
