@@ -12,8 +12,10 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from multiworld._core.operations.log import ENDED
 from multiworld._core.reraise import raise_instead
 from multiworld._generation.error_translation import posting
 from multiworld.errors import MultiworldError
@@ -307,7 +309,7 @@ class Aio:
     async def _do(self, name: str, *args: Any) -> None:
         """Run the collective `name` to its end."""
         row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
-        work = ending = None
+        work = ending = entry = None
         try:
             lane = gen.collectives
             collective = None
@@ -333,6 +335,7 @@ class Aio:
             try:
                 work = row.post(gen, *args)
                 if work is not None:
+                    entry = gen.operations.begun(name, args)
                     ending = self._ending(work)
             except Exception as exc:  # noqa: BLE001  (explained, and raised again)
                 await self._raise(gen, exc)
@@ -345,6 +348,8 @@ class Aio:
         try:
             await self._ended(gen, ending)
         finally:
+            if entry is not None:
+                entry[ENDED] = time.monotonic()
             del ending
 
     async def _ended(self, gen: Generation, ending: AwaitedWork) -> None:

@@ -192,18 +192,20 @@ class Collectives:
             except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
                 reraise(gen, exc)
         if row.post is not None and not async_op:
+            entry = None
             try:
                 # Read before: what was posted may end well, though the world ends meanwhile.
                 wait = gen.direct.wait
                 work = row.post(gen, *args)
                 if work is not None:
                     entry = gen.operations.begun(name, args)
-                    try:
-                        wait(work)
-                    finally:
-                        entry[ENDED] = time.monotonic()
+                    wait(work)
                     return None
             except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
                 work = None  # an error that is kept has this frame
                 reraise(gen, exc)
+            finally:
+                # An operation that the world's end ends is pending until the world has its verdict.
+                if entry is not None:
+                    entry[ENDED] = time.monotonic()
         return call(gen, row, args, async_op)

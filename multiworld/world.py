@@ -223,7 +223,7 @@ class World(Selecting, ObjectCollectives):
             timeout: seconds, or a timedelta, that the members have to answer.
 
         Returns:
-            Seconds by rank, of the members that answer. Differences below some milliseconds say nothing.
+            Seconds by rank, of the members that answer. Less than 20 ms in one collective does not count.
             Nothing of a world that is not active.
 
         Raises:

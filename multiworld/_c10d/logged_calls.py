@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from multiworld._c10d.lane.channels import number_of
-from multiworld._core.operations.log import ENDED
+from multiworld._core.operations.log import ENDED, GROUP, NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,6 +120,11 @@ class LoggedCalls:
             work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except BaseException:
             entry[ENDED] = time.monotonic()
+            if entry[NUMBER] is not None:  # nothing was begun: the next call has this number on the others
+                entry[GROUP].take_back(entry[NUMBER])
+                entry[NUMBER] = None
+            # An exception that is kept has this frame, and must not keep the group or its world.
+            del group, args, kwargs, function
             raise
         if work is None:
             entry[ENDED] = time.monotonic()
@@ -155,7 +160,8 @@ def size_of(given: object) -> int:
         if not given:
             return 0
         given = given[0]
-    return given.nbytes if isinstance(given, Tensor) else 0
+    # A sparse tensor has no nbytes.
+    return given.numel() * given.element_size() if isinstance(given, Tensor) else 0
 
 
 def _rank(group: LoggedGroup, inside: object) -> int | None:

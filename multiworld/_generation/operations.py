@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ __all__ = ["GenerationOperations"]
 _ANSWERS = 1.0
 """Seconds that the members of a broken world have to say what they were doing."""
 
+_SAME = 0.25
+"""Seconds for which an answer with stacks is given again."""
+
 _log = logging.getLogger(__name__)
 _ROOTED = frozenset({"broadcast", "reduce"})
 
@@ -63,10 +67,19 @@ class GenerationOperations:
         self._attachment = attachment
         self._busy = busy
         self._readable = readable
+        self._told = -math.inf, b""
         attachment.describe_with(self._describe)
 
     def _describe(self, deep: bool) -> bytes:
-        return to_json(self.log.report(time.monotonic(), stacks() if deep else ""))
+        now = time.monotonic()
+        if not deep:
+            return to_json(self.log.report(now))
+        # All that wait ask at about the same time, each of them.
+        at, answer = self._told
+        if now - at > _SAME:
+            answer = to_json(self.log.report(now, stacks()))
+            self._told = now, answer
+        return answer
 
     def reports(self, timeout: float, *, deep: bool = False) -> dict[int, MemberReport | None]:
         """Ask all members what they are doing; None of one that does not answer in time.
@@ -124,7 +137,8 @@ class GenerationOperations:
         """
         group = self.log.world
         group.begun = number = next(group.count)
-        size = 0 if kind == "barrier" else args[kind.startswith("all_gather")].nbytes
+        given = None if kind == "barrier" else args[kind.startswith("all_gather")]
+        size = 0 if given is None else given.numel() * given.element_size()  # a sparse one has no nbytes
         root = args[1] if kind in _ROOTED else None
         entry: Entry = [group, kind, number, size, root, None, time.monotonic(), None]
         self.log.append(entry)

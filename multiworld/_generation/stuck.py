@@ -6,6 +6,7 @@ worlds. What is asked and told then has a thread of the pool.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from multiworld import settings
 from multiworld._c10d.waiter_pool import pool
-from multiworld._core.operations.log import KIND, NUMBER, PEER, TAG
+from multiworld._core.operations.log import GROUP, KIND, NUMBER, PEER, TAG
 from multiworld.events import WorldStuck, bus
 
 if TYPE_CHECKING:
@@ -108,11 +109,17 @@ class StuckWatch:
                 if not self._places:
                     self._thread = None
                     return
-                places = list(self._places.items())
+                places = self._all()
                 self._changed.clear()
             pause = self._look_at_all(places)
             del places  # a world that is closed meanwhile goes
             self._changed.wait(pause)
+
+    def _all(self) -> list[tuple[Watched, _Place]]:
+        while True:
+            # `remove` takes no lock, and the collector may let another thread run meanwhile.
+            with contextlib.suppress(RuntimeError):
+                return list(self._places.items())
 
     def _look_at_all(self, places: list[tuple[Watched, _Place]]) -> float:
         """Look at all worlds; returns the seconds until the next time."""
@@ -140,6 +147,7 @@ class StuckWatch:
             found = gen.operations.pending_among(reports)
             stacks = {rank: each.stack for rank, each in reports.items() if each is not None and each.stack}
             silent = [rank for rank, each in reports.items() if each is None]
+            told: list[PendingOperation] = []
             for entry in due:
                 operation = _of(entry, gen.rank, found)
                 if operation is None:  # it has ended since
@@ -150,6 +158,9 @@ class StuckWatch:
                     place.known[id(entry)] = (entry, time.monotonic() + pause, pause)
                 elif gen in self._places:
                     place.known[id(entry)] = (entry, float("inf"), before)
+                    if operation in told:  # two receives of the same are one to others
+                        continue
+                    told.append(operation)
                     for rank in silent:
                         # Once among all that wait: it takes a process.
                         if rank in operation.missing and gen.rank == min(operation.waiting):
@@ -163,12 +174,18 @@ class StuckWatch:
 
 def _of(entry: Entry, rank: int, found: tuple[PendingOperation, ...]) -> PendingOperation | None:
     """Return this member's operation among all; None where it is not pending any more."""
+    ranks = entry[GROUP].ranks
     for each in found:
         same = (each.kind, each.number, each.tag) == (entry[KIND], entry[NUMBER], entry[TAG])
-        if rank in each.waiting and same and each.peer == entry[PEER]:
+        group = each.number is None or each.ranks == ranks
+        if rank in each.waiting and same and group and each.peer == entry[PEER]:
             return each
     for each in found:  # the members differ, and others came first
-        if each.number is not None and each.number == entry[NUMBER] and rank in each.missing:
+        if (
+            each.number is not None
+            and (each.number, each.ranks) == (entry[NUMBER], ranks)
+            and rank in each.missing
+        ):
             return each
     return None
 

@@ -22,9 +22,6 @@ __all__ = ["SUMMARY", "configure_parser", "execute", "explained"]
 
 SUMMARY = "explain why a world broke, from the reports of its members"
 
-_NOTHING = 0.01
-"""Seconds below which the waiting for a member is not shown: members answer at different moments."""
-
 _SHOWN = 5
 """Operations that are shown of each member, unless all are asked for."""
 
@@ -109,7 +106,7 @@ def explained(breakage: list[Fields], *, shown: int | None = _SHOWN) -> str:
     silent = dict.fromkeys(lost, "is lost")
     waits = [str(each) for each in pending_operations(whole, silent)]
     lines += ["", "Waiting when it broke:", *(f"  {each}" for each in waits or ["no operation"])]
-    waited = {rank: seconds for rank, seconds in waited_for(whole).items() if seconds >= _NOTHING}
+    waited = {rank: seconds for rank, seconds in waited_for(whole).items() if seconds}
     if waited:
         total = sum(waited.values())
         lines += ["", "Waited for in the last collectives:"]

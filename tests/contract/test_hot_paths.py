@@ -306,8 +306,8 @@ TIMES = 20
 @pytest.mark.parametrize(
     ("name", "blocking", "awaited"),
     [
-        ("broadcast", 5, 5), ("all_reduce", 5, 5), ("reduce", 5, 5), ("all_gather", 5, 5), ("barrier", 5, 5),
-        ("all_gather_into_tensor", 5, 5), ("reduce_scatter_tensor", 5, 5),
+        ("broadcast", 5, 6), ("all_reduce", 5, 6), ("reduce", 5, 6), ("all_gather", 5, 6), ("barrier", 5, 6),
+        ("all_gather_into_tensor", 5, 6), ("reduce_scatter_tensor", 5, 6),
     ],
 )  # fmt: skip
 def test_a_collective_takes_so_many_calls_of_python_at_most(world, name, blocking, awaited):

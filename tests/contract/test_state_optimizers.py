@@ -33,8 +33,6 @@ SCHEDULERS = {
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
     "SWALR": lambda o: swa_utils.SWALR(o, 0.05),
 }
-if callable(swa_utils.SWALR(optim.SGD([torch.zeros(1)], 0.1), 0.05).state_dict().get("anneal_func")):
-    del SCHEDULERS["SWALR"]  # torch 2.4: a state with a function is refused
 BASES = {optim.Optimizer, lr_scheduler.LRScheduler}
 MOMENTUM = {"SGD": {"lr": 0.1, "momentum": 0.9}, "RMSprop": {"momentum": 0.9}, "Adam": {"amsgrad": True}}
 
@@ -87,7 +85,7 @@ class Training:
 def test_none_is_left_out():
     plateau = lr_scheduler.ReduceLROnPlateau  # no LRScheduler in older versions
     found = {*classes(lr_scheduler, lr_scheduler.LRScheduler), *classes(lr_scheduler, plateau)}
-    assert found == set(SCHEDULERS) - {"SWALR"}
+    assert found | {"SWALR"} == set(SCHEDULERS)
     assert {"Adam", "SGD", "LBFGS", "SparseAdam"} < set(OPTIMIZERS)
 
 
@@ -100,6 +98,8 @@ def test_none_is_left_out():
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
 def test_it_goes_on_as_where_it_came_from(lanes, pair, optimizer, scheduler):
     there, here = Training(optimizer, scheduler), Training(optimizer, scheduler)
+    if any(map(callable, there.scheduler.state_dict().values())):
+        pytest.skip("torch 2.4's SWALR has a function in its state, which is refused")
     there.train(3)
     got = lanes.carried(pair, there.state(), here.state())
     assert same(got, {**there.state(), "layer": dict(there.state()["layer"])})

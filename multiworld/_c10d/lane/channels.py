@@ -130,7 +130,9 @@ class Channels:
 
     def ended(self, name: str) -> None:
         """Forget what no receive has taken of a group, which this process has destroyed."""
-        self._messages.endpoint.drop(number_of(name))
+        number = number_of(name)
+        self._messages.endpoint.drop(number)
+        self._messages.log.drop(number)
 
     def of(self, group: Any) -> Channel | None:
         """Return a process group's channel; None where its CPU tensors are another backend's than gloo's."""

@@ -207,8 +207,6 @@ def _collective(original: Any) -> Any:
 
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         owner = owner_of(group)
-        if compared and owner is not None and len(args) > 1:
-            part_sizes.compare(args[0], args[1], group.size())
         if owner is not None and owner.collectives is not None and not _compiling():
             try:
                 work = owner.collectives.posted(name, group, args, kwargs)
@@ -219,6 +217,8 @@ def _collective(original: Any) -> Any:
                     del group, owner, args, kwargs  # as above
             if work is not None:
                 return work
+        if compared and owner is not None and len(args) > 1:
+            part_sizes.compare(args[0], args[1], group.size())
         if owner is not None and owner.operations is not None and not _compiling():
             return owner.operations.run(name, group, args, kwargs, function)
         return function(group, *args, **kwargs) if kwargs else function(group, *args)

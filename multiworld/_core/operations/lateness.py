@@ -9,15 +9,19 @@ if TYPE_CHECKING:
 
     from multiworld._core.operations.report import MemberReport, Operation
 
-__all__ = ["waited_for"]
+__all__ = ["NOTHING", "waited_for"]
+
+NOTHING = 0.02
+"""Seconds of waiting in one collective that say nothing; members that have time for it answer within 5 ms."""
 
 
 def waited_for(reports: Mapping[int, MemberReport | None]) -> dict[int, float]:
     """Return the seconds that the members have waited for each other's calls of the last collectives.
 
     In each collective the member that called it last is the one that the others waited for, each since its
-    own call. Counted are those that all members of their group have in their reports; ages of different
-    members are compared, so that a difference below the time of a question says nothing.
+    own call. Counted are those that all members of their group have in their reports. Ages of different
+    members are compared, which have answered at different moments: less than `NOTHING` does not count, and a
+    member that answers late, as one whose threads hold the GIL does, seems to have called so much earlier.
 
     Args:
         reports: by rank, of all members; None of one that does not answer.
@@ -34,5 +38,6 @@ def waited_for(reports: Mapping[int, MemberReport | None]) -> dict[int, float]:
     for together in calls.values():
         if all(set(each.ranks) == together.keys() for each in together.values()):
             last = min(together, key=lambda rank: together[rank].began)
-            found[last] += sum(each.began - together[last].began for each in together.values())
+            waits = (each.began - together[last].began for each in together.values())
+            found[last] += sum(seconds for seconds in waits if seconds >= NOTHING)
     return found

@@ -73,6 +73,12 @@ class LoggedGroup:
         self.begun = found = next(self.count)
         return found
 
+    def take_back(self, number: int) -> None:
+        """The collective of this number came to nothing: the next one gets it, as on the other members."""
+        if self.begun == number:
+            self.begun = number - 1
+            self.count = itertools.count(number)
+
 
 class OperationLog:
     """See the module.
@@ -99,6 +105,10 @@ class OperationLog:
     def known(self, number: int) -> LoggedGroup:
         """Return the group with this number; the world's where it is not known."""
         return self._groups.get(number, self.world)
+
+    def drop(self, number: int) -> None:
+        """Forget a group that this process has destroyed."""
+        self._groups.pop(number, None)
 
     def group(self, number: int, ranks: tuple[int, ...]) -> LoggedGroup:
         """Return the group with this number and these members, the same object each time."""
@@ -158,9 +168,14 @@ def _operation(entry: Sequence[Any], now: float) -> Operation:
         entry[KIND],
         entry[NUMBER],
         int(entry[SIZE]),
-        entry[PEER],
-        entry[TAG],
+        _whole(entry[PEER]),
+        _whole(entry[TAG]),
         max(0.0, now - entry[BEGAN]),
         max(0.0, now - ended) if type(ended) is float else None,
         ended is None,
     )
+
+
+def _whole(number: Any) -> int | None:
+    """Return an int: ranks and tags may be numpy's."""
+    return None if number is None else int(number)

@@ -19,6 +19,9 @@ __all__ = ["pending_operations"]
 
 _SILENT = "does not answer"
 
+_MOVES = 1.0
+"""Seconds: a member whose operations are younger than this goes on with its work."""
+
 _NAMED = 3
 """Operations that are named of a member that is in more."""
 
@@ -163,4 +166,5 @@ def _rests(rank: int | None, reports: Mapping[int, MemberReport | None], seen: s
         (each.kind == "recv" or (each.kind in _GIVEN_BY_ROOT and each.peer != rank))
         and _source_rests(rank, each, reports, {*seen, rank})
         for each in report.pending
+        if each.began >= _MOVES
     )

@@ -220,8 +220,6 @@ class Attachment:
             return
         self.breakage = breakage
         self.ended.set()
-        for each in tuple(self._inquiries.values()):
-            each.lost(breakage.ranks)
         if self.ready:
             self._on_verdict(breakage)
         else:
@@ -229,6 +227,8 @@ class Attachment:
             self._fail(
                 JoinAbandonedError(self.roster.world, f"{key} broke while it was joined: {breakage.detail}")
             )
+        for each in tuple(self._inquiries.values()):
+            each.lost(breakage.ranks)
 
     def busy(self, ranks: tuple[int, ...], *, busy: bool) -> None:
         """Report members that run without answering, or answer again. Called by the watchdog's thread."""
@@ -265,6 +265,7 @@ class Attachment:
     def forked(self) -> None:
         """Detach a forked child's copy, with new events: locks of the old ones may be held for good."""
         self.settled, self.ended = threading.Event(), threading.Event()
+        self._inquiries = {}
         self.over()
 
     def _fail(self, error: JoinError) -> None:

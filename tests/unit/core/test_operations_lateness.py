@@ -23,6 +23,17 @@ def test_the_last_one_is_who_the_others_waited_for():
     assert found == {0: 0.0, 1: pytest.approx(1.5), 2: pytest.approx(1.5)}
 
 
+def test_little_does_not_count_though_it_comes_often():
+    calls = {
+        rank: tuple(call(n, 9.0 - n / 10 - rank * 0.019, ranks=(0, 1)) for n in range(1, 60))
+        for rank in (0, 1)
+    }
+    assert waited_for({rank: MemberReport(rank, {}, each) for rank, each in calls.items()}) == {
+        0: 0.0,
+        1: 0.0,
+    }
+
+
 def test_what_not_all_have_in_their_reports_does_not_count():
     message = Operation(0, (0, 1), "send", None, 4, 1, 0, 3.0, 2.0)
     reports = {

@@ -218,3 +218,40 @@ def test_a_log_that_is_frozen_goes_on_to_tell_of_that_moment():
     assert over[ENDED] == 3.0
     assert posted[ENDED]() is works[0]
     assert done[ENDED]() is works[1]
+
+
+def test_a_collective_that_came_to_nothing_gives_its_number_back():
+    group = OperationLog(0, 2).world
+    assert [group.following() for _ in range(3)] == [1, 2, 3]
+    group.take_back(2)  # another thread has begun one since
+    assert (group.begun, group.following()) == (3, 4)
+    group.take_back(4)
+    assert (group.begun, group.following()) == (3, 4)
+
+
+def test_a_group_that_was_destroyed_is_forgotten():
+    log = OperationLog(0, 2)
+    group = log.group(7, (0, 1))
+    group.following()
+    assert log.report(1.0).begun == {7: 1}
+    log.drop(7)
+    log.drop(8)
+    assert log.report(1.0).begun == {}
+    assert log.known(7) is log.world
+
+
+class Whole:
+    """A number as numpy has them."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __int__(self):
+        return self.value
+
+
+def test_ranks_and_tags_of_other_kinds_are_ints_in_the_report():
+    log = OperationLog(0, 2)
+    message(log, peer=Whole(1), tag=Whole(5))
+    (told,) = from_json(to_json(log.report(2.0))).operations
+    assert told.name == "send to 1 (tag 5)"

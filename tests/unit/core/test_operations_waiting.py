@@ -209,6 +209,12 @@ def test_a_receive_from_a_member_in_another_operation_is_not():
     assert [each.idle for each in pending_operations(reports)] == [False]
 
 
+def test_a_member_whose_operation_has_just_begun_goes_on():
+    waits = report(1, message("recv", 0))
+    assert idle(report(0, message("send", 2, 0.5)), waits, report(2))[1] is True
+    assert idle(report(0, message("send", 2, 1.0)), waits, report(2))[1] is False
+
+
 def test_a_receive_of_any_is_idle_as_long_as_one_could_send():
     waits = message("recv", None, ranks=(0, 1, 2))
     assert idle(report(0, waits), report(1, call(ranks=(1, 2))), report(2))[0] is True

@@ -92,7 +92,7 @@ def test_the_member_that_others_waited_for(tmp_path, capsys):
     reports = {0: report(0, began=2.5), 1: report(1, began=0.5), 2: report(2, began=0.504)}
     wrote(tmp_path, 0, reports)
     out = said(capsys, tmp_path)[1]
-    assert "Waited for in the last collectives:\n  rank 1: 4.008 s, 100%\n\nLast operations" in out
+    assert "Waited for in the last collectives:\n  rank 1: 4.000 s, 100%\n\nLast operations" in out
 
 
 def test_those_of_one_breakage_are_put_together(tmp_path, capsys):
