@@ -80,7 +80,11 @@ def waits_for(me, size, how, lane=True):
     call = CALLS[how][0]
     if me.rank == 0:
         me.emit("looks")
-        found = until(lambda: w.pending(PATIENCE), lambda each: each and len(each[0].waiting) == size - 1)
+        # Before, the others may still be in the operation that this one has left.
+        found = until(
+            lambda: w.pending(PATIENCE),
+            lambda each: each and sorted(each[0].waiting) == [1, 2] and each[0].missing,
+        )
         me.emit("found", said=said(found), sizes=[each.size for each in found], ranks=found[0].ranks)
     call(w, tensor)
     w.barrier()
