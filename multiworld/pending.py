@@ -28,7 +28,7 @@ class PendingOperation:
         waiting: ranks of the members that are in it -> seconds since each called it.
         missing: ranks of the members that it waits for -> what each does instead, in words.
         idle: whether it only waits to be given something to do: a receive, or a broadcast or scatter that the
-            root has not called, from members that are in no operation, or began theirs within the last second.
+            root has not called, from members that are in no operation, or in one for less than a second.
         stacks: ranks of missing members -> their Python threads' stacks; only in `WorldStuck`.
     """
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 __all__ = ["foreign_stack"]
 
+_TRIES = 3
+"""What it reads may change meanwhile, as nothing is stopped: it ends with an error then."""
+
 _SECONDS = 5.0
 """It takes 0.1 s with torch loaded, and is ended after so many."""
 
@@ -26,6 +29,13 @@ def foreign_stack(pid: int) -> str:
     program = shutil.which("py-spy") or shutil.which("py-spy", path=beside)
     if program is None:
         return ""
+    for _ in range(_TRIES):
+        if found := _asked(program, pid):
+            return found
+    return ""
+
+
+def _asked(program: str, pid: int) -> str:
     try:
         ran = subprocess.run(
             [program, "dump", "--nonblocking", "--pid", str(pid)],

@@ -65,6 +65,12 @@ def test_what_it_says(instead, script, found):
     assert foreign_stack(1) == found
 
 
+def test_it_is_asked_again_where_what_it_read_has_changed(instead, tmp_path):
+    instead(f"printf x >> {tmp_path}/tried; test $(wc -c < {tmp_path}/tried) = 3 && printf '\\nThread 1\\n'")
+    assert foreign_stack(1) == "Thread 1"
+    assert (tmp_path / "tried").read_text() == "xxx"
+
+
 def test_one_that_does_not_end_or_cannot_be_run(instead, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SECONDS", 0.1)
     instead("exec sleep 60")
