@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from test_faults_gil import compute
+from test_faults_gil import compute, sleeps
 from worldkit import PATIENCE
 
 import multiworld as mw
@@ -246,36 +246,48 @@ def _ignoring_breaks(call):
         return
 
 
-def holds_the_gil(me, size, hang):
+def holds_the_gil(me, size, hang, how, seconds):
     w = joins(me, size, hang_timeout=hang)
     w.barrier()
     time.sleep(1.0)  # until its helper runs
     me.emit("holds")
-    compute(10.0)
+    how(seconds)
     w.barrier()
     me.hear()
     w.close()
 
 
-def test_a_member_that_holds_the_gil_is_named_so_with_its_stack(cast):
-    other = cast.start(
-        looks_at_a_silent_one, 0, size=2, hang=1.5, timeout=0.5, wanted="the GIL", after=2.0
-    )  # fmt: skip
-    holder = cast.start(holds_the_gil, 1, size=2, hang=1.5)
+def test_a_member_that_holds_the_gil_is_named_so(cast):
+    other = cast.start(looks_at_a_silent_one, 0, size=2, hang=1.5, timeout=0.5, wanted="the GIL")
+    holder = cast.start(holds_the_gil, 1, size=2, hang=1.5, how=compute, seconds=8.0)
     holder.expect("holds")
     other.say("look")
     assert other.expect("found").said == [
         "barrier #2: rank 0 waits since T; rank 1 runs and does not answer: most likely it holds the GIL"
     ]
     other.say("go on")
-    (stacks,) = other.expect("told").stacks
-    assert list(stacks) == [1]
-    assert "compute (" in stacks[1]
-    assert "holds_the_gil (" in stacks[1]
-    assert stacks[1].startswith("Thread ")
     for each in (other, holder):
         each.say("end")
         assert each.finish() == 0
+
+
+def test_the_stack_of_a_member_that_holds_the_gil(cast):
+    other = cast.start(
+        looks_at_a_silent_one, 0, size=2, hang=PATIENCE, timeout=0.5, wanted="does not answer", after=2.0
+    )
+    holder = cast.start(holds_the_gil, 1, size=2, hang=PATIENCE, how=sleeps, seconds=20.0)
+    holder.expect("holds")
+    other.say("look")
+    other.expect("found")
+    other.say("go on")
+    (stacks,) = other.expect("told").stacks
+    assert list(stacks) == [1]
+    assert "sleeps (" in stacks[1]
+    assert "holds_the_gil (" in stacks[1]
+    assert stacks[1].startswith("Thread ")
+    holder.kill()
+    other.say("end")
+    assert other.finish() == 0
 
 
 def test_a_stopped_member_does_not_answer_and_is_waited_for_no_longer_than_asked(cast):
