@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from multiworld._c10d.lane.channels import number_of
+from multiworld._c10d.lane.channels import number_in, ranks_of
 from multiworld._core.operations.log import ENDED, GROUP, NUMBER
 
 if TYPE_CHECKING:
@@ -147,11 +147,10 @@ class LoggedCalls:
 
     def _group(self, group: Any) -> LoggedGroup:
         state = self._state()
-        by_world = None if state is None else dict.get(state.pg_group_ranks, group)
-        if state is None or not by_world or group is state.group:
+        ranks = () if state is None else ranks_of(group, state)
+        if state is None or not ranks:
             return self._log.world
-        ranks = tuple(sorted(map(int, by_world), key=by_world.__getitem__))
-        return self._log.group(number_of(str(dict.get(state.pg_names, group, ""))), ranks)
+        return self._log.group(number_in(group, state), ranks)
 
 
 def size_of(given: object) -> int:

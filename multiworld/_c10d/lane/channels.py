@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.work import LaneWork
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["Channel", "Channels", "number_of"]
+__all__ = ["Channel", "Channels", "number_in", "number_of", "ranks_of"]
 
 _CPU = torch.device("cpu")
 _NAMES = {
@@ -150,14 +150,22 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
     """Return the channel of a group; None where its CPU tensors are another backend's than gloo's."""
     if _CPU in group._device_types and not _is_gloo(str(dict.get(state.pg_backend_config, group, ""))):
         return None
-    by_world = dict.get(state.pg_group_ranks, group)
-    if not by_world:
+    ranks = ranks_of(group, state)
+    if not ranks:
         return None
-    rank_of = {int(rank): int(inside) for rank, inside in by_world.items()}
-    ranks = tuple(sorted(rank_of, key=rank_of.__getitem__))
-    default = group is state.group
-    number = 0 if default else number_of(str(dict.get(state.pg_names, group, "")))
-    return Channel(number, ranks, int(group.rank()), rank_of)
+    rank_of = {rank: inside for inside, rank in enumerate(ranks)}
+    return Channel(number_in(group, state), ranks, int(group.rank()), rank_of)
+
+
+def ranks_of(group: Any, state: WorldState) -> tuple[int, ...]:
+    """Return a group's members as ranks of the world, by their ranks in it; none of an unknown group."""
+    by_world = dict.get(state.pg_group_ranks, group) or {}
+    return tuple(sorted(map(int, by_world), key=by_world.__getitem__))
+
+
+def number_in(group: Any, state: WorldState) -> int:
+    """Return the number that all members know a group by; 0 for the world's default group."""
+    return 0 if group is state.group else number_of(str(dict.get(state.pg_names, group, "")))
 
 
 def _whole(number: Any) -> int:

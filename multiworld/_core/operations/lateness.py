@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiworld._core.operations.report import calls_of_collectives
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from multiworld._core.operations.report import MemberReport, Operation
+    from multiworld._core.operations.report import MemberReport
 
 __all__ = ["NOTHING", "waited_for"]
 
@@ -30,12 +32,7 @@ def waited_for(reports: Mapping[int, MemberReport | None]) -> dict[int, float]:
         By rank, of all members that answer; 0.0 for one that never was the last.
     """
     found = {rank: 0.0 for rank, report in reports.items() if report is not None}
-    calls: dict[tuple[int, int], dict[int, Operation]] = {}
-    for rank, report in reports.items():
-        for each in () if report is None else report.operations:
-            if each.number is not None:
-                calls.setdefault((each.group, each.number), {})[rank] = each
-    for together in calls.values():
+    for together in calls_of_collectives(reports).values():
         if all(set(each.ranks) == together.keys() for each in together.values()):
             last = min(together, key=lambda rank: together[rank].began)
             waits = (each.began - together[last].began for each in together.values())

@@ -19,7 +19,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from multiworld._core.operations.report import MemberReport, Operation
+from multiworld._core.operations.report import MemberReport, Operation, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,14 +168,9 @@ def _operation(entry: Sequence[Any], now: float) -> Operation:
         entry[KIND],
         entry[NUMBER],
         int(entry[SIZE]),
-        _whole(entry[PEER]),
-        _whole(entry[TAG]),
+        whole(entry[PEER]),
+        whole(entry[TAG]),
         max(0.0, now - entry[BEGAN]),
         max(0.0, now - ended) if type(ended) is float else None,
         ended is None,
     )
-
-
-def _whole(number: Any) -> int | None:
-    """Return an int: ranks and tags may be numpy's."""
-    return None if number is None else int(number)

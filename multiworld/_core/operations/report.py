@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
-    "MAX_REPORT", "MAX_STACK", "MemberReport", "Operation", "as_dict", "from_dict", "from_json", "to_json",
+    "MAX_REPORT", "MAX_STACK", "MemberReport", "Operation", "as_dict", "calls_of_collectives", "from_dict",
+    "from_json", "to_json", "whole",
 ]  # fmt: skip
 
 MAX_REPORT = 64 << 10
@@ -84,6 +85,18 @@ class MemberReport:
         return tuple(each for each in self.operations if each.pending)
 
 
+def calls_of_collectives(
+    reports: Mapping[int, MemberReport | None],
+) -> dict[tuple[int, int], dict[int, Operation]]:
+    """Return the members' calls of each collective: (group, number) -> rank -> call."""
+    found: dict[tuple[int, int], dict[int, Operation]] = {}
+    for rank, report in reports.items():
+        for each in () if report is None else report.operations:
+            if each.number is not None:
+                found.setdefault((each.group, each.number), {})[rank] = each
+    return found
+
+
 def to_json(report: MemberReport) -> bytes:
     """Return a report as JSON, at most `MAX_REPORT` bytes.
 
@@ -148,10 +161,11 @@ def _row(each: Operation) -> list[Any]:
 def _operation(row: Any, ranks: dict[int, tuple[int, ...]]) -> Operation:
     group, kind, number, size, peer, tag, began, ended, pending = row
     return Operation(
-        int(group), ranks[int(group)], str(kind), _whole(number), int(size), _whole(peer), _whole(tag),
+        int(group), ranks[int(group)], str(kind), whole(number), int(size), whole(peer), whole(tag),
         float(began), None if ended is None else float(ended), bool(pending),
     )  # fmt: skip
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
+    """Return an int of any kind of whole number, as numpy has them, too; None of None."""
     return None if value is None else int(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiworld._core.operations.report import calls_of_collectives
 from multiworld.pending import PendingOperation
 
 if TYPE_CHECKING:
@@ -46,12 +47,10 @@ def pending_operations(
 def _collectives(
     reports: Mapping[int, MemberReport | None], silent: Mapping[int, str]
 ) -> Iterator[PendingOperation]:
-    together: dict[tuple[int, int], dict[int, Operation]] = {}
-    for rank, report in reports.items():
-        for each in () if report is None else report.pending:
-            if each.number is not None:
-                together.setdefault((each.group, each.number), {})[rank] = each
-    for (group, number), calls in together.items():
+    for (group, number), every in calls_of_collectives(reports).items():
+        calls = {rank: each for rank, each in every.items() if each.pending}
+        if not calls:
+            continue
         first = max(calls.values(), key=lambda each: each.began)
         waiting = {rank: each.began for rank, each in calls.items() if _alike(each, first)}
         missing = {
