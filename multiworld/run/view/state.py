@@ -1,7 +1,6 @@
 """State of a run, reduced from its events; its snapshot is shown by the live view and ``m8d-run status``.
 
-Nothing here blocks; the clock is a parameter. `world_state` decides a world's state where its members'
-differ.
+Nothing here blocks; the clock is a parameter.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from multiworld.run.events import (
     WorldChanged,
 )
 from multiworld.run.view.messages import describe, natural, one_line
+from multiworld.run.view.world_state import OVER, range_state, world_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from multiworld.run.events import RunEvent
 
-__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState", "range_state", "world_state"]
+__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState"]
 
 VERSION = 1
 """Version of the snapshot. Keys may be added within a version; none changes its meaning."""
@@ -48,7 +48,6 @@ LAST = 20
 _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
 _LIVE = frozenset({"starting", "up", "retiring"})
-_OVER = frozenset({"closed", "gone"})
 
 
 @dataclass
@@ -82,52 +81,6 @@ class _OtherNode:
     slot: int | None
     state: str
     since: float
-
-
-def world_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
-    """Return a world's state and generation from its members' (state, generation); "gone": a dead member.
-
-    The first rule that holds:
-
-    - no member is left: "closed" if all closed it, else "gone";
-    - a member reports "broken", and no other one is active in a later generation: "broken";
-    - a member's join failed: "failed";
-    - a member is gone and none is joining: "broken", though the others have yet to report it;
-    - a member joins, is gone, or members are active in different generations (a report is under way):
-      "joining";
-    - else "active".
-    """
-    told = list(reports)
-    live = [(state, generation) for state, generation in told if state not in _OVER]
-    newest = max((generation for _, generation in live or told), default=0)
-    states = {state for state, _ in live}
-    gone = any(state == "gone" for state, _ in told)
-    if not live:
-        return ("closed" if told and not gone else "gone"), newest
-    reached = {generation for state, generation in live if state == "active"}
-    if any(state == "broken" and generation >= max(reached, default=0) for state, generation in live):
-        return "broken", newest
-    if "failed" in states:
-        return "failed", newest
-    if gone and "joining" not in states:
-        return "broken", newest
-    if states != {"active"} or gone or len(reached) > 1:
-        return "joining", newest
-    return "active", newest
-
-
-def range_state(reports: Iterable[tuple[str, int]]) -> tuple[str, int]:
-    """Return the state and generation of a world of a range of sizes, as `world_state` does for one size.
-
-    It goes on without members that are gone, once another one is active in a later generation; those that
-    join meanwhile are candidates.
-    """
-    told = list(reports)
-    reached = max((generation for state, generation in told if state == "active"), default=0)
-    ended = {"broken", "gone"}
-    if not reached or any(state in ended and generation >= reached for state, generation in told):
-        return world_state(told)
-    return "active", reached
 
 
 class RunState:
@@ -335,7 +288,7 @@ class RunState:
         for name in list(self._worlds):
             if len(self._worlds) <= _MOST_WORLDS // 2:
                 return
-            if all(each.state in _OVER for each in self._worlds[name].values()):
+            if all(each.state in OVER for each in self._worlds[name].values()):
                 del self._worlds[name]
                 self._notes.pop(name, None)
                 self._busy.pop(name, None)

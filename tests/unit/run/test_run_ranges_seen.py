@@ -13,7 +13,7 @@ from multiworld.joinall.launcher_client import AssignedWorld, LauncherClient
 from multiworld.run import events as h
 from multiworld.run.view.layout import layout, plain
 from multiworld.run.view.log import EventLog
-from multiworld.run.view.state import range_state
+from multiworld.run.view.world_state import range_state
 
 
 def trainers(number):

@@ -17,7 +17,8 @@ from multiworld.events import MemberBusy
 from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
-from multiworld.run.view.state import LAST, UP_AFTER, RunState, world_state
+from multiworld.run.view.state import LAST, UP_AFTER, RunState
+from multiworld.run.view.world_state import world_state
 
 ALIVE = {"starting", "up", "retiring"}
 STATES = {*ALIVE, "failed", "restarting", "ended", "stopped"}
