@@ -227,9 +227,9 @@ def looks_at_a_silent_one(me, size, hang, timeout, wanted, after=PATIENCE):
     w = joins(me, size, hang_timeout=hang, after=after)
     w.barrier()
     me.emit("ready")
+    me.hear()  # not before: a member that is to be stopped must not come
     thread = threading.Thread(target=lambda: _ignoring_breaks(w.barrier), daemon=True)
     thread.start()
-    me.hear()
     found = until(lambda: w.pending(timeout), lambda each: each and wanted in str(each[0]))
     me.emit("found", said=said(found))
     me.hear()
