@@ -15,7 +15,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.operations.log import ENDED
+from multiworld._core.operations.log import ENDED, SIZE
 from multiworld._core.reraise import raise_instead
 from multiworld._generation.error_translation import posting
 from multiworld.errors import MultiworldError
@@ -347,6 +347,10 @@ class Aio:
             return
         try:
             await self._ended(gen, ending)
+            if entry is not None:
+                totals = gen.operations.totals  # written out, as a call would cost
+                totals.collectives[name] += 1
+                totals.collective_bytes[name] += entry[SIZE]
         finally:
             if entry is not None:
                 entry[ENDED] = time.monotonic()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiworld._core.operations.log import ENDED
+from multiworld._core.operations.log import ENDED, SIZE
 from multiworld.operation_table import TABLE, call, flat, inside, peer, require_others, reraise
 from multiworld.work import WorldWork
 
@@ -200,6 +200,9 @@ class Collectives:
                 if work is not None:
                     entry = gen.operations.begun(name, args)
                     wait(work)
+                    totals = gen.operations.totals  # written out, as a call would cost
+                    totals.collectives[name] += 1
+                    totals.collective_bytes[name] += entry[SIZE]
                     return None
             except Exception as exc:  # noqa: BLE001  (`reraise` raises, always)
                 work = None  # an error that is kept has this frame

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from multiworld._c10d.lane.channels import number_in, ranks_of
-from multiworld._core.operations.log import ENDED, GROUP, NUMBER
+from multiworld._core.operations.log import ENDED, GROUP, NUMBER, went_well
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,9 +66,11 @@ class _Call:
         """Return itself, as a weak reference returns what is there."""
         return self
 
-    def ended(self) -> None:
+    def ended(self, *, well: bool) -> None:
         """A thread has waited for it."""
         self._entry[ENDED] = time.monotonic()
+        if well:
+            went_well(self._entry)
 
 
 def waiting(work: Any) -> None:
@@ -77,10 +79,10 @@ def waiting(work: Any) -> None:
         call.done = False
 
 
-def waited(work: Any) -> None:
-    """A thread has waited for it."""
+def waited(work: Any, *, well: bool) -> None:
+    """A thread has waited for it; `well`: without an error."""
     if _any and (call := _waits.pop(work, None)) is not None:
-        call.ended()
+        call.ended(well=well)
 
 
 class LoggedCalls:
@@ -128,6 +130,7 @@ class LoggedCalls:
             raise
         if work is None:
             entry[ENDED] = time.monotonic()
+            went_well(entry)
         else:
             entry[ENDED] = _waits[work] = _Call(entry)
         return work

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld.events import Breakage
     from multiworld.pending import PendingOperation
 
-__all__ = ["write"]
+__all__ = ["generation_id", "write"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def write(
         "format": 1,
         "world": roster.world,
         "generation": roster.generation,
-        "id": _id(roster),
+        "id": generation_id(roster),
         "rank": roster.rank,
         "broke_at": time.time() - (time.monotonic() - breakage.at),
         "cause": breakage.cause.value,
@@ -83,9 +83,9 @@ def _name(roster: Roster) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", roster.world)[:80]
     if plain != roster.world:  # two names that differ in other characters have two files
         plain += "-" + hashlib.sha256(roster.world.encode()).hexdigest()[:8]
-    return f"{plain}.{roster.generation}.{_id(roster)}.rank{roster.rank}.json"
+    return f"{plain}.{roster.generation}.{generation_id(roster)}.rank{roster.rank}.json"
 
 
-def _id(roster: Roster) -> str:
+def generation_id(roster: Roster) -> str:
     """Return what members of a generation have in common, and no other one of that name and number has."""
     return hashlib.sha256(b"report" + roster.token).hexdigest()[:8]

@@ -229,7 +229,7 @@ class Generation:
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""
         stuck_watch.remove(self)
-        self.operations.log.freeze(time.monotonic())
+        self.operations.freeze()
         refusal = Refusal(self.error)
         self.group, self.direct = cast("Group", refusal), cast("fast_path.Direct", refusal)
         if self.lane is not None:

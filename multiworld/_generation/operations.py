@@ -16,6 +16,7 @@ from multiworld._core.operations.log import OperationLog
 from multiworld._core.operations.report import from_json, to_json
 from multiworld._core.operations.waiting import pending_operations
 from multiworld._generation import break_report
+from multiworld._generation.process_totals import process_totals
 from multiworld._generation.stacks import stacks
 from multiworld._net.foreign_stack import foreign_stack
 from multiworld.errors import MultiworldError
@@ -57,18 +58,21 @@ class GenerationOperations:
 
     Attributes:
         log: of this member's operations.
+        totals: of the log.
     """
 
     def __init__(
         self, roster: Roster, attachment: Attachment, busy: BusyMembers, readable: frozenset[int]
     ) -> None:
         self.log = OperationLog(roster.rank, roster.size)
+        self.totals = self.log.totals
         self._roster = roster
         self._attachment = attachment
         self._busy = busy
         self._readable = readable
         self._told = -math.inf, b""
         attachment.describe_with(self._describe)
+        process_totals.begin(roster.world, self.totals)
 
     def _describe(self, deep: bool) -> bytes:
         now = time.monotonic()
@@ -124,9 +128,15 @@ class GenerationOperations:
     def _report(self, folder: Path, breakage: Breakage) -> None:
         try:
             reports = self.reports(_ANSWERS)
-            break_report.write(folder, self._roster, breakage, reports, self.pending_among(reports))
+            path = break_report.write(folder, self._roster, breakage, reports, self.pending_among(reports))
+            process_totals.reported(written=path is not None)
         except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
             _log.exception("no report of the breakage of world %r", self._roster.world)
+
+    def freeze(self) -> None:
+        """The generation is over."""
+        self.log.freeze(time.monotonic())
+        process_totals.end(self._roster.world, self.totals)
 
     def begun(self, kind: str, args: tuple[Any, ...]) -> Entry:
         """Log a collective of the world's own group, and return its entry: its end is the caller's to write.

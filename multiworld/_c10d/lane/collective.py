@@ -19,7 +19,7 @@ from multiworld._c10d.lane import tensors
 from multiworld._c10d.lane.reducing import reduce_into
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
-from multiworld._core.operations.log import ENDED
+from multiworld._core.operations.log import ENDED, went_well
 from multiworld._net.lane.background import background
 
 if TYPE_CHECKING:
@@ -308,6 +308,8 @@ class Collective:
         except Exception as raised:  # kept
             error = raised
         if error is None:
+            if self._entry is not None:
+                went_well(self._entry)
             for memory in self._memory:  # else a message may still be written into it
                 cast("Scratch", self._scratch).give_back(memory)
         self._memory.clear()

@@ -66,7 +66,10 @@ class Messages:
         log: OperationLog,
     ) -> None:
         self.log = log
-        self._logged, self._group = log.append, log.world
+        self._logged, self._group, totals = log.append, log.world, log.totals
+        self._sent, self._sent_bytes = totals.sent, totals.sent_bytes
+        self._received, self._received_bytes = totals.received, totals.received_bytes
+        self._posted = totals.posted
         self.endpoint = endpoint
         self.world = world
         self.timeout = timeout
@@ -95,14 +98,16 @@ class Messages:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
-        now = time.monotonic()
-        self._logged(entry := [self._group, "send", None, len(view), dst, tag, now, None])
+        now, size = time.monotonic(), len(view)
+        self._logged(entry := [self._group, "send", None, size, dst, tag, now, None])
         try:
             self.endpoint.send(dst, 0, tag, view, now + self.timeout, address, tensor)
         except TimeoutError:
             raise _late_send(dst, self.timeout) from None
         finally:
             entry[ENDED] = time.monotonic()
+        self._sent[dst] += 1
+        self._sent_bytes[dst] += size
 
     def receive(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receive, in the world's own group; returns the sender's rank. `src` None: any.
@@ -121,8 +126,8 @@ class Messages:
         if not 0 <= index(tag) <= MAX_TAG:
             raise _bad_tag(tag)
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
-        now = time.monotonic()
-        self._logged(entry := [self._group, "recv", None, len(view), src, tag, now, None])
+        now, size = time.monotonic(), len(view)
+        self._logged(entry := [self._group, "recv", None, size, src, tag, now, None])
         try:
             sender = self.endpoint.receive(src, 0, tag, view, now + self.timeout, given)
         except SizesDifferError as error:
@@ -132,6 +137,8 @@ class Messages:
             raise _late_receive(src, self.timeout) from None
         finally:
             entry[ENDED] = time.monotonic()
+        self._received[sender] += 1
+        self._received_bytes[sender] += size
         if given is not tensor:
             tensors.copied_back(given, tensor)
         return sender
@@ -182,7 +189,14 @@ class Messages:
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
         now = time.monotonic()
         send = self.endpoint.post_send(dst, channel, tag, view, address, tensor)
-        self._logged([self._of(channel), "send", None, len(view), dst, tag, now, weakref.ref(send)])
+        group = self._of(channel)
+        self._logged([group, "send", None, len(view), dst, tag, now, weakref.ref(send)])
+        if group.number == channel:  # else it is a part of a state
+            if send.done and send.error is None:  # as most are; a call would cost
+                self._sent[dst] += 1
+                self._sent_bytes[dst] += len(view)
+            else:
+                self._posted(send)
         return send
 
     def begin_receive(
@@ -198,7 +212,10 @@ class Messages:
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
         now = time.monotonic()
         receive = self.endpoint.post_receive(src, channel, tag, view, given)
-        self._logged([self._of(channel), "recv", None, len(view), src, tag, now, weakref.ref(receive)])
+        group = self._of(channel)
+        self._logged([group, "recv", None, len(view), src, tag, now, weakref.ref(receive)])
+        if group.number == channel:
+            self._posted(receive)
         return receive, landed
 
     def _of(self, channel: int) -> LoggedGroup:

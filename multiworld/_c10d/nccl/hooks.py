@@ -319,15 +319,17 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
         limit = args[0] if args else kwargs.get("timeout")
         seconds = limit.total_seconds() if limit is not None and limit.total_seconds() > 0 else None
         logged_calls.waiting(work)
+        well = False
         try:
             owner.finish(work, seconds)
+            well = True
             # It has ended: the rest (stream waits, release of tensors) does not block.
             with owner.traffic.call():
                 return function(work)
         except Exception as error:
             owner.raise_(error)
         finally:
-            logged_calls.waited(work)
+            logged_calls.waited(work, well=well)
 
     return wait
 

@@ -159,16 +159,19 @@ def _waiting(original: Any) -> Any:
 
     def call(work: Any, *args: Any, **kwargs: Any) -> Any:
         logged_calls.waiting(work)
+        well = False
         try:
-            return function(work, *args, **kwargs) if kwargs else function(work, *args)
+            found = function(work, *args, **kwargs) if kwargs else function(work, *args)
+            well = True
         except Exception as error:
             try:
                 raise_instead(error, translated(error))
             finally:
                 del args, kwargs
         finally:
-            logged_calls.waited(work)
+            logged_calls.waited(work, well=well)
             del work  # who keeps an exception need not keep the work
+        return found
 
     return _dressed(call, original)
 

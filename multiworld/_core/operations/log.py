@@ -20,13 +20,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from multiworld._core.operations.report import MemberReport, Operation, whole
+from multiworld._core.operations.totals import Totals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "BEGAN", "ENDED", "GROUP", "KIND", "LENGTH", "NUMBER", "PEER", "SIZE", "TAG", "Entry", "LoggedGroup",
-    "OperationLog", "Posted",
+    "OperationLog", "Posted", "went_well",
 ]  # fmt: skip
 
 LENGTH = 64
@@ -53,18 +54,20 @@ class LoggedGroup:
     Args:
         number: the same on all members; 0 for the world's default group.
         ranks: of its members, as ranks of the world.
+        totals: of the world.
 
     Attributes:
-        number, ranks: as given.
+        number, ranks, totals: as given.
         begun: number of its last collective; 0 before the first.
         count: gives the next number.
     """
 
-    __slots__ = ("begun", "count", "number", "ranks")
+    __slots__ = ("begun", "count", "number", "ranks", "totals")
 
-    def __init__(self, number: int, ranks: tuple[int, ...]) -> None:
+    def __init__(self, number: int, ranks: tuple[int, ...], totals: Totals) -> None:
         self.number = number
         self.ranks = ranks
+        self.totals = totals
         self.begun = 0
         self.count = itertools.count(1)
 
@@ -92,13 +95,15 @@ class OperationLog:
         entries: the last ones, in the order in which they began.
         append: takes an entry.
         world: the world's default group.
+        totals: of all operations that are over.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
+        self.totals = Totals(size)
         self.entries: deque[Entry] = deque(maxlen=LENGTH)
         self.append = self.entries.append
-        self.world = LoggedGroup(0, tuple(range(size)))
+        self.world = LoggedGroup(0, tuple(range(size)), self.totals)
         self._groups = {0: self.world}
         self._frozen: tuple[float, list[tuple[Any, ...]]] | None = None
 
@@ -113,8 +118,10 @@ class OperationLog:
     def group(self, number: int, ranks: tuple[int, ...]) -> LoggedGroup:
         """Return the group with this number and these members, the same object each time."""
         found = self._groups.get(number)
+        if found is not None:
+            return found
         # Another thread may have been first, and its count holds.
-        return self._groups.setdefault(number, LoggedGroup(number, ranks)) if found is None else found
+        return self._groups.setdefault(number, LoggedGroup(number, ranks, self.totals))
 
     def waiting(self, before: float) -> list[Entry]:
         """Return all operations that are not over and began before a time, the oldest first."""
@@ -142,12 +149,22 @@ class OperationLog:
         """The world is over: what is pending now ends by that, and reports go on to tell of this moment."""
         if self._frozen is None:
             self._frozen = now, [(*each[:ENDED], _end(each)) for each in self._all()]
+            self.totals.close()
 
     def _all(self) -> list[Entry]:
         while True:
             # Where memory is taken in between, the collector may run, and then another thread, which appends.
             with contextlib.suppress(RuntimeError):
                 return list(self.entries)
+
+
+def went_well(entry: Entry) -> None:
+    """Count an operation that is over without an error, once. Messages of the lane do it themselves."""
+    totals: Totals = entry[GROUP].totals
+    if entry[TAG] is None:
+        totals.collective(entry[KIND], entry[SIZE])
+    else:
+        totals.message(entry[KIND], entry[PEER], entry[SIZE])
 
 
 def _end(entry: Sequence[Any]) -> float | bool | None:
