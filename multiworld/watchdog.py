@@ -98,6 +98,7 @@ class Watchdog:
         self._commands: deque[Callable[[float], None]] = deque()
         self._done: deque[threading.Event] = deque()  # set when the actions so far are carried out
         self._channel = itertools.count(1).__next__
+        self._turned = self._clock()
         self._peers = self._fresh_peers()
 
     def _fresh_peers(self) -> Peers:
@@ -315,6 +316,19 @@ class Watchdog:
                 connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
 
+    def still(self) -> float | None:
+        """Return the seconds since its thread last turned, as it does every 5 s; None where none is needed.
+
+        Infinite where a thread is needed, and has ended.
+        """
+        with self._lock:
+            thread = self._thread
+            if self._sockets is None and not self._attachments:
+                return None
+        if thread is None or not thread.is_alive():
+            return math.inf
+        return max(0.0, self._clock() - self._turned)
+
     # -- between the threads
 
     def _running(self) -> Sockets:
@@ -331,6 +345,7 @@ class Watchdog:
                 # First: the kernel ends threads in this order, and the last one frees the memory.
                 if settings.load().early_close:
                     table = self._table = IsolatedTable.start(encode(Close()))
+                self._turned = self._clock()
                 self._thread = threading.Thread(
                     target=self._run, args=(sockets, table, helper), name="m8d-watchdog", daemon=True
                 )
@@ -439,7 +454,7 @@ class Watchdog:
         while not self._over(sockets):
             timeout = min(max(0.0, min(peers.wake(), self._helper_at) - before), _LONGEST_WAIT)
             events = sockets.wait(timeout)
-            now = self._clock()
+            self._turned = now = self._clock()
             if now - before > timeout:
                 peers.stalled(now - before - timeout, now)
             before = now
