@@ -33,6 +33,9 @@ GAME = ["gymnasium>=1.0"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
+PAGE = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "page")
+NO_TESTS = 5
+"""pytest's exit code where all were skipped before they were collected: there is no browser."""
 
 
 @nox.session(tags=["ci"])
@@ -82,9 +85,9 @@ CORE_TESTS = [
         "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
         "membership_rendezvous", "membership_simulated", "nccl_policy", "operations_lateness",
-        "operations_log", "operations_waiting", "packet_filter", "questions", "raising",
+        "operations_log", "operations_totals", "operations_waiting", "packet_filter", "questions", "raising",
         "reachability", "resharding", "sampling", "state_pieces", "state_tree", "store_carrying",
-        "store_clients", "store_serving",
+        "store_clients", "store_serving", "timeline",
         "unread_messages", "watchdog_peers", "weights", "wire",
     )
 ]  # fmt: skip
@@ -107,6 +110,13 @@ def mutants(session: nox.Session) -> None:
     """One-line mutations of deciding code that no test finds (`-- FILE ...`, `-- --list`; hours)."""
     session.install(*TOOLCHAIN, *TEST, *TORCH, "cosmic-ray>=8.3")
     session.run("python", "tests/mutants.py", *session.posargs, env=ENV)
+
+
+@nox.session(tags=["ci"])
+def page(session: nox.Session) -> None:
+    """The page in a real browser: Chromium, if it is on the PATH (`-- ARGS` go to pytest)."""
+    session.install(*TOOLCHAIN, *TEST, *PAGE)
+    session.run("python", "-m", "pytest", "tests/web", *session.posargs, env=ENV, success_codes=[0, NO_TESTS])
 
 
 MATRIX = argparse.ArgumentParser(prog="nox -s tests-torch --", epilog="Other arguments go to pytest.")

@@ -1,0 +1,152 @@
+"""Faults of worlds and their healing, step by step, from what members reported.
+
+A fault begins with the first report that a generation broke, and is healed when a later generation is
+active. A world that a member closed in good order had no fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LAST", "Fault", "FaultTimeline", "Step"]
+
+LAST = 50
+"""Faults that a timeline keeps."""
+
+_MOST_STEPS = 200
+_LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a fault.
+
+    Attributes:
+        what: "seen" (the first report of it), "told" (another member's), "joining", "active".
+        at: seconds.
+        who: who reported it.
+    """
+
+    what: str
+    at: float
+    who: str
+
+
+@dataclass
+class Fault:
+    """One fault of one world.
+
+    Attributes:
+        number: counts the faults of a timeline, from 1 on.
+        world, generation: that broke.
+        cause, ranks, detail: as reported first; ranks of the world.
+        steps: in the order of the reports.
+        healed: seconds when a later generation was active; None before.
+    """
+
+    number: int
+    world: str
+    generation: int
+    cause: str
+    ranks: tuple[int, ...]
+    detail: str
+    steps: list[Step] = field(default_factory=list)
+    healed: float | None = None
+
+    @property
+    def at(self) -> float:
+        """When it was seen."""
+        return self.steps[0].at
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it; each step with the milliseconds since the fault was seen."""
+        return {
+            "id": f"{self.world}/{self.generation}/{self.number}",
+            "world": self.world,
+            "generation": self.generation,
+            "cause": self.cause,
+            "ranks": list(self.ranks),
+            "detail": self.detail,
+            "at": self.at,
+            "steps": [
+                {"what": each.what, "at": each.at, "ms": _ms(each.at - self.at), "text": each.who}
+                for each in self.steps
+            ],
+            "healed": self.healed is not None,
+            "ms": None if self.healed is None else _ms(self.healed - self.at),
+        }
+
+
+class FaultTimeline:
+    """The last faults of several worlds. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._faults: deque[Fault] = deque(maxlen=LAST)
+
+    def broke(
+        self, at: float, world: str, generation: int, who: str, cause: str,
+        ranks: tuple[int, ...] = (), detail: str = "",
+    ) -> bool:  # fmt: skip
+        """A member reported that a generation of a world broke; returns whether that is a new fault."""
+        known = self._open(world, generation)
+        if known is not None:
+            if not any(each.what in {"seen", "told"} and each.who == who for each in known.steps):
+                self._add(known, "told", at, who)
+            return False
+        if cause == _LEFT or any(
+            each.world == world and each.generation >= generation for each in self._faults
+        ):
+            return False
+        self._count += 1
+        fault = Fault(self._count, world, generation, cause, ranks, detail)
+        fault.steps.append(Step("seen", at, who))
+        self._faults.append(fault)
+        return True
+
+    def joining(self, at: float, world: str, who: str) -> None:
+        """A member joins the world."""
+        fault = self._open(world)
+        if fault is not None:
+            self._add(fault, "joining", at, who)
+
+    def active(self, at: float, world: str, generation: int, who: str, *, whole: bool) -> None:
+        """A member is active in a generation of the world.
+
+        Args:
+            at: seconds.
+            world: its name.
+            generation: in which it is active.
+            who: the member.
+            whole: whether all members are.
+        """
+        fault = self._open(world)
+        if fault is None or generation <= fault.generation:
+            return
+        self._add(fault, "active", at, who)
+        if whole:
+            for each in self._faults:  # an older one of the world that broke again before it was whole
+                if each.world == world and each.healed is None:
+                    each.healed = at
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Return the faults as JSON has them, the newest first."""
+        return [each.as_dict() for each in reversed(self._faults)]
+
+    def _open(self, world: str, generation: int | None = None) -> Fault | None:
+        """Return the world's last fault, if it is not healed; of a generation, if one is given."""
+        for each in reversed(self._faults):
+            if each.world == world and (generation is None or each.generation == generation):
+                return each if each.healed is None else None
+        return None
+
+    @staticmethod
+    def _add(fault: Fault, what: str, at: float, who: str) -> None:
+        if len(fault.steps) < _MOST_STEPS:  # a member that joins again and again must not fill the memory
+            fault.steps.append(Step(what, at, who))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

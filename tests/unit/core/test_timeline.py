@@ -1,0 +1,69 @@
+"""Faults and their healing: what begins one, what is a step of it, and what heals it."""
+
+from __future__ import annotations
+
+from multiworld._core.timeline import _MOST_STEPS, LAST, FaultTimeline
+
+
+def steps(fault):
+    return [(each["what"], each["ms"], each["text"]) for each in fault["steps"]]
+
+
+def test_a_fault_from_the_first_report_to_the_generation_that_heals_it():
+    line = FaultTimeline()
+    assert line.broke(10.0, "w", 1, "worker 0", "crashed", (2,), "its connection was closed")
+    assert not line.broke(10.002, "w", 1, "worker 1", "crashed", (2,), "the same")
+    assert not line.broke(10.003, "w", 1, "worker 1", "crashed", (2,), "said twice")
+    line.joining(10.1, "w", "worker 2")
+    line.active(10.5, "w", 2, "worker 0", whole=False)
+    (fault,) = line.faults()
+    assert (fault["healed"], fault["ms"]) == (False, None)
+    line.active(10.812, "w", 2, "worker 2", whole=True)
+    (fault,) = line.faults()
+    assert fault["id"] == "w/1/1"
+    assert (fault["cause"], fault["ranks"], fault["detail"]) == ("crashed", [2], "its connection was closed")
+    assert (fault["healed"], fault["ms"], fault["at"]) == (True, 812.0, 10.0)
+    assert steps(fault) == [
+        ("seen", 0.0, "worker 0"),
+        ("told", 2.0, "worker 1"),
+        ("joining", 100.0, "worker 2"),
+        ("active", 500.0, "worker 0"),
+        ("active", 812.0, "worker 2"),
+    ]
+
+
+def test_what_is_no_fault():
+    line = FaultTimeline()
+    assert not line.broke(1.0, "w", 1, "a", "left")  # closed in good order
+    line.joining(1.0, "w", "a")
+    line.active(1.0, "w", 1, "a", whole=True)
+    assert line.faults() == []
+    assert line.broke(2.0, "w", 2, "a", "hung")
+    line.active(2.1, "w", 2, "b", whole=True)  # a late report of the generation that broke
+    line.active(2.2, "w", 3, "a", whole=True)
+    assert not line.broke(2.3, "w", 2, "c", "hung"), "a late report of a fault that is healed"
+    line.joining(2.4, "w", "c")
+    (fault,) = line.faults()
+    assert fault["ms"] == 200.0
+    assert [what for what, *_ in steps(fault)] == ["seen", "active"]
+
+
+def test_a_world_that_breaks_again_before_it_is_whole_is_healed_of_both():
+    line = FaultTimeline()
+    assert line.broke(1.0, "w", 1, "a", "crashed")
+    assert line.broke(1.5, "other", 1, "a", "crashed")
+    assert line.broke(2.0, "w", 2, "a", "hung")
+    line.active(3.0, "w", 3, "a", whole=True)
+    told = {each["id"]: each["ms"] for each in line.faults()}
+    assert told == {"w/1/1": 2000.0, "other/1/2": None, "w/2/3": 1000.0}
+    assert [each["id"] for each in line.faults()] == ["w/2/3", "other/1/2", "w/1/1"]
+
+
+def test_memory_is_bounded():
+    line = FaultTimeline()
+    for number in range(2 * LAST):
+        line.broke(float(number), f"w{number}", 1, "a", "crashed")
+    assert len(line.faults()) == LAST
+    for _ in range(2 * _MOST_STEPS):
+        line.joining(1e6, f"w{2 * LAST - 1}", "a")
+    assert len(line.faults()[0]["steps"]) == _MOST_STEPS
