@@ -112,6 +112,12 @@ class Registry:
             self._check_fork()
             return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
 
+    def joining(self) -> tuple[str, ...]:
+        """Names of the worlds that this process is joining now."""
+        with self._lock:
+            self._check_fork()
+            return tuple(self._joining)
+
     def reserve(
         self, name: str, held: RegisteredWorld | None = None, join: object = None
     ) -> RegisteredWorld | None:
@@ -224,6 +230,11 @@ class Registry:
                 self._watchdog = Watchdog()
             self._hook()
             return self._watchdog
+
+    def watchdog_still(self) -> float | None:
+        """See `Watchdog.still`; makes none."""
+        watchdog = self._watchdog
+        return None if watchdog is None or os.getpid() != self._pid else watchdog.still()
 
     def close_at_end(self, what: Closable) -> None:
         """Close `what`, too, when the program ends; it is held weakly."""

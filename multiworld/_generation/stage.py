@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.state_machine import STATES, Broke, Forked, Replaced, Stage, StageEvent, step, why
@@ -38,6 +39,7 @@ class StateMachine:
     Attributes:
         generation: its number; 0 until the members have agreed on it.
         stage, state: where it stands, and what programs see of it; only `apply` changes them.
+        since: ``time.monotonic()`` seconds of the last change of `state`.
         verdict: the first breakage that was seen.
         breakage: the same, once the generation is broken by it.
         replaced: number of the generation to which this process went on without a breakage, 0 where it left;
@@ -45,8 +47,8 @@ class StateMachine:
     """
 
     __slots__ = (
-        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "stage", "state", "verdict",
-        "world",
+        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "since", "stage", "state",
+        "verdict", "world",
     )  # fmt: skip
 
     def __init__(self, world: str, rank: int) -> None:
@@ -55,6 +57,7 @@ class StateMachine:
         self.generation = 0
         self.stage = Stage.CONNECTING
         self.state = STATES[self.stage]
+        self.since = time.monotonic()
         self.verdict: Breakage | None = None
         self.breakage: Breakage | None = None
         self.replaced: int | None = None
@@ -90,6 +93,8 @@ class StateMachine:
             self.breakage = self.verdict
         if isinstance(event, Replaced):
             self.replaced = event.by
+        if self.state is not STATES[stage]:
+            self.since = time.monotonic()
         self.stage, self.state = stage, STATES[stage]
 
     def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:

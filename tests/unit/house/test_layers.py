@@ -41,6 +41,7 @@ LAYERS = (
         "background_threads",
         "exiting",
         "notices",
+        "status",
     ),
     (
         "cli",
@@ -53,7 +54,10 @@ LAYERS = (
         "launch",
         "run",
         "integrations",
+        "metrics",
+        "tracing",
         "weights",
+        "web",
         "__main__",
     ),
 )
