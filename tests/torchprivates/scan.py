@@ -11,8 +11,8 @@ from kits.importkit import full_name, imported_names
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "multiworld"
-FIELDS = {"_type"}
-"""Names that are fields of JSON formats: in-toto's statement."""
+FIELDS = {"_type", "_other"}
+"""Names that are fields of JSON formats (in-toto's statement), and a label of metrics."""
 
 
 @dataclass

@@ -1,0 +1,197 @@
+"""A small web server in a thread: ``/metrics``, ``/live``, ``/ready``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import threading
+import weakref
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from multiworld.errors import MultiworldError
+from multiworld.metrics import health
+from multiworld.metrics.collector import client
+from multiworld.metrics.recorder import recorder
+from multiworld.metrics.text import exposition
+
+if TYPE_CHECKING:
+    from multiworld.metrics.health import Health
+
+__all__ = ["CLIENTS", "MetricsServer", "serve_metrics"]
+
+CLIENTS = 16
+"""Connections that are served at a time; further ones are closed."""
+
+_PATIENCE = 5.0  # seconds that a client may take to say what it wants
+_TEXT = "text/plain; charset=utf-8"
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsServer:
+    """A server that runs until `close`, or the end of the program. Made by `multiworld.serve_metrics`.
+
+    Attributes:
+        host, port: where it listens.
+        url: of its root, ``"http://127.0.0.1:9400/"``.
+    """
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        self.host, self.port = server.server_name, server.server_port
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"http://{name}:{self.port}/"
+        self._thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.5}, name="m8d-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_PATIENCE)
+
+    def __enter__(self) -> MetricsServer:  # noqa: PYI034  (typing.Self is not in Python 3.10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve_metrics(address: str = "127.0.0.1:0") -> MetricsServer:
+    """Serve this process's numbers at ``/metrics``, and answers to probes at ``/live`` and ``/ready``.
+
+    Call it before the first join: events count from here on. Who reaches the address reads names of worlds,
+    causes and counts, without a password: `docs/metrics.md` says what to put before it.
+
+    Args:
+        address: ``"HOST:PORT"``, ``"[::]:9400"`` for IPv6; port 0: any that is free.
+
+    Raises:
+        MultiworldError: prometheus_client is not installed, or the address is none, or is in use.
+    """
+    client()
+    try:
+        host, port = _parsed(address)
+        server = _Server(host, port)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MultiworldError(
+            f"address={address!r}: {error}",
+            rule="It is HOST:PORT of this host, and nobody else listens there",
+            next_step="Take 127.0.0.1:0 for any free port; MetricsServer.url has it",
+        ) from error
+    recorder.begin()
+    return MetricsServer(server)
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or (":" in host) is not (host[:1] == "[" and host[-1:] == "]"):
+        raise ValueError("not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int) -> None:
+        self._free = threading.BoundedSemaphore(CLIENTS)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+        _listening.add(self)
+        _know_forks()
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of the host's name that http.server makes."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, unless too many are being answered."""
+        if self._free.acquire(blocking=False):
+            try:
+                super().process_request(request, client_address)
+            except BaseException:
+                self._free.release()
+                raise
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log what a client's connection ended with: it may close it whenever it likes."""
+        _log.debug("a client at %s", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+    server_version, sys_version = "multiworld", ""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/metrics":
+            self._answer(*_numbers(self.headers.get("Accept")))
+        elif url.path == "/live":
+            self._tell(health.live())
+        elif url.path == "/ready":
+            self._tell(health.ready(parse_qs(url.query, keep_blank_values=True).get("world", [])))
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, b"see /metrics, /live and /ready\n", _TEXT)
+
+    do_HEAD = do_GET  # noqa: N815  (http.server's name)
+
+    def _tell(self, found: Health) -> None:
+        status = HTTPStatus.OK if found.ok else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, f"{found.text}\n".encode(), _TEXT)
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (http.server's name)
+        _log.debug(format, *args)
+
+
+def _numbers(accept: str | None) -> tuple[HTTPStatus, bytes, str]:
+    try:
+        return HTTPStatus.OK, *exposition(accept)
+    except Exception:  # noqa: BLE001  (logged: a scrape fails, and the program goes on)
+        _log.exception("the numbers could not be collected")
+        return HTTPStatus.INTERNAL_SERVER_ERROR, b"see the program's log\n", _TEXT
+
+
+_listening: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """Close a child's copies: it has no thread that answers, and would keep the address."""
+    for server in list(_listening):
+        server.socket.close()
