@@ -40,17 +40,17 @@ class ProtocolError(MultiworldError):
     """Data on a control socket violates the protocol."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any], most: int = MAX_LINE) -> bytes:
     """One message as a line.
 
     Raises:
-        ProtocolError: it is longer than `MAX_LINE`.
+        ProtocolError: it is longer than `most`.
     """
     line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    if len(line) > MAX_LINE:
+    if len(line) > most:
         raise ProtocolError(
             f"a message of {len(line)} bytes",
-            rule=f"A line has at most {MAX_LINE} bytes",
+            rule=f"A line has at most {most} bytes",
             next_step="Send less at once",
         )
     return line
@@ -120,13 +120,23 @@ class ControlClient:
         path: of the launcher's socket.
         deadline: ``time.monotonic()`` seconds until which to connect.
         retired: called, in the thread, when the launcher retires this worker. Quick.
+        looked: called, in the thread, with the launcher's question how this worker's worlds stand; `report`
+            takes the answer, with the question's "look". Quick.
 
     Raises:
         OSError: the socket does not accept.
     """
 
-    def __init__(self, path: str, *, deadline: float, retired: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        deadline: float,
+        retired: Callable[[], object] | None = None,
+        looked: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
         self._retired = retired
+        self._looked = looked
         self._sock = socket.socket(socket.AF_UNIX)
         try:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -261,6 +271,8 @@ class ControlClient:
             self._store = store
         if message.get("retire") is True and self._retired is not None:
             self._retired()
+        if "look" in message and self._looked is not None:
+            self._looked(message)
         number = message.get("id")
         if number is None:
             if "worlds" in message or "error" in message:

@@ -7,9 +7,11 @@ import sys
 __all__ = ["complain", "say"]
 
 
-def say(text: str) -> None:
-    """Write lines to standard output."""
+def say(text: str, *, now: bool = False) -> None:
+    """Write lines to standard output; `now`: though it is no terminal."""
     sys.stdout.write(text + "\n")
+    if now:
+        sys.stdout.flush()
 
 
 def complain(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
+from multiworld._c10d.waiter_pool import pool
 from multiworld._join.arguments import LAST_CALL, make_plan
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.errors import MultiworldError, StoreUnreachableError
@@ -23,6 +25,7 @@ from multiworld.events import (
     bus,
 )
 from multiworld.joinall.retirement import Retirement
+from multiworld.status import fitting, process_status, waits_of
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from multiworld.events import Event
 
 __all__ = ["AssignedWorld", "LauncherClient"]
+
+_WAITS = 1.0
+"""Seconds that members have to say what they are doing, when the launcher looks."""
 
 _STATES: dict[type[Event], str] = {
     WorldJoining: "joining",
@@ -167,7 +173,7 @@ class LauncherClient:
             "attempt": int(attempt) if attempt.isdigit() else 0,
         }
         try:
-            client = ControlClient(path, deadline=deadline, retired=self.retirement.begin)
+            client = ControlClient(path, deadline=deadline, retired=self.retirement.begin, looked=self._look)
         except OSError as exc:
             raise _refusal(f"the launcher cannot be reached at {path}: {exc.strerror or exc}") from exc
         answer = client.hello(hello, deadline=deadline)
@@ -215,8 +221,10 @@ class LauncherClient:
         if state is None:
             return
         world, detail, cause = event.world, "", ""
+        ranks: tuple[int, ...] = ()
         if isinstance(event, WorldBroken):
             detail, cause = event.breakage.detail, str(event.breakage.cause)
+            ranks = event.breakage.ranks
             self._causes[world] = cause
         elif isinstance(event, WorldJoinFailed):
             if world in self._closed:
@@ -239,10 +247,28 @@ class LauncherClient:
             "generation": event.generation,
             "detail": detail[:2000],
             "cause": cause,
+            **({"ranks": list(ranks)} if ranks else {}),
         }
         if isinstance(event, WorldActive) and (found := self._assigned.get(world)) is not None:
             said |= {"size": event.world_size, "sizes": found.size if found.rank is None else ""}
         client.report(said)
+
+    def _look(self, question: dict[str, Any]) -> None:
+        """Answer how this process's worlds stand, in another thread: members are asked."""
+        with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
+            pool.run(lambda: self._answer(question))
+
+    def _answer(self, question: dict[str, Any]) -> None:
+        client = self._client
+        if client is None or os.getpid() != self._pid:
+            return
+        names = [each for each in question.get("worlds") or () if isinstance(each, str)]
+        found = {
+            "look": question["look"],
+            "status": process_status(sparing=True),
+            "waits": waits_of(names, _WAITS),
+        }
+        client.report(fitting(found))
 
     def forked(self) -> None:
         """Close the parent's connection in a forked child."""

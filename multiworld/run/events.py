@@ -67,6 +67,7 @@ class WorkerStarted(RunEvent):
         rank, role, role_rank, local_rank: of the worker; the same in every attempt.
         pid: of the new process.
         attempt: 0 for the first start, one more after each restart.
+        stdout, stderr: paths of its log files; "": it has none.
     """
 
     rank: int
@@ -75,6 +76,8 @@ class WorkerStarted(RunEvent):
     local_rank: int
     pid: int
     attempt: int
+    stdout: str = ""
+    stderr: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ class WorldChanged(RunEvent):
         cause: of a breakage ("left" is no fault), or of the breakage before a failed join; else empty.
         size: members of an active world; 0: not known.
         sizes: "MIN:MAX" of a world of a range; else empty.
+        ranks: in the world, of the members that a breakage is due to.
     """
 
     rank: int
@@ -161,6 +165,7 @@ class WorldChanged(RunEvent):
     cause: str = ""
     size: int = 0
     sizes: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from multiworld.run.signals import Wake, numbers
 from multiworld.run.view.log import EventLog
 from multiworld.run.view.screen import NO_TERMINAL, open_screen
 from multiworld.run.view.state import RunState
+from multiworld.run.web_page import WebPage, check_installed
 from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
@@ -129,7 +130,10 @@ def launch(options: Options, stream: TextIO) -> int:
     if options.worlds is not None:
         plan = load(options.worlds)
         check_backends(plan)
-    state, bus = RunState(), EventBus(signals=(SignalException,))
+    if options.web is not None:
+        check_installed()
+    places = None if plan is None else plan.places()
+    state, bus = RunState(places=places), EventBus(signals=(SignalException,))
     bus.subscribe(state.apply)
     with ExitStack() as faces:
         screen = open_screen(state) if options.ui else None
@@ -292,6 +296,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     reaper = ReaperClient(run.grace, time.monotonic)
     parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
+    nodes: list[Nodes] = []
     commands: SimpleQueue[Request] = SimpleQueue()
     wake = Wake()
     parts.callback(wake.close)
@@ -307,9 +312,12 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         state.snapshot,
         store=lambda: stores[0]() if stores else "",
         command=None if run.options.restart == "group" else command,
+        others=lambda timeout: nodes[0].snapshots(timeout) if nodes else [],
     )
     control.start()
     parts.callback(control.close)
+    if run.options.web is not None:
+        parts.callback(WebPage(control.path, run.options.web, run.bus).close)
     environment = control.env()
     if settings.environment("M8D_RUN_ID") is None and (
         run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
@@ -326,8 +334,9 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     if run.options.restart == "group":
         agent = _group_agent(run, spec, reaper, environment, numbers(names or _SIGNALS), stores, parts)
     else:
+        nodes.append(_nodes(run, spec, state))
         context = AgentContext(
-            nodes=_nodes(run, spec),
+            nodes=nodes[0],
             restarts=Restarts(
                 config.max_restarts, run.options.restart_backoff, run.options.restart_backoff_max
             ),
@@ -371,7 +380,7 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
     return _End(1, reason, f"m8d-run: {reason}")
 
 
-def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
+def _nodes(run: _Run, spec: WorkerSpec, state: RunState) -> Nodes:
     config, options = run.config, run.options
     if config.max_nodes == 1:
         if run.plan is None:
@@ -389,7 +398,7 @@ def _nodes(run: _Run, spec: WorkerSpec) -> Nodes:
         on_loss=options.on_node_loss,
         hang_timeout=options.node_hang_timeout,
     )
-    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan)
+    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan, state.snapshot)
 
 
 def _group_agent(

@@ -44,6 +44,7 @@ class Options:
         restart: "worker" or "group".
         worlds: path of the worlds file; None: none.
         ui: whether to show the live view.
+        web: "HOST:PORT" to serve the page at; None: it is not served.
         log_format: "text" or "json".
         verbose: whether a text log has every event.
         restart_backoff, restart_backoff_max: seconds; see `multiworld.run.workers.restarts`.
@@ -58,6 +59,7 @@ class Options:
     restart: str
     worlds: str | None
     ui: bool
+    web: str | None
     log_format: str
     verbose: bool
     restart_backoff: float
@@ -99,6 +101,15 @@ def build_parser() -> argparse.ArgumentParser:
         "multiworld.join_all(). The number of a role may be a range: m8d-run scale changes it.",
     )
     add("ui", action=check_env, type=None, help="Show the run live on the terminal (needs rich).")
+    add(
+        "web",
+        default=None,
+        nargs="?",
+        const="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="Serve a page that shows the run, at an address that the log has (needs m8d[web]; default: a "
+        "free port of this host alone). m8d-run web serves it for a run that was started without.",
+    )
     add(
         "log-format",
         default="text",
@@ -182,6 +193,7 @@ def parse(argv: Sequence[str]) -> Options:
         restart=_one_of("--restart", args.restart, "worker", "group"),
         worlds=args.worlds,
         ui=args.ui,
+        web=args.web,
         log_format=_one_of("--log-format", args.log_format, "text", "json"),
         verbose=args.verbose,
         restart_backoff=_seconds("--restart-backoff", args.restart_backoff),
@@ -202,6 +214,7 @@ def parse(argv: Sequence[str]) -> Options:
         "restart",
         "worlds",
         "ui",
+        "web",
         "log_format",
         "verbose",
         "restart_backoff",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LauncherSilentError", "question"]
+__all__ = ["LauncherSilentError", "look", "question", "snapshots"]
 
 _MOST_BYTES = 32 << 20
 
@@ -30,40 +32,108 @@ def question(path: Path, message: dict[str, Any], timeout: float) -> object | No
     Raises:
         LauncherSilentError: it cannot be reached, or has not answered in time.
     """
+    lines = _exchange(path, message, timeout, lambda _: True)
+    if not lines:
+        return None  # it was about to end
+    try:
+        answer: object = json.loads(lines[0])
+    except ValueError:
+        return ""
+    return answer
+
+
+def snapshots(path: Path, timeout: float) -> list[dict[str, Any]] | None:
+    """Return the snapshots of a run's launchers, that of this one first; None if it has ended.
+
+    Args:
+        path: of the socket.
+        timeout: seconds, from connecting to the last byte.
+
+    Raises:
+        LauncherSilentError: it cannot be reached, has not answered in time, or with something else.
+    """
+
+    def last(line: bytes) -> bool:
+        return not line.startswith(b'{"node":')
+
+    lines = _exchange(path, {"hello": "status", "nodes": True}, timeout, last)
+    if not lines:
+        return None
+    try:
+        found = [json.loads(line) for line in (lines[-1], *lines[:-1])]
+    except ValueError:
+        found = [None]
+    told = [each.get("snapshot", each.get("node")) if isinstance(each, dict) else None for each in found]
+    if not isinstance(told[0], dict):
+        said = found[0].get("error") if isinstance(found[0], dict) else None
+        raise LauncherSilentError(str(said or "its answer is no snapshot: another version of multiworld?"))
+    return [each for each in told if isinstance(each, dict)]
+
+
+def look(path: Path, worlds: dict[str, list[str]], timeout: float) -> list[dict[str, Any]] | None:
+    """Ask a launcher how its workers' worlds stand; return the answers of those that gave one in time.
+
+    Args:
+        path: of the socket.
+        worlds: rank of a worker, as text -> names of the worlds whose members it asks what they wait for.
+        timeout: seconds, from connecting to the last byte.
+
+    Returns:
+        Dictionaries with ``rank`` (of the worker in the run), ``attempt``, ``status`` and ``waits`` (see
+        `multiworld.status`); None from a launcher that has ended.
+
+    Raises:
+        LauncherSilentError: it cannot be reached, or has not answered in time.
+    """
+    hello = {"hello": "look", "worlds": worlds}
+    lines = _exchange(path, hello, timeout, lambda line: line.startswith(b'{"over":'))
+    if not lines:
+        return None
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and isinstance(said.get("status"), dict):
+                found.append(said)
+    return found
+
+
+def _exchange(
+    path: Path, message: dict[str, Any], timeout: float, last: Callable[[bytes], bool]
+) -> list[bytes]:
+    """Send `message`; return the lines of the answer, up to the `last`; none where the launcher has ended."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         try:
             _until(link, deadline)
             link.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
-            return None
+            return []
         except OSError as error:
             raise LauncherSilentError(f"cannot be reached: {error}") from error
         try:
             link.sendall(json.dumps(message).encode() + b"\n")
-            line = _line(link, deadline)
+            return _lines(link, deadline, last)
         except (TimeoutError, BlockingIOError) as error:
             raise LauncherSilentError(f"no answer within {timeout:g} s: it is stopped, or hangs") from error
         except OSError as error:
             raise LauncherSilentError(f"no answer: {error}") from error
-    if not line:
-        return None  # it was about to end
-    try:
-        answer: object = json.loads(line)
-    except ValueError:
-        return ""
-    return answer
 
 
-def _line(link: socket.socket, deadline: float) -> bytes:
-    told = bytearray()
-    while b"\n" not in told and len(told) < _MOST_BYTES:
+def _lines(link: socket.socket, deadline: float, last: Callable[[bytes], bool]) -> list[bytes]:
+    found: list[bytes] = []
+    rest, size = b"", 0
+    while size < _MOST_BYTES:
         _until(link, deadline)
         part = link.recv(1 << 20)
         if not part:
             break
-        told += part
-    return bytes(told.partition(b"\n")[0])
+        size += len(part)
+        *whole, rest = (rest + part).split(b"\n")
+        found += whole
+        if any(last(line) for line in whole):
+            return found
+    return [*found, rest] if rest else found
 
 
 def _until(link: socket.socket, deadline: float) -> None:

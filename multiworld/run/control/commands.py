@@ -15,7 +15,7 @@ from multiworld.run.workers.scaling import DRAIN, POLICIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["REFUSED", "retire", "scale"]
+__all__ = ["REFUSED", "find_run", "retire", "scale"]
 
 REFUSED = 2
 """Exit code where the run cannot be changed like this, as for wrong arguments."""
@@ -82,7 +82,7 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _ask(run: str, name: str, said: dict[str, Any]) -> int:
     command = {key: value for key, value in said.items() if value is not None}
-    path, code, why = _found(run)
+    path, code, why = find_run(run)
     answer: object = None
     if path is not None:
         try:
@@ -102,17 +102,23 @@ def _ask(run: str, name: str, said: dict[str, Any]) -> int:
     return code
 
 
-def _found(run: str) -> tuple[Path | None, int, str]:
-    """Return the socket of a run's launcher; without one, an exit code and why."""
+def find_run(run: str) -> tuple[Path | None, int, str]:
+    """Return the socket of a run's launcher; without one, an exit code and why.
+
+    Args:
+        run: its id, or how that begins; "": the only one.
+    """
     answers = ask_all(sockets(), _FINDING)
     ids = {each.path: str(each.snapshot.get("run_id")) for each in answers if each.snapshot is not None}
     exact = [path for path, known in ids.items() if known == run]
-    found = exact or [path for path, known in ids.items() if run and known.startswith(run)]
+    found = exact or [path for path, known in ids.items() if known.startswith(run)]
     if len(found) == 1:
         return Path(found[0]), 0, ""
     if found:
-        return None, REFUSED, f"{len(found)} launchers here have a run {run}: give the whole id"
+        known = ", ".join(sorted(ids[path] for path in found))
+        which = f" {run}" if run else ""
+        return None, REFUSED, f"{len(found)} launchers here have a run{which}: {known}. Give the whole id"
     for each in answers:
         if each.snapshot is None:
             return None, SILENT, f"{each.path}: {each.fault}"
-    return None, NONE, f"no launcher of run {run} runs on this host for this user"
+    return None, NONE, f"no launcher{f' of run {run}' if run else ''} runs on this host for this user"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -14,7 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiworld._net.launcher_connection import Lines, ProtocolError, encode
+from multiworld._net.launcher_connection import MAX_LINE, Lines, ProtocolError, encode
+from multiworld.run.control.looks import Look
 from multiworld.run.errors import RunError
 from multiworld.run.events import StateProgress, WorldChanged
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
@@ -36,8 +38,14 @@ STATES = frozenset({"joining", "active", "broken", "closed", "failed"})
 _BLOCK = 1 << 16
 _MOST_UNREAD = 4 << 20
 """Bytes that may wait for a client that does not read; with more it is cut off."""
+_MOST_LOOKED = 64 << 20
+"""The same for one that gets the answers of many workers, each up to 1 MiB."""
+_LONGEST = 32 << 20
+"""Bytes of a snapshot, the line of a client that asks for it. One of 256 worlds of 32 workers has 1 MiB."""
 _LOOK_EVERY = 0.5
 """Seconds between two checks of the store's address, while there are workers."""
+_LOOKING = 1.5
+"""Seconds that workers have to say how their worlds stand."""
 _IDLE = 10.0
 _FULL = 0.5
 """Seconds without accepting, after the process had no descriptor left."""
@@ -61,6 +69,8 @@ class ControlServer:
             thread.
         store: returns the present address of the store that planned worlds meet at; "" if there is none yet.
             Quick.
+        others: asks the other nodes' launchers for their snapshots, within so many seconds; in a thread
+            of its own.
         command: gets the requests of ``m8d-run scale`` and ``retire``, each with a function for the answer,
             which any thread may call. Quick. None: this run does not change.
 
@@ -77,6 +87,7 @@ class ControlServer:
         *,
         store: Callable[[], str],
         command: Callable[[dict[str, Any], Answer], None] | None = None,
+        others: Callable[[float], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
         self.path = path
         self._plan = plan
@@ -84,7 +95,10 @@ class ControlServer:
         self._snapshot = snapshot
         self._store = store
         self._command = command
+        self._others = others
         self._answers: queue.SimpleQueue[tuple[_Client, dict[str, Any]]] = queue.SimpleQueue()
+        self._looks: dict[int, tuple[_Client, Look]] = {}
+        self._numbers = itertools.count(1)
         self._retiring: frozenset[int] = frozenset()
         self._known = ""
         self._paused_until = 0.0
@@ -184,6 +198,11 @@ class ControlServer:
         workers = any(client.rank is not None for client in self._clients)
         silent = self._silent()
         pause = _LOOK_EVERY if workers or silent or self._paused_until else _IDLE
+        for number, (client, look) in tuple(self._looks.items()):
+            left = look.deadline - time.monotonic()
+            pause = min(pause, max(0.0, left))
+            if left <= 0 or client not in self._clients:
+                self._looked(number)
         for key, ready in self._selector.select(pause):
             if key.fileobj is self._listener:
                 self._accept()
@@ -258,12 +277,12 @@ class ControlServer:
         if client not in self._clients:
             return
         try:
-            line = encode(message)
+            line = encode(message, client.longest)
         except (ProtocolError, ValueError, TypeError) as exc:
             _log.exception("control socket: an answer could not be sent")
             line = encode({"error": str(exc)[:1000], **({"id": message["id"]} if "id" in message else {})})
         client.out += line
-        if len(client.out) > _MOST_UNREAD:
+        if len(client.out) > client.most:
             self._cut(client, f"it did not read {len(client.out)} bytes")
             return
         try:
@@ -299,7 +318,15 @@ class ControlServer:
             self._send(client, self._worlds(client, client.rank))
         elif message.get("hello") == "status":
             client.said = True
-            self._send(client, self._status())
+            client.most, client.longest = _MOST_LOOKED, _LONGEST
+            if message.get("nodes") is True:
+                self._ask_nodes(client)
+            else:
+                self._send(client, self._status())
+        elif message.get("hello") == "look":
+            client.said = True
+            client.most = _MOST_LOOKED
+            self._look(client, message.get("worlds"))
         elif message.get("hello") == "command":
             client.said = True
             self._obey(client, message.get("command"))
@@ -307,6 +334,8 @@ class ControlServer:
             raise ProtocolError("it did not say hello")
         elif message.get("ask") == "worlds":
             self._send(client, {**self._worlds(client, client.rank), "id": message.get("id")})
+        elif "look" in message:
+            self._seen(client, client.rank, message)
         elif "world" in message and "received" in message:
             self._progress(client, client.rank, message)
         elif "world" in message:
@@ -325,6 +354,30 @@ class ControlServer:
 
         self._command(said, answer)
 
+    def _look(self, client: _Client, worlds: object) -> None:
+        """Ask all workers how their worlds stand, and hand each answer on as it comes."""
+        wanted = worlds if isinstance(worlds, dict) else {}
+        number = next(self._numbers)
+        workers = {each.rank: each for each in self._clients if each.rank is not None}
+        self._looks[number] = client, Look(frozenset(workers), time.monotonic() + _LOOKING)
+        for rank, each in workers.items():
+            self._send(each, {"look": number, "worlds": wanted.get(str(rank), [])})
+        if not workers:
+            self._looked(number)
+
+    def _seen(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
+        asker, look = self._looks.get(message["look"] if _whole(message["look"]) else 0, (None, None))
+        if asker is None or look is None or not look.answered(rank):
+            return  # it comes too late, or twice
+        said = {key: message.get(key) for key in ("status", "waits")}
+        self._send(asker, {"rank": rank, "attempt": client.attempt, **said})
+        if look.complete:
+            self._looked(message["look"])
+
+    def _looked(self, number: int) -> None:
+        asker, look = self._looks.pop(number)
+        self._send(asker, {"over": True, "silent": look.silent})
+
     def _progress(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
         world, received, total = message["world"], message["received"], message.get("total")
         if not isinstance(world, str) or not all(_whole(each, 1 << 63) for each in (received, total)):
@@ -336,9 +389,10 @@ class ControlServer:
         world, state = message["world"], message.get("state")
         generation, detail = message.get("generation", 0), message.get("detail", "")
         cause = message.get("cause", "")
-        size, sizes = message.get("size", 0), message.get("sizes", "")
+        size, sizes, ranks = message.get("size", 0), message.get("sizes", ""), message.get("ranks", [])
         texts = all(isinstance(each, str) for each in (world, state, detail, cause, sizes))
-        if not texts or state not in STATES or not _whole(generation) or not _whole(size):
+        whole = _whole(generation) and _whole(size) and isinstance(ranks, list) and all(map(_whole, ranks))
+        if not texts or state not in STATES or not whole:
             raise ProtocolError(f"report {str(message)[:200]!r}")
         if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
             self._bus.publish(
@@ -352,8 +406,23 @@ class ControlServer:
                     cause[:20],
                     int(size),
                     sizes[:40],
+                    tuple(ranks[:1024]),
                 )
             )
+
+    def _ask_nodes(self, client: _Client) -> None:
+        """Send the other nodes' snapshots, one a line, and then this one's."""
+
+        def ask() -> None:
+            try:
+                for found in self._others(_LOOKING):
+                    self._answers.put((client, {"node": found}))
+            except Exception:  # noqa: BLE001  (told without them)
+                _log.exception("control socket: the other nodes could not be asked")
+            self._answers.put((client, self._status()))
+            self._rouse()
+
+        threading.Thread(target=ask, name="m8d-control-nodes", daemon=True).start()
 
     def _status(self) -> dict[str, Any]:
         try:
@@ -408,6 +477,8 @@ class _Client:
         self.sock = sock
         self.lines = Lines()
         self.out = bytearray()
+        self.most = _MOST_UNREAD
+        self.longest = MAX_LINE
         self.since = time.monotonic()
         self.said = False
         self.rank: int | None = None

@@ -25,7 +25,7 @@ node.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo
@@ -143,6 +143,16 @@ class Nodes(Protocol):
 
     def done(self) -> None:
         """Tell the others that all workers of this node have ended with 0. Never blocks; once is enough."""
+
+    def snapshots(self, timeout: float) -> list[dict[str, Any]]:
+        """Ask the other nodes' launchers for their snapshots. Any thread but those of the implementation.
+
+        Args:
+            timeout: seconds that they have to answer.
+
+        Returns:
+            Those of the ones that answered, in no order.
+        """
 
     def close(self, failed: str = "") -> None:
         """Leave the others, within 4 s. Harmless when repeated.

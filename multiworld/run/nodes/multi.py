@@ -22,11 +22,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiworld.run.errors import RunError
 from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
-from multiworld.run.nodes import rank_assignment, slots
+from multiworld.run.nodes import rank_assignment, slots, told_snapshot
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, newest_membership
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
@@ -36,6 +36,8 @@ from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentEr
 from multiworld.run.nodes.world_store import WorldStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
     from multiworld.run.events import EventBus
@@ -83,10 +85,16 @@ class MultiNode(Nodes):
             object, after the agent's first ``next_rendezvous``. The agent shuts it down.
         bus: gets NodeJoined, NodeLost, SlotTaken and notes.
         plan: of the worlds file.
+        snapshot: returns what other nodes' launchers get when they ask for this one's. Quick.
     """
 
     def __init__(
-        self, spec: NodesSpec, handler: RendezvousHandler, bus: EventBus, plan: WorldsPlan | None
+        self,
+        spec: NodesSpec,
+        handler: RendezvousHandler,
+        bus: EventBus,
+        plan: WorldsPlan | None,
+        snapshot: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._spec, self._handler, self._bus, self._plan = spec, handler, bus, plan
         self._ready: deque[NodeEvent | RunEvent] = deque()
@@ -94,7 +102,7 @@ class MultiNode(Nodes):
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
-        self._links = PeerLinks(spec.hang_timeout, self._inbox.put)
+        self._links = PeerLinks(spec.hang_timeout, self._inbox.put, lambda: told_snapshot.encode(snapshot()))
         # Whether the store can arbitrate between nodes that have lost each other: c10d's is on one of them.
         self._outside = handler.get_backend() not in {"c10d", "static"}
         self._rendezvous = BackgroundRendezvous(handler, self._agree, self._inbox.put, returns=self._outside)
@@ -124,6 +132,11 @@ class MultiNode(Nodes):
     def fileno(self) -> int:
         """See `Nodes.fileno`."""
         return self._bell.fileno()
+
+    def snapshots(self, timeout: float) -> list[dict[str, Any]]:
+        """See `Nodes.snapshots`."""
+        found = map(told_snapshot.decode, self._links.ask(timeout))
+        return [each for each in found if each]
 
     def settle(self, info: RendezvousInfo) -> Assignment:
         """See `Nodes.settle`."""

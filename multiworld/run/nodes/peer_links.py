@@ -16,9 +16,11 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld._core.membership.roster import Endpoint, Member, Roster
+from multiworld._net.blocking import BlockingCall
 from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import Cause
 from multiworld.watchdog import Watchdog
@@ -39,6 +41,9 @@ CONNECTING = 30.0
 
 _SETTLED = 1.0
 """Seconds within which a lost connection ends all four worlds."""
+
+_ANSWERED = 0.5
+"""Seconds, more, that a thread has which asks another agent."""
 
 _ALIVE, _GOING = "alive", "going"
 
@@ -83,12 +88,20 @@ class PeerLinks:
     Args:
         hang_timeout: seconds without a sign of life, at least 0.3.
         on_signal: called with each `PeerSignal`, from any thread; must be quick.
+        describe: returns what `ask` gets on the other agents, 64 KiB at most. Quick; called in the watchdog's
+            thread.
     """
 
-    def __init__(self, hang_timeout: float, on_signal: Callable[[PeerSignal], None]) -> None:
+    def __init__(
+        self,
+        hang_timeout: float,
+        on_signal: Callable[[PeerSignal], None],
+        describe: Callable[[], bytes] = bytes,
+    ) -> None:
         self._watchdog = Watchdog()
         self._hang_timeout = max(0.3, hang_timeout)
         self._on_signal = on_signal
+        self._describe = describe
         self._lock = threading.Lock()  # guards the fields below; nothing is waited for under it
         self._links: dict[tuple[str, int], _PeerLink] = {}
         self._left: set[str] = set()
@@ -112,6 +125,27 @@ class PeerLinks:
             return tuple(
                 id_ for (id_, _), link in self._links.items() if _ALIVE in link.attachments and not link.lost
             )
+
+    def ask(self, timeout: float) -> list[bytes]:
+        """Return what the other agents say of themselves; of those that answer within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            alive = [
+                link.attachments[_ALIVE]
+                for link in self._links.values()
+                if _ALIVE in link.attachments and not link.lost
+            ]
+        # One that is stopped must not take the others' time.
+        asked = [
+            BlockingCall(partial(each.ask, deep=False, deadline=deadline), name="m8d-nodes-ask")
+            for each in alive
+        ]
+        return [
+            answer
+            for call in asked
+            if call.wait(deadline + _ANSWERED - time.monotonic())
+            for answer in call.result().values()
+        ]
 
     def update(self, membership: Membership) -> None:
         """Connect with the agents of the membership, and drop links to all others; returns at once."""
@@ -189,6 +223,7 @@ class PeerLinks:
                 raise
             self._heard(link, kind, time.monotonic())
             return
+        attachment.describe_with(lambda _: self._describe())
         with self._lock:
             link.attachments[kind] = attachment
             leave = link.dropped or kind in self._left

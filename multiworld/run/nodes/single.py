@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiworld.run.events import SlotTaken
 from multiworld.run.nodes.interface import Over
@@ -72,6 +72,10 @@ class SingleNode:
         """The run is over with this node's workers."""
         self._events.append(Over())
         self._theirs.send(b".")
+
+    def snapshots(self, timeout: float) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Return none: there is no other node."""
+        return []
 
     def close(self, failed: str = "") -> None:
         """End the store of planned worlds; `failed` has no receiver."""

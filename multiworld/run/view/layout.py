@@ -29,6 +29,7 @@ STYLES = {
 _ORDER = {"failed": 0, "restarting": 0, "stopped": 1, "starting": 2, "retiring": 2, "up": 3, "ended": 4}
 _TROUBLED = {"broken", "failed", "gone"}
 _MOST_EVENTS = 6
+_MOST_WAITING = 5
 _LONGEST_ID = 20
 _GAP = 2
 _GIVEN_UP_FIRST = ("node", "age", "pid", "state", "last event", "worlds", "restarts")
@@ -80,7 +81,7 @@ def layout(snapshot: dict[str, Any], width: int, height: int | None = None) -> t
         lines.append((Piece(text, "dim"),))
     if events:
         lines += [(), *map(_event, events)]
-    return tuple(_cut(line, width) for line in lines)
+    return tuple(_cut(line, width) for line in lines[:height])
 
 
 def plain(lines: Iterable[Line]) -> str:
@@ -107,6 +108,7 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
         names = [one_line(each["name"]) for each in worlds if each["state"] == state]
         if names:  # in full: the counts above and the table's cells are cut first
             lines.append((Piece(f"{state}: {', '.join(names)}", "red"),))
+    lines += _waiting(snapshot.get("pending", {}))
     lost = [one_line(each["node"]) for each in snapshot["peers"] if each["state"] == "lost"]
     not_whole = [one_line(each["name"]) for each in worlds if each["note"]]
     if lost:
@@ -116,6 +118,17 @@ def _head(snapshot: dict[str, Any]) -> list[Line]:
         reason = f": {one_line(ended['reason'])}" if ended["reason"] else ""
         style = "bold red" if ended["exitcode"] else "bold green"
         lines.append((Piece(f"ended with exit code {ended['exitcode']}{reason}", style),))
+    return lines
+
+
+def _waiting(pending: dict[str, list[dict[str, Any]]]) -> list[Line]:
+    """Operations that wait, the longest first: who is missing, and what it does instead."""
+    found = [(each["since"], f"{name}: {each['text']}") for name, rows in pending.items() for each in rows]
+    lines: list[Line] = [(Piece(one_line(text), "yellow"),) for _, text in sorted(found)[:_MOST_WAITING]]
+    if len(found) > _MOST_WAITING:
+        lines.append(
+            (Piece(f"and {count(len(found) - _MOST_WAITING, 'operation')} more that wait", "yellow"),)
+        )
     return lines
 
 

@@ -35,7 +35,7 @@ from multiworld.run.events import (
     WorldChanged,
 )
 from multiworld.run.view.log_filter import LogFilter
-from multiworld.run.view.messages import ending
+from multiworld.run.view.messages import ending, level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ _EVENTS: dict[type[RunEvent], str] = {
 _KEYS = {"run_id": "run", "slot": "seat", "text": "message"}
 """Fields of events whose key in the log is another word."""
 
-_SUBJECT = ("at", "rank", "role", "role_rank", "pid", "attempt", "level")
+_SUBJECT = ("at", "rank", "role", "role_rank", "pid", "attempt", "level", "stdout", "stderr")
 _BARE = re.compile(r"(?!-$)[^\s\"=\\]+")
 _MOST_WAITING = 10_000
 _CLOSE_TIMEOUT = 5.0
@@ -127,10 +127,12 @@ class EventLog:
         if "role" in found:
             fields["role"] = f"{found['role']}:{found['role_rank']}"
         fields |= {key: found[key] for key in ("pid", "attempt") if key in found}
-        fields["level"] = logging.getLevelName(_level(event)).lower()
+        fields["level"] = logging.getLevelName(level_of(event)).lower()
         fields["event"] = _EVENTS.get(type(event), type(event).__name__)
         if isinstance(event, WorldChanged) and not event.sizes:
             del found["size"], found["sizes"]
+        if not found.get("ranks", True):
+            del found["ranks"]
         for key, value in found.items():
             if key not in _SUBJECT:
                 fields[_KEYS.get(key, key)] = list(value) if isinstance(value, tuple) else value
@@ -229,17 +231,3 @@ def _value(value: Any) -> str:
 
 def _time(at: float) -> str:
     return datetime.fromtimestamp(at, timezone.utc).astimezone().isoformat(timespec="milliseconds")
-
-
-def _level(event: RunEvent) -> int:
-    match event:
-        case Note(level=level):
-            return level
-        case RunEnded(exitcode=exitcode) if exitcode:
-            return logging.ERROR
-        case WorldChanged(cause="left"):
-            return logging.INFO  # a member that is done closed it: no action is needed
-
-        case WorkerFailed() | NodeLost() | WorldChanged(state="broken" | "failed"):
-            return logging.WARNING
-    return logging.INFO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from multiworld.run.events import (
 if TYPE_CHECKING:
     from multiworld.run.events import RunEvent
 
-__all__ = ["count", "describe", "ending", "natural", "one_line", "span"]
+__all__ = ["count", "describe", "ending", "level_of", "natural", "one_line", "span"]
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -74,6 +75,20 @@ def describe(event: RunEvent) -> str:
         case RunEnded(exitcode=exitcode, reason=reason):
             return f"run ends with exit code {exitcode}" + (f": {reason}" if reason else "")
     return type(event).__name__
+
+
+def level_of(event: RunEvent) -> int:
+    """Return the level of an event, one of logging's numbers."""
+    match event:
+        case Note(level=level):
+            return level
+        case RunEnded(exitcode=exitcode) if exitcode:
+            return logging.ERROR
+        case WorldChanged(cause="left"):
+            return logging.INFO  # a member that is done closed it: no action is needed
+        case WorkerFailed() | NodeLost() | WorldChanged(state="broken" | "failed"):
+            return logging.WARNING
+    return logging.INFO
 
 
 def ending(exitcode: int | None) -> str:

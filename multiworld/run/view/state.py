@@ -5,12 +5,14 @@ Nothing here blocks; the clock is a parameter.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from multiworld._core.timeline import FaultTimeline
 from multiworld.run.events import (
     NodeJoined,
     NodeLost,
@@ -26,11 +28,11 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
-from multiworld.run.view.messages import describe, natural, one_line
+from multiworld.run.view.messages import describe, level_of, natural, one_line
 from multiworld.run.view.world_state import OVER, range_state, world_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from multiworld.run.events import RunEvent
 
@@ -74,6 +76,7 @@ class _WorkerState:
     state: str
     since: float
     last: str
+    logs: dict[str, str]
 
 
 @dataclass
@@ -88,9 +91,16 @@ class RunState:
 
     Args:
         clock: ``time.time`` or a test's.
+        places: ranks in the worlds, where they are planned: (world, rank in the run) -> rank.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        places: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
+        self._places = places or {}
         self._clock = clock
         self._lock = threading.Lock()
         self._changes = 0
@@ -103,8 +113,11 @@ class RunState:
         self._worlds: dict[str, dict[int, _WorldReport]] = {}
         self._notes: dict[str, str] = {}
         self._busy: dict[str, str] = {}
+        self._faults = FaultTimeline()
+        self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
+        self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
-        self._last: deque[tuple[float, str]] = deque(maxlen=LAST)
+        self._last: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
 
     @property
@@ -118,13 +131,18 @@ class RunState:
             self._changes += 1
             text = one_line(describe(event))[:_LONGEST_TEXT]
             rank = getattr(event, "rank", None)
+            self._count(event)
             self._fold(event, text)
             if isinstance(event, StateProgress):
                 return  # it comes ten times a second
             if isinstance(rank, int):
                 known = self._workers.get(rank)
                 text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
-            self._last.append((event.at, text))
+            level = logging.getLevelName(level_of(event)).lower()
+            self._last.append({
+                "number": self._changes, "at": event.at, "level": level, "world": getattr(event, "world", ""),
+                "text": text,
+            })  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as data for JSON; the page "What a run shows" has its keys."""
@@ -144,6 +162,7 @@ class RunState:
                     "name": name, "state": state, "generation": generation,
                     "members": [
                         {"rank": rank, "state": each.state, "generation": each.generation, **_transfer(each)}
+                        | self._place(name, rank)
                         for rank, each in members
                     ],
                     "note": self._notes.get(name) or self._busy.get(name, ""),
@@ -164,11 +183,26 @@ class RunState:
                     for rank, each in sorted(self._workers.items())
                 ],
                 "worlds": worlds,
-                "last": [{"at": at, "text": text} for at, text in self._last],
+                "faults": self._faults.faults(),
+                "totals": {**self._totals, "broken": dict(self._broken)},
+                "last": [dict(each) for each in self._last],
                 "ended": None
                 if self._ended is None
                 else {"exitcode": self._ended.exitcode, "reason": self._ended.reason},
             }
+
+    def _place(self, name: str, rank: int) -> dict[str, int]:
+        place = self._places.get((name, rank))
+        return {} if place is None else {"place": place}
+
+    def _count(self, event: RunEvent) -> None:
+        match event:
+            case WorkerFailed():
+                self._totals["failures"] += 1
+            case WorkerRestarting():
+                self._totals["restarts"] += 1
+            case NodeLost():
+                self._totals["nodes_lost"] += 1
 
     def _fold(self, event: RunEvent, text: str) -> None:
         at = event.at
@@ -236,6 +270,7 @@ class RunState:
             state="starting",
             since=event.at,
             last=text,
+            logs={key: path for key, path in (("stdout", event.stdout), ("stderr", event.stderr)) if path},
         )
 
     def _over(self, rank: int, pid: int, state: str, at: float, text: str) -> None:
@@ -265,8 +300,24 @@ class RunState:
             self._busy[event.world] = event.detail
         elif event.state == "active":
             self._notes.pop(event.world, None)
+        self._fault(event)
         if len(self._worlds) > _MOST_WORLDS:
             self._forget_worlds()
+
+    def _fault(self, event: WorldChanged) -> None:
+        who = f"worker {event.rank}"
+        if event.state == "broken":
+            if self._faults.broke(
+                event.at, event.world, event.generation, who, event.cause, event.ranks, event.detail
+            ):
+                self._broken[event.cause] += 1
+        elif event.state == "joining":
+            self._faults.joining(event.at, event.world, who)
+        elif event.state == "active":
+            members = self._worlds[event.world].values()
+            decide = range_state if any(each.sizes for each in members) else world_state
+            whole = decide((each.state, each.generation) for each in members)[0] == "active"
+            self._faults.active(event.at, event.world, event.generation, who, whole=whole)
 
     def _leave(self, rank: int, state: str = "gone") -> None:
         for world in self._worlds.values():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multiworld._net.blocking import BlockingCall
 from multiworld.cli.console import complain, say
 from multiworld.run.control.client import LauncherSilentError, question
+from multiworld.run.control.pending import pending_operations
 from multiworld.run.control.sockets import sockets
 from multiworld.run.errors import RunError
 from multiworld.run.view.layout import layout, plain
@@ -34,6 +35,8 @@ SILENT = 3
 """Exit code where a launcher did not answer in time, or answered with something else than a snapshot."""
 
 _TIMEOUT = 2.0
+_PENDING = 2.0
+"""Seconds, more, that its workers have to say what waits in their worlds."""
 _EVERY = 1.0
 _VERSION = 1
 
@@ -81,10 +84,10 @@ def ask_all(paths: Sequence[Path], timeout: float) -> list[Answer]:
 
     Args:
         paths: of sockets.
-        timeout: seconds for each, from connecting to the last byte.
+        timeout: seconds for each, from connecting to the snapshot's last byte.
     """
     calls = [BlockingCall(partial(_ask, path, timeout), name="m8d-run-status") for path in paths]
-    deadline = time.monotonic() + timeout + 1.0
+    deadline = time.monotonic() + timeout + _PENDING + 1.0
     late = f"no answer within {timeout:g} s"
     answers = [
         call.result() if call.wait(deadline - time.monotonic()) else Answer(str(path), None, late)
@@ -103,9 +106,19 @@ def _ask(path: Path, timeout: float) -> Answer | None:
         return None
     snapshot = answer.get("snapshot") if isinstance(answer, dict) else None
     if isinstance(snapshot, dict):
-        return Answer(str(path), snapshot)
+        return Answer(str(path), {**snapshot, "pending": _pending(path)})
     said = answer.get("error") if isinstance(answer, dict) else None
     return Answer(str(path), None, str(said or "its answer is no snapshot: another version of multiworld?"))
+
+
+def _pending(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what waits, by world; not what only waits to be given something to do."""
+    try:
+        found = pending_operations(path, _PENDING)
+    except LauncherSilentError:
+        return {}
+    told = {name: [each for each in rows if not each["idle"]] for name, rows in sorted(found.items())}
+    return {name: rows for name, rows in told.items() if rows}
 
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:

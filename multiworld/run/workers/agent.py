@@ -30,7 +30,7 @@ from multiworld.run.events import (
 from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
 from multiworld.run.view.state import UP_AFTER
 from multiworld.run.workers.contexts import FunctionContext, ProgramContext, filtered_tails
-from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs
+from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs, log_files
 from multiworld.run.workers.process import WorkerProcess, message, stop_all
 from multiworld.run.workers.ranks import environment, prefixes, worker_ranks
 from multiworld.run.workers.reaper_client import START
@@ -243,7 +243,14 @@ class WorkerAgent(LocalElasticAgent):
             context.wake.add(process.descriptor)
         context.bus.publish(
             WorkerStarted(
-                time.time(), place.rank, place.role, place.role_rank, place.local_rank, process.pid, attempt
+                time.time(),
+                place.rank,
+                place.role,
+                place.role_rank,
+                place.local_rank,
+                process.pid,
+                attempt,
+                *log_files(dest),
             )
         )
         return process.pid

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["AskedForLogs", "AskingLogs", "LoneLogs", "RunLogs"]
+__all__ = ["AskedForLogs", "AskingLogs", "LoneLogs", "RunLogs", "log_files"]
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -119,6 +119,13 @@ class RunLogs:
         for stream in self.filtered:
             if stream is not None:
                 stream.close()
+
+
+def log_files(dest: LogsDest) -> tuple[str, str]:
+    """Return the paths of a process's standard output and error; "" where a file does not have it."""
+    files = (dest.stdouts.get(0, ""), dest.stderrs.get(0, ""))
+    out, err = ("" if path in {"", os.devnull} else str(Path(path).absolute()) for path in files)
+    return out, err
 
 
 def _append(path: str) -> TextIO | None:

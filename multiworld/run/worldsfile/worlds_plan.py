@@ -122,6 +122,15 @@ class WorldsPlan:
         """Number of workers of a role; 0 for one that the file does not name."""
         return next((role.count for role in self.roles if role.name == name), 0)
 
+    def places(self) -> dict[tuple[str, int], int]:
+        """Return ranks in the worlds, by world and global rank; not of worlds whose ranks are assigned."""
+        return {
+            (world.name, self.rank_of(member)): rank
+            for world in self.worlds
+            if not world.assigned
+            for rank, member in enumerate(world.members)
+        }
+
     def rank_of(self, member: PlannedMember) -> int:
         """Global rank of a member.
 

@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 from multiworld._net.launcher_connection import MAX_LINE, ControlClient, Lines, ProtocolError, encode
 from multiworld.run.control import server as control
 from multiworld.run.control import sockets as folders
+from multiworld.run.control.client import LauncherSilentError, look, question, snapshots
+from multiworld.run.control.looks import Look
+from multiworld.run.control.pending import pending_operations
 from multiworld.run.control.server import ControlServer
 from multiworld.run.errors import RunError
 from multiworld.run.events import EventBus
@@ -240,7 +243,8 @@ def test_a_rank_that_the_file_does_not_have(served, peer, rank):
     assert worker.hear()["error"] == f"x.toml has ranks 0 to 2, not {rank}"
 
 
-def test_status(served, peer):
+def test_status(served, peer, monkeypatch):
+    monkeypatch.setattr(control, "_LONGEST", MAX_LINE)
     asking = peer()
     for number in range(3):
         served.snapshot = lambda number=number: {"number": number}
@@ -572,3 +576,141 @@ def test_a_path_that_is_too_long_for_a_socket(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(short))
     assert Path(folders.choose("x")).is_relative_to(short / f"m8d-run-{os.getuid()}")
+
+
+# -- a look at the workers' worlds --------------------------------------------------------------------------------
+
+
+def worker_that_answers(served, rank, answer=None, attempt=0):
+    """A worker; it answers a look with `answer(question)`, or never."""
+
+    def looked(asked):
+        if answer is not None:
+            client.report({"look": asked["look"], **answer(asked)})
+
+    client = ControlClient(served.server.path, deadline=time.monotonic() + PATIENCE, looked=looked)
+    client.hello({"hello": "worker", "rank": rank, "attempt": attempt}, deadline=time.monotonic() + PATIENCE)
+    return client
+
+
+def says(waited=0.0, name="w0"):
+    def answer(asked):
+        waits = {each: {"pending": [{"text": f"asked of {each}"}]} for each in asked["worlds"]}
+        return {"status": {"worlds": [{"name": name, "waits": waited}]}, "waits": waits}
+
+    return answer
+
+
+@pytest.fixture
+def workers(served):
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **more: stack.enter_context(
+            contextlib.closing(worker_that_answers(served, *args, **more))
+        )
+
+
+def test_a_look_is_answered_by_all_workers(served, workers):
+    for rank in (0, 2, 5):
+        workers(rank, says(name=f"w{rank}"), attempt=rank)
+    told = look(Path(served.server.path), {"2": ["a", "b"]}, PATIENCE)
+    assert sorted((each["rank"], each["attempt"]) for each in told) == [(0, 0), (2, 2), (5, 5)]
+    assert {each["rank"]: each["waits"] for each in told} == {
+        0: {}, 5: {}, 2: {name: {"pending": [{"text": f"asked of {name}"}]} for name in "ab"},
+    }  # fmt: skip
+    assert {each["status"]["worlds"][0]["name"] for each in told} == {"w0", "w2", "w5"}
+
+
+def test_without_workers_it_is_answered_at_once(served):
+    began = time.monotonic()
+    assert look(Path(served.server.path), {}, PATIENCE) == []
+    assert time.monotonic() - began < control._LOOKING
+    assert pending_operations(Path(served.server.path), PATIENCE) == {}
+
+
+def test_a_worker_that_is_silent_is_waited_for_only_so_long(served, workers):
+    workers(0, says())
+    workers(1)  # stopped, or of an earlier version
+    began = time.monotonic()
+    assert [each["rank"] for each in look(Path(served.server.path), {}, PATIENCE)] == [0]
+    assert control._LOOKING <= time.monotonic() - began < control._LOOKING + 20
+
+
+def test_a_late_answer_and_one_to_no_question_harm_nobody(served, workers):
+    late = workers(0)
+    assert look(Path(served.server.path), {}, PATIENCE) == []
+    for number in (1, 77, "x", None, True):
+        late.report({"look": number, "status": {}, "waits": {}})
+    workers(1, says())
+    assert [each["rank"] for each in look(Path(served.server.path), {}, PATIENCE)] == [1]
+    assert late.alive
+
+
+def test_one_who_asks_and_goes_leaves_nothing(served, workers, peer):
+    workers(0)
+    for _ in range(3):
+        one = peer()
+        one.say({"hello": "look", "pending": {}})
+        one.close()
+    until(lambda: served.server._looks == {}, "the end of the looks")
+    assert question(Path(served.server.path), {"hello": "status"}, PATIENCE) == {"snapshot": {"version": 1}}
+
+
+def test_answers_of_many_workers_are_not_held_back_by_their_size(served, workers):
+    big = {"status": {"worlds": [], "more": "x" * 900_000}, "waits": {}}
+    for rank in range(8):
+        workers(rank, lambda _: big)
+    assert len(look(Path(served.server.path), {}, PATIENCE)) == 8
+
+
+def test_a_launcher_that_has_ended_or_hangs(tmp_path):
+    assert look(tmp_path / "none.sock", {}, 1.0) is None
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        with pytest.raises(LauncherSilentError, match=r"no answer within 0\.2 s"):
+            look(tmp_path / "s", {}, 0.2)
+
+
+def test_members_of_worlds_in_which_something_waits_are_asked(served, workers):
+    workers(0, says(9.0, "w0"))
+    workers(1, says(9.0, "w0"))
+    workers(2, says(0.0, "w1"))
+    assert pending_operations(Path(served.server.path), PATIENCE) == {"w0": [{"text": "asked of w0"}]}
+
+
+def test_snapshots_of_all_nodes(served):
+    served.server._others = lambda timeout: [{"node": "beta"}, {"node": "gamma", "x": "y" * 100_000}]
+    told = snapshots(Path(served.server.path), PATIENCE)
+    assert told == [{"version": 1}, {"node": "beta"}, {"node": "gamma", "x": "y" * 100_000}]
+
+
+def test_a_large_run_has_a_snapshot(served):
+    served.snapshot = lambda: {"worlds": "x" * 3 * MAX_LINE}
+    (told,) = snapshots(Path(served.server.path), PATIENCE)
+    assert len(told["worlds"]) == 3 * MAX_LINE
+    assert (
+        len(question(Path(served.server.path), {"hello": "status"}, PATIENCE)["snapshot"]["worlds"])
+        > MAX_LINE
+    )
+
+
+def test_a_snapshot_of_this_node_where_the_others_cannot_be_asked(served):
+    def broken(timeout):
+        raise RuntimeError("no thread")
+
+    served.server._others = broken
+    assert snapshots(Path(served.server.path), PATIENCE) == [{"version": 1}]
+    served.snapshot = lambda: 1 / 0
+    with pytest.raises(LauncherSilentError, match="division by zero"):
+        snapshots(Path(served.server.path), PATIENCE)
+
+
+def test_who_is_waited_for():
+    one = Look(frozenset({3, 1}), 5.0)
+    assert (one.complete, one.silent) == (False, [1, 3])
+    assert one.answered(1)
+    assert not one.answered(1)
+    assert not one.answered(7)
+    assert one.silent == [3]
+    assert one.answered(3)
+    assert (one.complete, one.silent, one.deadline) == (True, [], 5.0)

@@ -255,7 +255,7 @@ def test_the_page_has_every_event_with_its_keys():
     told = [
         *begun(0), h.SlotTaken(AT, 0, 1), *killed(0), h.WorkerEnded(AT, 0, 4000), h.WorkerStopped(AT, 0, 4000, 0),
         h.NodeJoined(AT, "beta", 1), h.NodeLost(AT, "beta", 1, "hung", ()), h.Note(AT, 20, "x"),
-        h.WorldChanged(AT, 0, "w", "active", 1, size=2, sizes="1:2"), h.WorkerRetiring(AT, 0, 60.0), h.RunEnded(AT, 0, ""),
+        h.WorldChanged(AT, 0, "w", "active", 1, size=2, sizes="1:2", ranks=(0,)), h.WorkerRetiring(AT, 0, 60.0), h.RunEnded(AT, 0, ""),
     ]  # fmt: skip
     common = {"time", "program", "worker", "role", "pid", "attempt", "level", "event"}
     seen = {fields["event"]: set(fields) - common for fields in map(json.loads, written(*told, form="json"))}

@@ -37,7 +37,7 @@ def test_the_keys_of_a_snapshot_are_those_that_the_docs_promise():
     seen = run_of(*begun(1), h.NodeJoined(AT, "beta", None), h.RunEnded(AT + 5, 3, "because")).snapshot()
     assert set(seen) == {
         "version", "run_id", "node", "restart", "max_restarts", "entrypoint", "started", "now", "seat", "nodes",
-        "peers", "workers", "worlds", "last", "ended",
+        "peers", "workers", "worlds", "faults", "totals", "last", "ended",
     }  # fmt: skip
     assert seen["version"] == 1
     assert (seen["run_id"], seen["node"], seen["started"], seen["now"]) == ("job7", "alpha", AT, AT + 200)
@@ -45,7 +45,7 @@ def test_the_keys_of_a_snapshot_are_those_that_the_docs_promise():
     assert seen["peers"] == [{"node": "beta", "seat": None, "state": "spare", "since": AT}]
     assert seen["workers"][1] == {
         "rank": 1, "role": "worker", "role_rank": 0, "local_rank": 1, "pid": 4001, "attempt": 0, "restarts": 0,
-        "state": "up", "since": AT, "last": "w0 active, generation 1",
+        "state": "up", "since": AT, "last": "w0 active, generation 1", "logs": {},
         "worlds": [{"name": "w0", "state": "active", "generation": 1}],
     }  # fmt: skip
     assert seen["worlds"] == [{
@@ -264,7 +264,10 @@ def test_words():
 def test_the_snapshot_on_the_page_has_the_keys_of_a_real_one():
     page = (Path(__file__).parents[3] / "docs" / "run-output.md").read_text(encoding="utf-8")
     said = json.loads(re.search(r"```json\n(.*?)```", page, re.DOTALL).group(1))
-    real = run_of(*begun(1), h.NodeJoined(AT, "beta", 1)).snapshot()
+    logged = h.WorkerStarted(AT, 0, "hub", 0, 0, 4000, 0, "/logs/attempt_1/1/stdout.log")
+    broke = h.WorldChanged(AT + 9, 0, "w0", "broken", 1, "rank 0 crashed", "crashed", ranks=(0,))
+    real = run_of(*begun(1)[:2], logged, *begun(1)[3:], h.NodeJoined(AT, "beta", 1), broke).snapshot()
+    real["totals"] |= {"failures": 1, "restarts": 1}
 
     def shape(found: object) -> object:
         if isinstance(found, dict):
@@ -301,3 +304,44 @@ def test_a_worker_tells_its_launcher_which_member_is_busy():
         "ranks 1, 3 busy: run, but do not answer",
         "",
     ]
+
+
+def test_faults_and_their_healing_are_told():
+    state = run_of(*begun(), *killed(3))
+    (fault,) = state.snapshot()["faults"]
+    assert (fault["world"], fault["cause"], fault["at"], fault["ms"]) == ("w2", "crashed", AT + 100.1, 500.0)
+    assert [(each["what"], each["text"]) for each in fault["steps"]] == [
+        ("seen", "worker 0"), ("joining", "worker 0"), ("joining", "worker 3"), ("active", "worker 3"),
+        ("active", "worker 0"),
+    ]  # fmt: skip
+    assert state.snapshot()["totals"] == {
+        "failures": 1, "restarts": 1, "nodes_lost": 0, "broken": {"crashed": 1},
+    }  # fmt: skip
+    state.apply(h.WorldChanged(AT + 110, 0, "w1", "broken", 1, "rank 0 left", "left"))
+    state.apply(h.NodeLost(AT + 111, "beta", 1, "crashed", ()))
+    assert state.snapshot()["totals"]["nodes_lost"] == 1
+    assert len(state.snapshot()["faults"]) == 1
+
+
+def test_a_world_of_a_range_is_healed_without_the_lost():
+    def said(at, rank, state, generation, **more):
+        return h.WorldChanged(AT + at, rank, "train", state, generation, sizes="2:4", **more)
+
+    told = [
+        *begun(2),
+        *(said(1, rank, "active", 1, size=3) for rank in range(3)),
+        h.WorkerFailed(AT + 5, 2, 4002, 0, -9, "killed by SIGKILL"),
+        *(said(5.1, rank, "broken", 1, cause="crashed", ranks=(2,)) for rank in range(2)),
+        *(said(5.2, rank, "active", 2, size=2) for rank in range(2)),
+    ]
+    (fault,) = run_of(*told).snapshot()["faults"]
+    assert (fault["healed"], fault["ms"], fault["ranks"]) == (True, 100.0, [2])
+
+
+def test_what_happened_is_numbered_and_has_a_level():
+    last = run_of(*begun(1), *killed(1)).snapshot()["last"]
+    assert [each["number"] for each in last] == list(range(1, len(last) + 1))
+    assert {each["text"]: each["level"] for each in last}[
+        "rank 1 (worker:0) failed: killed by SIGKILL"
+    ] == "warning"
+    assert last[0]["level"] == "info"

@@ -21,7 +21,7 @@ from kits.terminalkit import CODES, on_a_terminal
 from multiworld.run.view.status import NONE, SILENT, Answer, ask_all, main
 
 ROOT = Path(__file__).parents[3]
-SNAPSHOT = run_of(*begun(), *killed(3)).snapshot()
+SNAPSHOT = {**run_of(*begun(), *killed(3)).snapshot(), "pending": {}}
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def root(monkeypatch):
     monkeypatch.setattr(
         "multiworld.run.view.status._TIMEOUT", 30.0
     )  # a busy machine is no launcher that hangs
+    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: {})
     path = Path(folder) / "m8d-run"
     path.mkdir(mode=0o700)
     yield path
@@ -235,3 +236,43 @@ def test_on_a_terminal_it_has_colours_where_rich_is_there(root, rich):
     assert ("\x1b[" in told) == rich
     assert "run only-here · node alpha" in CODES.sub("", told)
     assert all(len(line) <= 100 for line in CODES.sub("", told).splitlines())
+
+
+def waiting(name, since, *, idle=False):
+    return {"since": since, "text": f"{name} #3: rank 0 waits; rank 1 is in no operation", "idle": idle}
+
+
+def test_what_waits_is_shown_with_who_is_missing(root, capsys, monkeypatch):
+    found = {"w0": [waiting("all_reduce", 5.0)], "w1": [waiting("recv", 1.0, idle=True)]}
+    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: found)
+    with launcher(root, "job7-1", answer(), answer()):
+        assert main([]) == 0
+        assert "\nw0: all_reduce #3: rank 0 waits; rank 1 is in no operation\n" in capsys.readouterr().out
+        assert main(["--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["pending"] == {"w0": found["w0"]}, "what is idle is not told"
+
+
+def test_only_the_longest_are_shown(root, capsys, monkeypatch):
+    found = {f"w{i}": [waiting(f"op{i}", float(9 - i))] for i in range(9)}
+    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: found)
+    with launcher(root, "job7-1", answer()):
+        assert main([]) == 0
+    out = capsys.readouterr().out
+    assert [line.split(":")[0] for line in out.splitlines() if " waits; " in line] == [
+        "w8",
+        "w7",
+        "w6",
+        "w5",
+        "w4",
+    ]
+    assert "\nand 4 operations more that wait\n" in out
+
+
+def test_a_launcher_that_cannot_say_what_waits_is_shown_without(root, capsys, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("multiworld.run.control.sockets.roots", lambda: [root])
+    monkeypatch.setattr("multiworld.run.view.status._PENDING", 0.2)
+    with launcher(root, "job7-1", answer()):  # of an earlier version: it does not answer the second question
+        assert main([]) == 0
+    assert capsys.readouterr().out.startswith("run job7 ")
