@@ -1,0 +1,230 @@
+"""The page's HTTP interface, as an ASGI application; docs/web.md and ``/openapi.json`` describe it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from multiworld.errors import MultiworldError, UnknownWorldError
+from multiworld.web.access import COOKIE, allowed, known_host
+from multiworld.web.feed import Feed
+from multiworld.web.openapi import document
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from multiworld.metrics.health import Health
+    from multiworld.web.sources import Source
+
+__all__ = ["make_app"]
+
+PAGE = Path(__file__).with_name("page")
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+    "cross-origin-resource-policy": "same-origin",
+}
+_OPEN = frozenset({"/live", "/ready"})
+_MOST_BYTES = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+def make_app(source: Source, *, token: str, hosts: Collection[str] = ()) -> Starlette:
+    """Return the application.
+
+    Args:
+        source: of the data.
+        token: that every request needs, but those of ``/live`` and ``/ready``; "": none does.
+        hosts: names by which browsers reach it, in lower case; addresses and "localhost" always do.
+    """
+    routes = _Routes(source, token)
+    paths = {
+        "/": routes.page,
+        "/static/{file}": routes.static,
+        "/api/v1/view": routes.view,
+        "/api/v1/events": routes.events,
+        "/api/v1/worlds/{name:path}/pending": routes.pending,
+        "/api/v1/processes/{process:path}/log": routes.log,
+        "/openapi.json": routes.openapi,
+        "/metrics": routes.metrics,
+        "/live": routes.live,
+        "/ready": routes.ready,
+    }
+    app = Starlette(
+        routes=[Route(path, endpoint) for path, endpoint in paths.items()],
+        middleware=[Middleware(_Guard, token=token, hosts=frozenset(hosts))],
+    )
+    app.state.close = routes.feed.close
+    return app
+
+
+class _Guard:
+    """Refuses requests without the token, and adds the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                more = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+                message["headers"] = [
+                    *message["headers"],
+                    *(each for each in more if each[0] not in present),
+                ]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (self._app if refusal is None else refusal)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        request = Request(scope)
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        if "authorization" not in headers and not known_host(headers.get("host", ""), self._hosts):
+            return PlainTextResponse(
+                f"{headers.get('host', '')!r} is no name of this server. Come by its address, or set "
+                "M8D_WEB_HOSTS to the names it has.\n",
+                421,
+            )
+        path = scope["path"]
+        if path in _OPEN or (path == "/" and "token" in request.query_params):
+            return None
+        if allowed(self._token, request.cookies.get(cookie_name(scope)), headers):
+            return None
+        return PlainTextResponse(
+            "This page needs its token: open the address that its start printed, with ?token=..., or send "
+            "the header Authorization: Bearer TOKEN.\n",
+            401,
+            {"www-authenticate": "Bearer"},
+        )
+
+
+def cookie_name(scope: Scope) -> str:
+    """Return the cookie's name: browsers send the cookies of all ports of a host to each of them."""
+    server = scope.get("server")
+    return f"{COOKIE}_{server[1]}" if server else COOKIE
+
+
+class _Routes:
+    def __init__(self, source: Source, token: str) -> None:
+        self._source = source
+        self._token = token
+        self.feed = Feed(source.view)
+
+    async def page(self, request: Request) -> Response:
+        given = request.query_params.get("token")
+        if given is None:
+            return FileResponse(PAGE / "index.html", media_type="text/html; charset=utf-8")
+        if not allowed(self._token, given, {}):
+            return PlainTextResponse("This is not the token of this page.\n", 401)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(cookie_name(request.scope), given, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+        path = PAGE / name
+        if path.suffix not in kinds or path.parent != PAGE or not path.is_file():
+            return PlainTextResponse("There is no such file.\n", 404)
+        return FileResponse(path, media_type=kinds[path.suffix])
+
+    async def view(self, _: Request) -> Response:
+        return await _answered(self.feed.latest())
+
+    async def events(self, _: Request) -> Response:
+        if self.feed.full:
+            return PlainTextResponse("Too many viewers: close another page first.\n", 503)
+
+        async def lines() -> AsyncIterator[bytes]:
+            async for kind, data in self.feed.stream():
+                text = (
+                    f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n" if kind else ":\n\n"
+                )
+                yield text.encode()
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def pending(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        try:
+            found = await run_in_threadpool(self._source.pending, name)
+        except UnknownWorldError as error:
+            return PlainTextResponse(f"{error}\n", 404)
+        return JSONResponse({"pending": found})
+
+    async def log(self, request: Request) -> Response:
+        stream, asked = request.query_params.get("stream", "stdout"), request.query_params.get("bytes", "")
+        most = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else _MOST_BYTES
+        try:
+            found = await run_in_threadpool(self._source.log, request.path_params["process"], stream, most)
+        except OSError as error:
+            return PlainTextResponse(
+                f"{error}. Workers have log files under m8d-run --log-dir DIR --redirects 3, or --tee 3.\n",
+                404,
+            )
+        return Response(found, media_type="text/plain; charset=utf-8")
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(document())
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            found = await run_in_threadpool(self._source.metrics, request.headers.get("accept", ""))
+        except MultiworldError as error:
+            return PlainTextResponse(f"{error}\n", 404)
+        return Response(found[0], headers={"content-type": found[1]})
+
+    async def live(self, request: Request) -> Response:
+        return self._health(request, await run_in_threadpool(self._source.live))
+
+    async def ready(self, request: Request) -> Response:
+        worlds = request.query_params.getlist("world")
+        return self._health(request, await run_in_threadpool(self._source.ready, worlds))
+
+    def _health(self, request: Request, health: Health) -> Response:
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        told = allowed(self._token, request.cookies.get(cookie_name(request.scope)), headers)
+        # Without the token: the answer, not the names.
+        text = health.text if told else ("ok" if health.ok else "no")
+        return PlainTextResponse(f"{text}\n", 200 if health.ok else 503)
+
+
+async def _answered(coming: Any) -> Response:
+    try:
+        return JSONResponse(await coming)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001  (told to who asks)
+        _log.warning("no view could be made: %s", error)
+        return PlainTextResponse(f"no view could be made: {error}\n", 503)

@@ -1,0 +1,50 @@
+"""Faults as several launchers saw them, put together. Pure.
+
+Each launcher has its own clock: between hosts the milliseconds are as good as their clocks agree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multiworld._core.timeline import LAST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["merged"]
+
+_SIGHT = frozenset({"seen", "told"})
+
+
+def merged(told: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return one list of faults, the newest first.
+
+    Args:
+        told: by launcher; faults of `multiworld._core.timeline`.
+    """
+    if len(told) == 1:
+        return list(told[0])
+    same: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for each in (fault for faults in told for fault in faults):
+        same.setdefault((each["world"], each["generation"]), []).append(each)
+    found = [_together(each) for each in same.values()]
+    return sorted(found, key=lambda each: -each["at"])[:LAST]
+
+
+def _together(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    first = min(faults, key=lambda each: each["at"])
+    steps: list[dict[str, Any]] = []
+    for each in sorted((step for fault in faults for step in fault["steps"]), key=lambda step: step["at"]):
+        seen = each["what"] in _SIGHT
+        what = ("told" if steps else "seen") if seen else each["what"]
+        steps.append({**each, "what": what, "ms": round(1000 * (each["at"] - first["at"]), 1)})
+    healed = all(each["healed"] for each in faults)
+    ends = [each["at"] + each["ms"] / 1000 for each in faults if each["ms"] is not None]
+    return {
+        **first,
+        "id": f"{first['world']}/{first['generation']}",
+        "steps": steps,
+        "healed": healed,
+        "ms": round(1000 * (max(ends) - first["at"]), 1) if healed else None,
+    }

@@ -1,0 +1,110 @@
+"""The page's one poll of its source, shared by all viewers; without one it asks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld.web.patches import patch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+__all__ = ["EVERY", "MOST_VIEWERS", "Feed"]
+
+EVERY = 0.4
+"""Seconds between two looks at the source."""
+
+SHARE = 3
+"""A look that takes long is followed by so many times as long a pause, but by no more than `LONGEST`."""
+
+LONGEST = 1.0
+
+MOST_VIEWERS = 32
+"""Event streams at a time."""
+
+_KEEP_ALIVE = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """See the module. For one event loop.
+
+    Args:
+        view: blocks until it has the source's present view; called in a thread.
+    """
+
+    def __init__(self, view: Callable[[], dict[str, Any]]) -> None:
+        self._view = view
+        self._viewers = 0
+        self._latest: dict[str, Any] | None = None
+        self._made = -EVERY
+        self._changed = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many viewers as there may be."""
+        return self._viewers >= MOST_VIEWERS
+
+    async def latest(self) -> dict[str, Any]:
+        """Return a view that is not older than `EVERY`."""
+        async with self._asking:  # two that ask at once share the answer
+            if self._latest is None or time.monotonic() - self._made >= EVERY:
+                self._latest = await asyncio.to_thread(self._view)
+                self._made = time.monotonic()
+            return self._latest
+
+    def close(self) -> None:
+        """End all streams, within `EVERY` seconds. Any thread."""
+        self._over = True
+
+    async def stream(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield ("view", the view), then ("patch", what has changed) at each change; ("", {}) when idle."""
+        self._viewers += 1
+        try:
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._poll())
+            before = await self.latest()
+            yield "view", before
+            while not self._over:
+                changed = self._changed
+                if self._latest is before:
+                    try:
+                        await asyncio.wait_for(changed.wait(), _KEEP_ALIVE)
+                    except TimeoutError:
+                        yield "", {}
+                        continue
+                after = self._latest
+                if after is None or after is before:
+                    continue
+                found = patch(before, after)
+                before = after
+                if len(found) > 1:
+                    yield "patch", found
+        finally:
+            self._viewers -= 1
+
+    async def _poll(self) -> None:
+        while self._viewers and not self._over:
+            began = time.monotonic()
+            try:
+                await self.latest()
+            except Exception as error:  # noqa: BLE001  (told in the view; the next look may succeed)
+                _log.warning("no view could be made: %s", error)
+                if self._latest is not None:
+                    note = f"no view could be made: {error}"
+                    self._latest = {**self._latest, "now": time.time(), "note": note}
+            self._tell()
+            took = time.monotonic() - began
+            await asyncio.sleep(max(EVERY, min(LONGEST, SHARE * took)))
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

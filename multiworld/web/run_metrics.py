@@ -1,0 +1,118 @@
+"""A run's numbers for Prometheus, from the page's view of it: the launcher's, for its workers.
+
+Each worker's own numbers (`multiworld.metrics`) are finer; these need nothing of the workers' programs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import MultiworldError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
+__all__ = ["MOST_WORLDS", "exposition_of_run", "families"]
+
+MOST_WORLDS = 512
+"""Worlds with samples of their own, in the order of their names; the others are only counted by state."""
+
+_WORLD_STATES = ("joining", "active", "broken", "closed", "failed", "gone")
+_WORKER_STATES = ("starting", "up", "failed", "restarting", "retiring", "ended", "stopped")
+_CAUSES = ("crashed", "hung", "unreachable", "failed")
+
+
+def exposition_of_run(view: dict[str, Any], accept: str) -> tuple[bytes, str]:
+    """Return the body and the content type of ``/metrics``.
+
+    Args:
+        view: see docs/web.md.
+        accept: the request's header: which format it takes.
+
+    Raises:
+        MultiworldError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415  (of an extra)
+        from prometheus_client.registry import CollectorRegistry  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MultiworldError(
+            "/metrics needs prometheus_client",
+            rule="It is of the extra m8d[metrics]",
+            next_step="pip install 'm8d[metrics]'",
+        ) from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(list(families(view))))
+    encoder, content_type = choose_encoder(accept)
+    return encoder(registry), content_type
+
+
+class _Collected:
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+
+def families(view: dict[str, Any]) -> Iterable[Metric]:
+    """Yield the families of metrics of a run's view."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415  (of an extra)
+
+    def gauge(name: str, text: str, labels: list[str], rows: Iterable[tuple[list[str], float]]) -> Metric:
+        found = GaugeMetricFamily(f"multiworld_run_{name}", text, labels=labels)
+        for values, value in rows:
+            found.add_metric(values, value)
+        return found
+
+    def counter(name: str, text: str, labels: list[str], rows: Iterable[tuple[list[str], float]]) -> Metric:
+        found = CounterMetricFamily(f"multiworld_run_{name}", text, labels=labels)
+        for values, value in rows:
+            found.add_metric(values, value)
+        return found
+
+    run, totals, now = view["run"], view["totals"], view["now"]
+    workers = Counter(each["state"] for each in view["processes"])
+    worlds = Counter(each["state"] for each in view["worlds"])
+    shown = view["worlds"][:MOST_WORLDS]
+    yield gauge(
+        "info", "The run; the value is 1.", ["run_id", "node", "restart"],
+        [([run["run_id"], run["node"], run["restart"]], 1.0)],
+    )  # fmt: skip
+    yield gauge(
+        "workers", "Workers of this node, by state.", ["state"],
+        [([state], workers[state]) for state in _WORKER_STATES],
+    )  # fmt: skip
+    yield gauge(
+        "worlds", "Worlds of this node's workers, by state.", ["state"],
+        [([state], worlds[state]) for state in _WORLD_STATES],
+    )  # fmt: skip
+    yield gauge(
+        "world_active", "Whether the world is active.", ["world"],
+        [([each["name"]], float(each["state"] == "active")) for each in shown],
+    )  # fmt: skip
+    yield gauge(
+        "world_generation",
+        "Its generation.",
+        ["world"],
+        [([each["name"]], each["generation"]) for each in shown],
+    )
+    yield gauge(
+        "world_pending_seconds", "For how long its oldest operation that is not idle waits; 0: none does.",
+        ["world"], [([each["name"]], _oldest(each, now)) for each in shown],
+    )  # fmt: skip
+    yield counter("worker_failures", "Workers' processes that failed.", [], [([], totals["failures"])])
+    yield counter("worker_restarts", "Workers that were started again.", [], [([], totals["restarts"])])
+    yield counter("nodes_lost", "Other nodes that were lost.", [], [([], totals["nodes_lost"])])
+    yield counter(
+        "worlds_broken", "Generations that broke, by cause; not those that a member closed in good order.",
+        ["cause"], [([cause], totals["broken"].get(cause, 0)) for cause in _CAUSES],
+    )  # fmt: skip
+    yield gauge("launcher_answers", "Whether the launcher answers.", [], [([], float(not view["note"]))])
+
+
+def _oldest(world: dict[str, Any], now: float) -> float:
+    return max((max(0.0, now - each["since"]) for each in world["pending"] if not each["idle"]), default=0.0)

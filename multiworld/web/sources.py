@@ -1,0 +1,295 @@
+"""Where the page's data comes from: this process, or a launcher of a run.
+
+A source may block, within its own deadlines.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from multiworld._net.blocking import BlockingCall
+from multiworld.errors import MultiworldError, UnknownWorldError
+from multiworld.run.control.client import LauncherSilentError, look, question, snapshots
+from multiworld.run.control.pending import waiting_worlds, waits_in
+from multiworld.web.run_view import RunViews
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiworld.metrics.health import Health
+
+__all__ = ["LaunchedRun", "RunOverError", "Source", "ThisProcess", "tail"]
+
+_TIMEOUT = 2.0
+_ASKING = 2.0
+"""Seconds, longer than the launcher waits for its workers."""
+
+_OLD = 3.0
+"""Seconds after which what workers said is waited for anew, for `_PATIENCE` at most: no page was open."""
+_PATIENCE = 1.0
+
+_MOST_LOG = 4 << 20
+
+
+class RunOverError(MultiworldError):
+    """The launcher has ended."""
+
+
+class Source(Protocol):
+    """See the module."""
+
+    def view(self) -> dict[str, Any]:
+        """Return the present view."""
+
+    def pending(self, world: str) -> list[dict[str, Any]]:
+        """Ask the members of a world what they wait for.
+
+        Raises:
+            UnknownWorldError: there is none of that name.
+        """
+
+    def log(self, process: str, stream: str, most: int) -> bytes:
+        """Return the end of a process's log, at most so many bytes.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the body and the content type of ``/metrics``."""
+
+    def live(self) -> Health:
+        """Whether it works at all."""
+
+    def ready(self, worlds: Sequence[str]) -> Health:
+        """Whether these worlds, or all, can be worked in."""
+
+
+def tail(path: Path, most: int) -> bytes:
+    """Return the end of a file, from the beginning of a line on where it is longer than `most` bytes."""
+    most = max(1, min(most, _MOST_LOG))
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        found = file.read(most)
+    cut = found.find(b"\n") + 1 if size > most else 0
+    return found[cut:]
+
+
+class _Asked(NamedTuple):
+    """What workers and other launchers said.
+
+    Attributes:
+        at: seconds of the clock.
+        workers: answers of `multiworld.run.control.client.look`.
+        others: snapshots of the other nodes' launchers.
+    """
+
+    at: float
+    workers: list[dict[str, Any]]
+    others: list[dict[str, Any]]
+
+
+class LaunchedRun:
+    """A run, as one of its launchers on this host knows it. Any thread may ask.
+
+    The launcher itself answers at once. Its workers and the other launchers are asked in the background: one
+    that is stopped must not hold the page back.
+
+    Args:
+        path: of the launcher's control socket.
+        clock: ``time.monotonic``, or a test's.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._views = RunViews()
+        self._snapshot: dict[str, Any] | None = None
+        self._asking: BlockingCall[_Asked] | None = None
+        self._asked = _Asked(-math.inf, [], [])
+        self._answered = clock()
+
+    def view(self) -> dict[str, Any]:
+        """Return the present view; while the launcher does not answer, the last one with a note.
+
+        Raises:
+            RunOverError, LauncherSilentError: it has never answered.
+        """
+        with self._lock:
+            note = ""
+            try:
+                snapshot = self._snapshot = self._own()
+                self._answered = self._clock()
+                self._ask_the_others()
+            except (RunOverError, LauncherSilentError) as error:
+                if self._snapshot is None:
+                    raise
+                note = f"nothing new since {self._clock() - self._answered:.0f} s: {error}"
+                snapshot = {**self._snapshot, "now": time.time()}
+            return self._views.view(snapshot, self._asked.others, *self._told(snapshot), note)
+
+    def _own(self) -> dict[str, Any]:
+        answer = question(self._path, {"hello": "status"}, _TIMEOUT)
+        if answer is None:
+            raise RunOverError(
+                f"the launcher at {self._path} has ended",
+                rule="The page shows a run as long as one of its launchers lives",
+                next_step="See the run's log",
+            )
+        found = answer.get("snapshot") if isinstance(answer, dict) else None
+        if not isinstance(found, dict):
+            said = answer.get("error") if isinstance(answer, dict) else None
+            raise LauncherSilentError(
+                str(said or "its answer is no snapshot: another version of multiworld?")
+            )
+        return found
+
+    def _told(self, snapshot: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[str, dict[str, Any]]]:
+        """Return what the workers that live said, and what waits in their worlds."""
+        attempts = {each["rank"]: each["attempt"] for each in snapshot["workers"]}
+        told = [each for each in self._asked.workers if attempts.get(each["rank"]) == each["attempt"]]
+        return {each["rank"]: each["status"] for each in told}, waits_in(told)
+
+    def _ask_the_others(self) -> None:
+        if self._asking is None:
+            self._asking = BlockingCall(partial(self._ask, self._asked), name="m8d-web-look")
+        old = self._clock() - self._asked.at > _OLD
+        if self._asking.wait(_PATIENCE if old else 0.0):
+            asking, self._asking = self._asking, None
+            self._asked = asking.result()
+
+    def _ask(self, before: _Asked) -> _Asked:
+        waiting = waiting_worlds({each["rank"]: each["status"] for each in before.workers})
+        try:
+            workers = look(self._path, waiting, _ASKING) or []
+            others = (snapshots(self._path, _ASKING) or [])[1:]
+        except LauncherSilentError:
+            workers, others = [], []
+        return _Asked(self._clock(), workers, others)
+
+    def pending(self, world: str) -> list[dict[str, Any]]:
+        """Ask one of its members of this node."""
+        self.view()
+        with self._lock:
+            statuses = {each["rank"]: each["status"] for each in self._asked.workers}
+        for rank, status in sorted(statuses.items()):
+            if any(each["name"] == world for each in status["worlds"]):
+                told = waits_in(look(self._path, {str(rank): [world]}, _ASKING) or [])
+                return list(told[world]["pending"]) if world in told else []
+        raise _unknown(world)
+
+    def log(self, process: str, stream: str, most: int) -> bytes:
+        """Return the end of a worker's log file."""
+        if self._snapshot is None:
+            self.view()
+        snapshot = self._snapshot or {"workers": (), "node": ""}
+        for each in snapshot["workers"]:
+            if f"{snapshot['node']}/{each['pid']}" == process and stream in each.get("logs", {}):
+                return tail(Path(each["logs"][stream]), most)
+        raise FileNotFoundError(f"{process} has no log {stream!r}")
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the run's numbers."""
+        from multiworld.web.run_metrics import exposition_of_run  # noqa: PLC0415  (needs prometheus_client)
+
+        note = self.view()["note"]
+        with self._lock:
+            assert self._snapshot is not None  # noqa: S101  (a view was made of it)
+            # Each launcher counts its own: what several said would be counted by all of them.
+            view = RunViews().view(self._snapshot, (), *self._told(self._snapshot), note)
+        return exposition_of_run(view, accept)
+
+    def live(self) -> Health:
+        """Whether the launcher answers."""
+        from multiworld.metrics.health import Health  # noqa: PLC0415
+
+        try:
+            view = self.view()
+        except (RunOverError, LauncherSilentError) as error:
+            return Health(False, str(error))
+        return Health(not view["note"], view["note"] or "ok")
+
+    def ready(self, worlds: Sequence[str]) -> Health:
+        """Whether these worlds, or all that are not closed, are active."""
+        from multiworld.metrics.health import Health  # noqa: PLC0415
+
+        try:
+            view = self.view()
+        except (RunOverError, LauncherSilentError) as error:
+            return Health(False, str(error))
+        states = {each["name"]: each["state"] for each in view["worlds"]}
+        wanted = worlds or [name for name, state in states.items() if state != "closed"]
+        bad = [f"{name}: {states.get(name, 'not known')}" for name in wanted if states.get(name) != "active"]
+        if view["note"]:
+            bad.append(view["note"])
+        return Health(not bad, "; ".join(bad) or "ok")
+
+
+class ThisProcess:
+    """The worlds of this process; `close` ends its subscription."""
+
+    def __init__(self) -> None:
+        from multiworld import metrics, status  # noqa: PLC0415  (the page of a run needs no worlds)
+        from multiworld.events import subscribe  # noqa: PLC0415
+        from multiworld.web.links import Links  # noqa: PLC0415
+        from multiworld.web.process_view import EventTrack, view_of_process  # noqa: PLC0415
+
+        metrics.begin()
+        self._status, self._make = status, view_of_process
+        self._links = Links()
+        self._track = EventTrack(time.time() - time.monotonic())
+        self.close = subscribe(self._track.apply)
+
+    def view(self) -> dict[str, Any]:
+        """Return the present view."""
+        found = self._status.process_status()
+        asked = waiting_worlds({0: found}).get("0", [])
+        return self._make(found, self._track, self._status.waits_of(asked, 1.0), self._links)
+
+    def pending(self, world: str) -> list[dict[str, Any]]:
+        """Ask its members."""
+        if all(each["name"] != world for each in self._status.process_status()["worlds"]):
+            raise _unknown(world)
+        found = self._status.waits_of([world], 1.0).get(world)
+        return [] if found is None else list(found["pending"])
+
+    def log(self, process: str, stream: str, most: int) -> bytes:  # noqa: ARG002
+        """Raise FileNotFoundError: a process does not know where its output goes."""
+        raise FileNotFoundError(
+            f"{process}: a launcher knows its workers' log files; this page is a process's own"
+        )
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return this process's numbers."""
+        from multiworld.metrics import exposition  # noqa: PLC0415  (needs prometheus_client)
+
+        return exposition(accept)
+
+    def live(self) -> Health:
+        """Whether this process works at all."""
+        from multiworld.metrics import health  # noqa: PLC0415
+
+        return health.live()
+
+    def ready(self, worlds: Sequence[str]) -> Health:
+        """Whether these worlds, or all of this process, can be worked in."""
+        from multiworld.metrics import health  # noqa: PLC0415
+
+        return health.ready(worlds)
+
+
+def _unknown(world: str) -> UnknownWorldError:
+    return UnknownWorldError(
+        world,
+        f"world {world!r} is not known here",
+        rule="The page has the worlds of its process, or of its run's workers on this host",
+        next_step="See /api/v1/view for their names",
+    )

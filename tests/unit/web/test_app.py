@@ -1,0 +1,254 @@
+"""The page's HTTP interface: who is let in, what is answered, and the stream of what changes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+
+import pytest
+from unit.web.webkit import FakeSource, ask, view
+
+from multiworld.errors import MultiworldError
+from multiworld.metrics.health import Health
+from multiworld.web import feed, openapi
+from multiworld.web.server import serve
+
+WORLD = {"name": "w0", "state": "active"}
+
+
+@pytest.fixture
+def source():
+    return FakeSource(view(worlds=[WORLD]))
+
+
+@pytest.fixture
+def page(source):
+    with serve(source, token="t0ken", hosts=["Alpha.Example"]) as found:  # noqa: S106  (a test's)
+        yield found
+
+
+def stream(page):
+    """The page's event stream: yields (event, data)."""
+    link = http.client.HTTPConnection(page.host, page.port, timeout=30)
+    link.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {page.token}"})
+    answer = link.getresponse()
+    assert answer.getheader("content-type").startswith("text/event-stream")
+    try:
+        kind = ""
+        while line := answer.readline().decode():
+            if line.startswith("event: "):
+                kind = line[7:].strip()
+            elif line.startswith("data: "):
+                yield kind, json.loads(line[6:])
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/static/main.js", "/api/v1/view", "/api/v1/events", "/openapi.json", "/metrics", "/nothing"],
+)
+def test_nobody_in_without_the_token(page, source, path):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": f"m8d_token_{page.port}=wrong"}):
+        answer = ask(page, path, headers)
+        assert answer.status == 401
+        assert b"process 10" not in answer.body
+    assert source.asked == 0
+
+
+def test_the_link_sets_a_cookie_that_scripts_cannot_read(page):
+    answer = ask(page, "/?token=wrong", {})
+    assert (answer.status, answer.getheader("set-cookie")) == (401, None)
+    answer = ask(page, page.link.removeprefix(page.url.rstrip("/")), {})
+    assert (answer.status, answer.getheader("location")) == (303, "/")
+    cookie = answer.getheader("set-cookie")
+    assert "httponly" in cookie.lower()
+    assert "samesite=strict" in cookie.lower()
+    answer = ask(page, "/api/v1/view", {"Cookie": cookie.partition(";")[0]})
+    assert json.loads(answer.body)["worlds"] == [WORLD]
+
+
+def test_a_name_that_was_made_to_point_here_is_refused(page):
+    cookie = {"Cookie": f"m8d_token_{page.port}={page.token}"}
+    assert ask(page, "/api/v1/view", {**cookie, "Host": "evil.example"}).status == 421
+    assert ask(page, "/api/v1/view", {**cookie, "Host": f"alpha.example:{page.port}"}).status == 200
+    bearer = {"Authorization": f"Bearer {page.token}"}
+    assert ask(page, "/api/v1/view", {**bearer, "Host": "service.cluster.local"}).status == 200
+
+
+def test_every_answer_has_the_headers_that_keep_a_page_closed(page):
+    for path in ("/", "/api/v1/view", "/nothing", "/live"):
+        answer = ask(page, path)
+        assert "default-src 'none'" in answer.getheader("content-security-policy")
+        assert "unsafe" not in answer.getheader("content-security-policy")
+        assert answer.getheader("x-content-type-options") == "nosniff"
+        assert answer.getheader("referrer-policy") == "no-referrer"
+        assert answer.getheader("server") is None
+
+
+def test_files_of_the_page_and_no_others(page):
+    answer = ask(page, "/")
+    assert answer.getheader("content-type") == "text/html; charset=utf-8"
+    assert ask(page, "/static/main.js").getheader("content-type").startswith("text/javascript")
+    for path in (
+        "/static/app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e/server.py",
+        "/static/index.html",
+        "/static/",
+    ):
+        assert ask(page, path).status == 404
+
+
+def test_pending_logs_and_numbers(page):
+    assert json.loads(ask(page, "/api/v1/worlds/a%2Fb/pending").body) == {
+        "pending": [{"text": "all_reduce #1"}]
+    }
+    answer = ask(page, "/api/v1/worlds/none/pending")
+    assert answer.status == 404
+    assert b"'none' is not known here" in answer.body
+    answer = ask(page, "/api/v1/processes/alpha%2F10/log?stream=stderr&bytes=6")
+    assert answer.getheader("content-type") == "text/plain; charset=utf-8"
+    assert answer.body == b"</b>\n"[-6:] or len(answer.body) == 6
+    answer = ask(page, "/api/v1/processes/alpha%2F10/log?stream=stdout")
+    assert answer.status == 404
+    assert b"--redirects" in answer.body
+    assert ask(page, "/metrics").body == b"# numbers\n"
+
+
+def test_numbers_without_the_library_say_what_to_do(page, source):
+    def missing(accept):
+        raise MultiworldError("/metrics needs x", rule="It is of an extra", next_step="pip install it")
+
+    source.metrics = missing
+    answer = ask(page, "/metrics")
+    assert answer.status == 404
+    assert b"pip install it" in answer.body
+
+
+def test_health_is_open_and_its_reasons_are_not(page, source):
+    assert ask(page, "/live", {}).status == ask(page, "/ready", {}).status == 200
+    source.healthy = Health(False, "w0 is broken")
+    answer = ask(page, "/live", {})
+    assert (answer.status, answer.body) == (503, b"no\n")
+    assert ask(page, "/live").body == b"w0 is broken\n"
+    source.healthy = Health(True, "ok")
+    assert ask(page, "/ready?world=a&world=gone", {}).status == 503
+    assert ask(page, "/ready?world=a&world=gone").body == b"worlds ['a', 'gone']\n"
+
+
+def test_the_stream_begins_with_the_view_and_goes_on_with_what_changes(page, source):
+    told = stream(page)
+    assert next(told) == ("view", source.now)
+    broken = {"name": "w0", "state": "broken"}
+    source.now = view(now=2.0, worlds=[broken])
+    began = time.monotonic()
+    assert next(told) == ("patch", {"now": 2.0, "worlds": [broken]})
+    assert time.monotonic() - began < 1.0 + 9.0  # the machine may be busy; 0.4 s on a quiet one
+    source.error = RuntimeError("the source broke")
+    kind, change = next(told)
+    assert kind == "patch"
+    assert "the source broke" in change["set"]["note"]
+    source.error = None
+    source.now = view(now=3.0)
+    assert next(told) == ("patch", {"now": 3.0, "set": {"note": ""}, "worlds_gone": ["w0"]})
+    told.close()
+
+
+def test_nothing_is_asked_while_nobody_looks(page, source):
+    told = stream(page)
+    next(told)
+    told.close()
+    quiet = None
+    for _ in range(100):
+        before = source.asked
+        time.sleep(3 * feed.EVERY)
+        if source.asked == before:
+            quiet = before
+            break
+        source.now = view(
+            now=time.time(), note=str(source.asked)
+        )  # a write shows the server that it has gone
+    assert quiet is not None
+
+
+def test_viewers_are_bounded_and_share_one_look(page, source, monkeypatch):
+    monkeypatch.setattr(feed, "MOST_VIEWERS", 3)
+    all_told = [stream(page) for _ in range(3)]
+    began = time.monotonic()
+    assert [next(each)[0] for each in all_told] == ["view"] * 3
+    assert source.asked <= 2 + (time.monotonic() - began) / feed.EVERY
+    assert ask(page, "/api/v1/events").status == 503
+    for each in all_told:
+        each.close()
+
+
+def test_closing_ends_the_streams(source):
+    page = serve(source)
+    told = stream(page)
+    next(told)
+    began = time.monotonic()
+    page.close()
+    assert list(told) == []
+    assert time.monotonic() - began < 30
+    assert not [each for each in threading.enumerate() if each.name == "m8d-web"]
+    page.close()
+
+
+@pytest.mark.parametrize("address", ["", "8080", "localhost:", "localhost:99999", "localhost:x", ":80"])
+def test_addresses_that_are_none(source, address):
+    with pytest.raises(MultiworldError, match="HOST:PORT"):
+        serve(source, address)
+
+
+def test_an_address_that_is_taken(source, page):
+    with pytest.raises(MultiworldError, match="in use"):
+        serve(source, f"127.0.0.1:{page.port}")
+
+
+def test_the_document_has_every_route(page):
+    told = json.loads(ask(page, "/openapi.json").body)
+    assert told["openapi"].startswith("3.1")
+    assert set(told["paths"]) == {
+        "/api/v1/view", "/api/v1/events", "/api/v1/worlds/{name}/pending", "/api/v1/processes/{id}/log",
+        "/metrics", "/live", "/ready",
+    }  # fmt: skip
+
+
+def conforms(value, schema):
+    """Whether JSON is what a schema says, as far as the document's schemas go."""
+    if "$ref" in schema:
+        return conforms(value, openapi.document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        return any(conforms(value, each) for each in schema["anyOf"])
+    if "enum" in schema:
+        return value in schema["enum"]
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": int | float,
+        "boolean": bool,
+    }
+    kind = schema.get("type")
+    if kind == "null":
+        return value is None
+    if not isinstance(value, kinds[kind]):
+        return False
+    if kind == "array":
+        return all(conforms(each, schema["items"]) for each in value)
+    if kind == "object" and "properties" in schema:
+        return set(value) == set(schema["properties"]) and all(
+            conforms(value[key], each) for key, each in schema["properties"].items()
+        )
+    return True
+
+
+def test_views_are_what_the_document_says():
+    from unit.web.test_views import process_views, run_views
+
+    for each in (*process_views(), *run_views()):
+        assert conforms(each, {"$ref": "View"}), json.dumps(each, indent=1)
