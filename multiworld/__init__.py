@@ -56,7 +56,10 @@ if TYPE_CHECKING:
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async, retiring
+    from multiworld.metrics.server import serve_metrics
     from multiworld.pending import PendingOperation
+    from multiworld.tracing import trace_worlds
+    from multiworld.web.server import serve_page
     from multiworld.world import World, worlds
 
 __version__ = "1.0.0"
@@ -85,6 +88,9 @@ _LAZY = {
     **dict.fromkeys(("join", "join_async"), "multiworld._join.join"),
     **dict.fromkeys(("join_all", "join_all_async", "retiring"), "multiworld.joinall"),
     "PendingOperation": "multiworld.pending",
+    "trace_worlds": "multiworld.tracing",
+    "serve_metrics": "multiworld.metrics.server",
+    "serve_page": "multiworld.web.server",
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
 }  # fmt: skip
 
@@ -97,7 +103,7 @@ __all__ = [
     "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
     "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WrongDeviceError", "__version__", "join", "join_all",
-    "join_all_async", "join_async", "joined", "retiring", "subscribe", "worlds",
+    "join_all_async", "join_async", "joined", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds", "worlds",
 ]  # fmt: skip
 
 

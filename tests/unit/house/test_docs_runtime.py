@@ -63,6 +63,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert said.pop("M8D_IFNAME").startswith("what leads to the store")
     assert (defaults.host, defaults.ifname) == ("", "")
     assert (said.pop("M8D_REPORTS"), defaults.reports) == ("none", "")
+    assert (said.pop("M8D_WEB_TOKEN"), said.pop("M8D_WEB_HOSTS")) == ("drawn", "none")
     assert said.pop("M8D_RUN_ID") == "`TORCHELASTIC_RUN_ID`"
     assert settings.run_id({"TORCHELASTIC_RUN_ID": "a"}) == "a"
     assert said == {}
