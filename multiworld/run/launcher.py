@@ -32,6 +32,7 @@ from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
+from multiworld.run.elastic_feed import ElasticFeed
 from multiworld.run.errors import ArgumentsError, PlanError, RunError
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
 from multiworld.run.nodes.interface import NodesSpec
@@ -354,6 +355,8 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
         stores.append(lambda: "" if workers.assignment is None else workers.assignment.store)
     initialize_metrics(MetricsConfig(config.metrics_cfg))
+    handler_name = getattr(config, "event_log_handler", "null")
+    run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
     return _result_of(run, agent, leave)
 
 
