@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         WorldReady,
         WorldStateReceived,
         WorldStuck,
+        WorldUnblocked,
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async, retiring
@@ -80,7 +81,8 @@ _LAZY = {
     **dict.fromkeys(
         (
             "Breakage", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-            "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "subscribe",
+            "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WorldUnblocked",
+            "subscribe",
         ),
         "multiworld.events",
     ),
@@ -102,7 +104,7 @@ __all__ = [
     "RouterError", "ShimError", "SizeMismatchError", "StaleGenerationError", "State", "StateError", "StateTransferError", "StoreBindError",
     "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
-    "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WrongDeviceError", "__version__", "join", "join_all",
+    "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WorldUnblocked", "WrongDeviceError", "__version__", "join", "join_all",
     "join_all_async", "join_async", "joined", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds", "worlds",
 ]  # fmt: skip
 

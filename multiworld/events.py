@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Breakage", "Bus", "Cause", "Event", "MemberBusy", "State", "WorldActive", "WorldBroken", "WorldClosed",
-    "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "bus", "subscribe",
+    "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WorldUnblocked",
+    "bus", "subscribe",
 ]  # fmt: skip
 
 
@@ -116,6 +117,22 @@ class WorldBroken(Event):
     """The world broke."""
 
     breakage: Breakage
+
+
+@dataclass(frozen=True)
+class WorldUnblocked(Event):
+    """All calls of this member have raised that were blocked when the world broke; only if there were some.
+
+    `at` is when the last one did. It is published up to a second later, when the world may have been joined
+    again.
+
+    Attributes:
+        calls: how many.
+        seconds: that the last one took since the breakage.
+    """
+
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Step:
     """One step of a fault.
 
     Attributes:
-        what: "seen" (the first report of it), "told" (another member's), "joining", "active".
+        what: "seen" (the first report of it), "told" (another member's), "unblocked" (the calls of a member
+            that were blocked have raised), "joining", "active".
         at: seconds.
         who: who reported it.
     """
@@ -105,6 +106,16 @@ class FaultTimeline:
         fault.steps.append(Step("seen", at, who))
         self._faults.append(fault)
         return True
+
+    def unblocked(self, at: float, world: str, generation: int, who: str) -> None:
+        """The calls of a member have raised that were blocked when this generation broke; told late."""
+        for fault in reversed(self._faults):
+            if (fault.world, fault.generation) == (world, generation):
+                step = Step("unblocked", max(at, fault.at), who)
+                if len(fault.steps) < _MOST_STEPS:
+                    later = (place for place, each in enumerate(fault.steps) if each.at > step.at)
+                    fault.steps.insert(next(later, len(fault.steps)), step)
+                return
 
     def joining(self, at: float, world: str, who: str) -> None:
         """A member joins the world."""

@@ -24,6 +24,7 @@ from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.resources import Holdings
 from multiworld._generation.stuck import stuck_watch
+from multiworld._generation.unblocked import Unblocked
 from multiworld.errors import BrokenWorldException, MultiworldError
 from multiworld.events import Breakage, Cause, State
 
@@ -56,6 +57,9 @@ RELEASE_DELAY = 1.0
 Longer than `LEFT_GRACE` and `fail_awaited.CUT_GRACE` one after the other. A join that comes before releases
 them at once.
 """
+
+UNBLOCKED_AFTER = 0.5
+"""Seconds after a breakage until it is looked whether the calls that were blocked have raised."""
 
 RELEASE_BUDGET = 2.0
 """Seconds that releasing them may take; a destructor that hangs goes on in a thread of its own after that."""
@@ -283,6 +287,8 @@ class Generation:
         breakage = self.machine.breakage
         assert breakage is not None  # noqa: S101  (a generation that broke has one)
         self.operations.report_later(breakage)
+        if self.operations.log.blocked:
+            releaser.add(UNBLOCKED_AFTER, Unblocked(self.operations.log, self.roster, breakage))
         self._owner._generation_broke(self, breakage)  # noqa: SLF001  (see `Owner`)
 
     def _tell_closed(self, _: StageEvent) -> None:

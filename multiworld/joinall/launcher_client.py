@@ -22,6 +22,7 @@ from multiworld.events import (
     WorldJoinFailed,
     WorldJoining,
     WorldStateReceived,
+    WorldUnblocked,
     bus,
 )
 from multiworld.joinall.retirement import Retirement
@@ -218,6 +219,9 @@ class LauncherClient:
             return
         if isinstance(event, WorldStateReceived):
             client.report({"world": event.world, "received": event.received, "total": event.total})
+        if isinstance(event, WorldUnblocked):
+            at = time.time() - (time.monotonic() - event.at)
+            client.report({"world": event.world, "generation": event.generation, "raised": at})
         if state is None:
             return
         world, detail, cause = event.world, "", ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.events import Event, EventSource, record
+from torch.distributed.elastic.events import record
+from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.metrics.api import put_metric
 
 from multiworld.run.events import NodeLost, WorkerRestarting, WorldChanged

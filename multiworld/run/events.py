@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from multiworld.events import Bus
 
 __all__ = [
-    "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted", "SlotTaken",
-    "StateProgress", "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerRetiring", "WorkerStarted",
-    "WorkerStopped", "WorldChanged",
+    "CallsRaised", "EventBus", "NodeJoined", "NodeLost", "Note", "RunEnded", "RunEvent", "RunStarted",
+    "SlotTaken", "StateProgress", "WorkerEnded", "WorkerFailed", "WorkerRestarting", "WorkerRetiring",
+    "WorkerStarted", "WorkerStopped", "WorldChanged",
 ]  # fmt: skip
 
 
@@ -182,6 +182,21 @@ class StateProgress(RunEvent):
     world: str
     received: int
     total: int
+
+
+@dataclass(frozen=True)
+class CallsRaised(RunEvent):
+    """All calls of a worker have raised that were blocked when one of its worlds broke; `at` is when.
+
+    Attributes:
+        rank: of the worker in the run.
+        world: its name.
+        generation: that broke.
+    """
+
+    rank: int
+    world: str
+    generation: int
 
 
 @dataclass(frozen=True)

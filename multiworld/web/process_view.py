@@ -17,6 +17,7 @@ from multiworld.events import (
     WorldReady,
     WorldStateReceived,
     WorldStuck,
+    WorldUnblocked,
 )
 from multiworld.web.worlds import VERSION, member, world
 
@@ -65,6 +66,8 @@ class EventTrack:
                 why = event.breakage
                 self._transfers.pop(name, None)
                 self._faults.broke(at, name, event.generation, _HERE, why.cause.value, why.ranks, why.detail)
+            elif isinstance(event, WorldUnblocked):
+                self._faults.unblocked(at, name, event.generation, _HERE)
             elif isinstance(event, WorldJoining):
                 self._faults.joining(at, name, _HERE)
             elif isinstance(event, WorldActive):
@@ -137,6 +140,8 @@ def _text(event: Event) -> tuple[str, str]:
         case WorldBroken(breakage=why):
             level = "info" if why.cause.value == "left" else "warning"
             return f"{name} broken{of}: {why.cause.value}, ranks {list(why.ranks)}: {why.detail}", level
+        case WorldUnblocked(calls=calls, seconds=seconds):
+            return f"{name}{of}: {calls} blocked calls raised within {1000 * seconds:.1f} ms", "info"
         case WorldReady(provider=provider, seconds=seconds):
             source = "this member had it" if provider < 0 else f"from rank {provider} in {seconds:.2f} s"
             return f"{name} ready: its state, {source}", "info"

@@ -249,7 +249,9 @@ def test_a_process_serves_its_own_page(cast):
     again = cast.start(joining, 1)
     zero.expect("rejoined")
     view = page.until(lambda view: states(view) == {"w": "active"}, "the healing")
-    assert [each["what"] for each in view["faults"][0]["steps"]] == ["seen", "joining", "active"]
+    view = page.until(lambda view: len(view["faults"][0]["steps"]) == 4, "the blocked receive, told late")
+    assert [each["what"] for each in view["faults"][0]["steps"]] == ["seen", "unblocked", "joining", "active"]
+    log.info("the blocked receive raised %.1f ms after the verdict", view["faults"][0]["steps"][1]["ms"])
     assert view["faults"][0]["healed"]
     assert page.get("/ready")[0] == page.get("/live")[0] == 200
     again.say("over")

@@ -75,6 +75,7 @@ ANYTHING = st.one_of(
         sizes=st.sampled_from(["", "1:4"]),
     ),
     st.builds(h.WorkerRetiring, _TIME, _RANK, st.floats(0, 60)),
+    st.builds(h.CallsRaised, _TIME, _RANK, st.sampled_from(["w1", "w2", "w10"]), _SMALL),
     st.builds(h.StateProgress, _TIME, _RANK, st.sampled_from(["w1", "w2", "w10"]), _SMALL, _SMALL),
     st.builds(h.NodeJoined, _TIME, _TEXT, _SEAT),
     st.builds(h.NodeLost, _TIME, _TEXT, _SEAT, st.sampled_from(["crashed", "left"]), st.tuples(_TEXT, _TEXT)),

@@ -106,6 +106,7 @@ class OperationLog:
         self.world = LoggedGroup(0, tuple(range(size)), self.totals)
         self._groups = {0: self.world}
         self._frozen: tuple[float, list[tuple[Any, ...]]] | None = None
+        self._blocked: list[Entry] = []
 
     def known(self, number: int) -> LoggedGroup:
         """Return the group with this number; the world's where it is not known."""
@@ -148,8 +149,19 @@ class OperationLog:
     def freeze(self, now: float) -> None:
         """The world is over: what is pending now ends by that, and reports go on to tell of this moment."""
         if self._frozen is None:
+            self._blocked = [each for each in self._all() if each[ENDED] is None]
             self._frozen = now, [(*each[:ENDED], _end(each)) for each in self._all()]
             self.totals.close()
+
+    @property
+    def blocked(self) -> int:
+        """How many calls a thread was inside of when the log was frozen."""
+        return len(self._blocked)
+
+    def unblocked(self) -> float | None:
+        """Return when the last of those calls was over; None where one is not, or where there was none."""
+        ends = [each[ENDED] for each in self._blocked]
+        return max(ends) if ends and None not in ends else None
 
     def _all(self) -> list[Entry]:
         while True:

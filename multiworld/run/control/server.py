@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld._net.launcher_connection import MAX_LINE, Lines, ProtocolError, encode
 from multiworld.run.control.looks import Look
 from multiworld.run.errors import RunError
-from multiworld.run.events import StateProgress, WorldChanged
+from multiworld.run.events import CallsRaised, StateProgress, WorldChanged
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
@@ -338,6 +338,8 @@ class ControlServer:
             self._seen(client, client.rank, message)
         elif "world" in message and "received" in message:
             self._progress(client, client.rank, message)
+        elif "world" in message and "raised" in message:
+            self._raised(client, client.rank, message)
         elif "world" in message:
             self._report(client, client.rank, message)
 
@@ -384,6 +386,16 @@ class ControlServer:
             raise ProtocolError(f"report {str(message)[:200]!r}")
         if client.attempt >= self._attempts.get(rank, 0):
             self._bus.publish(StateProgress(time.time(), rank, world[:200], int(received), int(total or 0)))
+
+    def _raised(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
+        world, generation, at = message["world"], message.get("generation"), message["raised"]
+        number = isinstance(at, int | float) and not isinstance(at, bool)
+        if not (isinstance(world, str) and _whole(generation) and number):
+            raise ProtocolError(f"report {str(message)[:200]!r}")
+        if client.attempt >= self._attempts.get(rank, 0):
+            self._bus.publish(
+                CallsRaised(min(float(at), time.time()), rank, world[:200], int(generation or 0))
+            )
 
     def _report(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
         world, state = message["world"], message.get("state")

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from multiworld.run.events import (
+    CallsRaised,
     NodeJoined,
     NodeLost,
     Note,
@@ -99,8 +100,8 @@ class EventLog:
         self._finish = weakref.finalize(self, _Writer.close, self._writer, _CLOSE_TIMEOUT)
 
     def __call__(self, event: RunEvent) -> None:
-        """Write a line for `event`; none for what comes ten times a second."""
-        if isinstance(event, StateProgress):
+        """Write a line for `event`; none for what is only shown by the views."""
+        if isinstance(event, StateProgress | CallsRaised):
             return
         fields = self._fields(event)
         picked = self._filter.picks(event)

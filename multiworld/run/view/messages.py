@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from multiworld.run.events import (
+    CallsRaised,
     NodeJoined,
     NodeLost,
     Note,
@@ -52,6 +53,8 @@ def describe(event: RunEvent) -> str:
             return f"retires, within {drain:g} s"
         case StateProgress(world=world, received=received, total=total):
             return f"{world}: {received} of {total} bytes of its state"
+        case CallsRaised(world=world, generation=generation):
+            return f"{world}, generation {generation}: its blocked calls have raised"
         case WorkerEnded():
             return "ended"
         case WorkerStopped(exitcode=exitcode):

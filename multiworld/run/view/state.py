@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld._core.timeline import FaultTimeline
 from multiworld.run.events import (
+    CallsRaised,
     NodeJoined,
     NodeLost,
     RunEnded,
@@ -133,8 +134,8 @@ class RunState:
             rank = getattr(event, "rank", None)
             self._count(event)
             self._fold(event, text)
-            if isinstance(event, StateProgress):
-                return  # it comes ten times a second
+            if isinstance(event, StateProgress | CallsRaised):
+                return  # the one comes ten times a second, the other is a step of a fault
             if isinstance(rank, int):
                 known = self._workers.get(rank)
                 text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
@@ -234,6 +235,8 @@ class RunState:
                     worker.state, worker.since, worker.last = "retiring", at, text
             case WorldChanged():
                 self._world(event, text)
+            case CallsRaised(rank=rank, world=world, generation=generation):
+                self._faults.unblocked(event.at, world, generation, f"worker {rank}")
             case StateProgress(rank=rank, world=world):
                 report = self._worlds.get(world, {}).get(rank)
                 if report is not None:

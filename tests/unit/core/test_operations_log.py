@@ -255,3 +255,28 @@ def test_ranks_and_tags_of_other_kinds_are_ints_in_the_report():
     message(log, peer=Whole(1), tag=Whole(5))
     (told,) = from_json(to_json(log.report(2.0))).operations
     assert told.name == "send to 1 (tag 5)"
+
+
+def test_calls_that_were_blocked_at_the_end():
+    log = OperationLog(0, 2)
+    collective(log, began=1.0, ended=2.0)
+    assert (log.blocked, log.unblocked()) == (0, None)
+    for _ in range(2):
+        collective(log, began=3.0)
+    first, second = list(log.entries)[1:]
+    log.freeze(5.0)
+    assert (log.blocked, log.unblocked()) == (2, None)
+    second[ENDED] = 5.25
+    assert log.unblocked() is None
+    first[ENDED] = 5.125
+    assert log.unblocked() == 5.25
+    log.freeze(9.0)
+    collective(log, began=9.0)
+    assert (log.blocked, log.unblocked()) == (2, 5.25)
+
+
+def test_a_log_without_blocked_calls_was_never_unblocked():
+    log = OperationLog(0, 2)
+    collective(log, began=1.0, ended=2.0)
+    log.freeze(3.0)
+    assert (log.blocked, log.unblocked()) == (0, None)

@@ -67,3 +67,24 @@ def test_memory_is_bounded():
     for _ in range(2 * _MOST_STEPS):
         line.joining(1e6, f"w{2 * LAST - 1}", "a")
     assert len(line.faults()[0]["steps"]) == _MOST_STEPS
+
+
+def test_calls_that_have_raised_are_a_step_at_their_time_though_told_late():
+    line = FaultTimeline()
+    line.unblocked(9.0, "w", 1, "a")  # of a fault that was none
+    line.broke(10.0, "w", 1, "a", "crashed")
+    line.joining(10.1, "w", "a")
+    line.active(10.5, "w", 2, "a", whole=True)
+    line.unblocked(10.003, "w", 1, "a")
+    line.unblocked(9.999, "w", 1, "b")  # of another clock
+    line.unblocked(10.6, "w", 1, "c")
+    line.unblocked(10.6, "w", 2, "c")
+    (fault,) = line.faults()
+    assert steps(fault) == [
+        ("seen", 0.0, "a"), ("unblocked", 0.0, "b"), ("unblocked", 3.0, "a"), ("joining", 100.0, "a"),
+        ("active", 500.0, "a"), ("unblocked", 600.0, "c"),
+    ]  # fmt: skip
+    assert fault["ms"] == 500.0
+    for _ in range(2 * _MOST_STEPS):
+        line.unblocked(11.0, "w", 1, "a")
+    assert len(line.faults()[0]["steps"]) == _MOST_STEPS

@@ -260,6 +260,26 @@ def test_status(served, peer, monkeypatch):
         assert error in asking.hear()["error"]
 
 
+def test_calls_that_have_raised_are_told(served, peer):
+    worker = peer()
+    worker.say({"hello": "worker", "rank": 1})
+    worker.hear()
+    before = time.time()
+    worker.say(
+        {"world": "w0", "generation": 2, "raised": before}, {"world": "w0", "generation": 2, "raised": 9e12}
+    )
+    until(lambda: len(served.seen) == 2, "the reports")
+    assert [(each.rank, each.world, each.generation) for each in served.seen] == [(1, "w0", 2)] * 2
+    assert served.seen[0].at == before
+    assert before <= served.seen[1].at <= time.time()
+    for wrong in ({"raised": "x"}, {"raised": True}, {"raised": None}, {"raised": 1.0, "generation": "x"}):
+        other = peer()
+        other.say({"hello": "worker", "rank": 2})
+        other.hear()
+        other.say({"world": "w0", "generation": 1, **wrong})
+        assert other.is_cut_off()
+
+
 RUBBISH = [
     b"\n",
     b"GET / HTTP/1.1\r\n\r\n",

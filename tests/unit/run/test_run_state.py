@@ -189,7 +189,9 @@ def test_whatever_happens_the_picture_is_sound(told, at):
     assert ranks == sorted(set(ranks))
     assert len({each["local_rank"] for each in seen["workers"]}) == len(ranks)
     assert {each["state"] for each in seen["workers"]} <= STATES
-    assert len(seen["last"]) == min(sum(not isinstance(one, h.StateProgress) for one in told), LAST)
+    assert len(seen["last"]) == min(
+        sum(not isinstance(one, h.StateProgress | h.CallsRaised) for one in told), LAST
+    )
     for each in seen["workers"]:
         assert each["restarts"] < max(1, sum(isinstance(one, h.WorkerStarted) for one in told))
     # Both views tell the same of each member of each world, and a dead worker is in none.
@@ -308,8 +310,10 @@ def test_a_worker_tells_its_launcher_which_member_is_busy():
 
 def test_faults_and_their_healing_are_told():
     state = run_of(*begun(), *killed(3))
+    state.apply(h.CallsRaised(AT + 100.102, 0, "w2", 1))
     (fault,) = state.snapshot()["faults"]
     assert (fault["world"], fault["cause"], fault["at"], fault["ms"]) == ("w2", "crashed", AT + 100.1, 500.0)
+    assert fault["steps"].pop(1) == {"what": "unblocked", "at": AT + 100.102, "ms": 2.0, "text": "worker 0"}
     assert [(each["what"], each["text"]) for each in fault["steps"]] == [
         ("seen", "worker 0"), ("joining", "worker 0"), ("joining", "worker 3"), ("active", "worker 3"),
         ("active", "worker 0"),

@@ -18,6 +18,7 @@ from multiworld.events import (
     WorldReady,
     WorldStateReceived,
     WorldStuck,
+    WorldUnblocked,
 )
 from multiworld.pending import PendingOperation
 from multiworld.run import events as h
@@ -114,6 +115,7 @@ def test_every_event_has_a_line():
         MemberBusy("w", 1, 0, 1.0, (1,), busy=True),
         MemberBusy("w", 1, 0, 1.0, (1,), busy=False),
         WorldStuck("w", 1, 0, 1.0, operation),
+        WorldUnblocked("w", 1, 0, 1.0, 2, 0.0015),
         WorldClosed("w", 1, 0, 1.0),
     ]
     told, faults, _ = tracked(*events).told()
@@ -128,7 +130,8 @@ def test_every_event_has_a_line():
         (8, "warning", "w: ranks [1] run and do not answer"),
         (9, "info", "w: ranks [1] answer again"),
         (10, "warning", "w: barrier #3: rank 0 waits since 10.0 s; rank 1 is not there"),
-        (11, "info", "w closed"),
+        (11, "info", "w, generation 1: 2 blocked calls raised within 1.5 ms"),
+        (12, "info", "w closed"),
     ]
     assert {each["at"] for each in told} == {101.0}
     assert len(faults) == 1
