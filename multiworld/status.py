@@ -17,7 +17,7 @@ from multiworld.events import State
 from multiworld.registry import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from multiworld.pending import PendingOperation
     from multiworld.world import World
@@ -48,29 +48,31 @@ _CLOCK_SET = 0.05
 _clock = _Clock()
 
 
-def process_status(*, sparing: bool = False) -> dict[str, Any]:
+def process_status(*, members: Collection[str] | None = None) -> dict[str, Any]:
     """Return how this process's worlds stand. Quick; asks no other member; any thread.
 
     Args:
-        sparing: whether others of this host are asked, too: then only one of them says who the members of a
-            world are that works.
+        members: names of the worlds whose members are told; None: of all.
 
     Keys: ``pid``, ``host``, ``now``, and ``worlds``, see `world_status`; one that is joined for the first
     time has only name and state.
     """
     known, now = registry.worlds(), time.monotonic()
-    found = [world_status(cast("World", each), now, sparing=sparing) for each in known.values()]
+    found = [
+        world_status(cast("World", each), now, members=members is None or each.name in members)
+        for each in known.values()
+    ]
     found += [{"name": name, "state": "joining"} for name in registry.joining() if name not in known]
     return {"pid": os.getpid(), "host": socket.gethostname(), "now": _clock.unix(now), "worlds": found}
 
 
-def world_status(world: World, now: float, *, sparing: bool = False) -> dict[str, Any]:
+def world_status(world: World, now: float, *, members: bool = True) -> dict[str, Any]:
     """Return how one world stands in this process.
 
     Args:
         world: to look at.
         now: ``time.monotonic()`` seconds.
-        sparing: see `process_status`.
+        members: whether to tell who they are.
 
     Returns:
         ``name, state, generation, backend, rank, size, sizes`` ("MIN:MAX" or ""), ``since`` (of the state);
@@ -82,12 +84,6 @@ def world_status(world: World, now: float, *, sparing: bool = False) -> dict[str
     machine = gen.machine if machine is None else machine
     breakage = gen.breakage
     state = world.state
-    roster = gen.roster.members
-    if sparing and state is State.ACTIVE:
-        here = roster[gen.rank].hostname
-        first = next(each.rank for each in roster if each.hostname == here)
-        roster = roster if first == gen.rank else ()
-    members = [[each.rank, each.pid, each.hostname, each.seat] for each in roster]
     waiting = gen.operations.log.waiting(now) if state is State.ACTIVE else ()
     plan, totals = world._plan, gen.operations.totals  # noqa: SLF001
     totals.settle()
@@ -103,7 +99,10 @@ def world_status(world: World, now: float, *, sparing: bool = False) -> dict[str
         "ready": world.ready,
         "busy": list(world.busy),
         "waits": round(now - waiting[0][BEGAN], 3) if waiting else 0.0,
-        "members": members,
+        "members": [
+            [each.rank, each.pid, each.hostname, each.seat]
+            for each in (gen.roster.members if members else ())
+        ],
         "cause": "" if breakage is None else breakage.cause.value,
         "ranks": [] if breakage is None else list(breakage.ranks),
         "detail": "" if breakage is None else breakage.detail,
@@ -120,23 +119,27 @@ def _traffic(messages: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def waits_of(names: Iterable[str], timeout: float) -> dict[str, dict[str, Any]]:
-    """Ask the members of these worlds what they wait for; each world takes `timeout` seconds at most.
+    """Ask the members of these worlds, all at once, what they wait for; takes `timeout` seconds at most.
 
     Returns:
         By world ``pending`` (rows of `pending_as_dict`) and ``waited`` (`World.waited_for`, ranks as text).
         Worlds that are not active in this process are left out.
     """
-    known, found = registry.worlds(), {}
+    known, asked = registry.worlds(), []
     for name in names:
         world = cast("World | None", known.get(name))
         if world is not None and world.state is State.ACTIVE:
-            now, operations = time.time(), world._gen.operations  # noqa: SLF001  (the handle's own package)
-            reports = operations.reports(timeout)
-            waited = lateness.waited_for(reports)
-            found[name] = {
-                "pending": [pending_as_dict(each, now) for each in operations.pending_among(reports)],
-                "waited": {str(rank): round(seconds, 2) for rank, seconds in waited.items()},
-            }
+            operations = world._gen.operations  # noqa: SLF001  (the handle's own package)
+            asked.append((name, operations, operations.begin_asking()))
+    deadline, now = time.monotonic() + timeout, time.time()
+    found = {}
+    for name, operations, answers in asked:
+        reports = answers(deadline)
+        waited = lateness.waited_for(reports)
+        found[name] = {
+            "pending": [pending_as_dict(each, now) for each in operations.pending_among(reports)],
+            "waited": {str(rank): round(seconds, 2) for rank, seconds in waited.items()},
+        }
     return found
 
 
@@ -157,12 +160,32 @@ def pending_as_dict(operation: PendingOperation, now: float) -> dict[str, Any]:
 
 
 def fitting(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer that fits into a line of the control socket: without members if need be."""
-    if len(json.dumps(answer)) <= _MOST_BYTES:
+    """Return an answer that fits into a line of the control socket.
+
+    Of one that is too long details go first: who is missing in each of many operations, then who the members
+    of the worlds are, then what waits at all.
+    """
+    if _fits(answer):
+        return answer
+    short = {
+        name: {**each, "pending": [_short(row) for row in each["pending"][:3]]}
+        for name, each in answer["waits"].items()
+    }
+    answer = {**answer, "waits": short}
+    if _fits(answer):
         return answer
     status = answer["status"]
     worlds = [
-        {key: each[key] for key in each if key not in {"members", "sent", "received"}}
+        {**{key: each[key] for key in each if key not in {"sent", "received"}}, "members": []}
         for each in status["worlds"]
     ]
-    return {**answer, "status": {**status, "worlds": worlds}}
+    answer = {**answer, "status": {**status, "worlds": worlds}}
+    return answer if _fits(answer) else {**answer, "waits": {}}
+
+
+def _fits(answer: dict[str, Any]) -> bool:
+    return len(json.dumps(answer)) <= _MOST_BYTES
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "text": row["text"][:200], "missing": {}, "waiting": row["waiting"][:32]}

@@ -45,6 +45,7 @@ class Fault:
         cause, ranks, detail: as reported first; ranks of the world.
         steps: in the order of the reports.
         healed: seconds when a later generation was active; None before.
+        over: whether the world was closed since: a world of that name begins anew.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Fault:
     detail: str
     steps: list[Step] = field(default_factory=list)
     healed: float | None = None
+    over: bool = False
 
     @property
     def at(self) -> float:
@@ -76,6 +78,7 @@ class Fault:
                 for each in self.steps
             ],
             "healed": self.healed is not None,
+            "over": self.over,
             "ms": None if self.healed is None else _ms(self.healed - self.at),
         }
 
@@ -97,15 +100,22 @@ class FaultTimeline:
             if not any(each.what in {"seen", "told"} and each.who == who for each in known.steps):
                 self._add(known, "told", at, who)
             return False
-        if cause == _LEFT or any(
-            each.world == world and each.generation >= generation for each in self._faults
-        ):
+        late = any(
+            each.world == world and each.generation >= generation and not each.over for each in self._faults
+        )
+        if cause == _LEFT or late:
             return False
         self._count += 1
         fault = Fault(self._count, world, generation, cause, ranks, detail)
         fault.steps.append(Step("seen", at, who))
         self._faults.append(fault)
         return True
+
+    def closed(self, world: str) -> None:
+        """All members have closed the world: its faults are over, and its generations may begin anew."""
+        for each in self._faults:
+            if each.world == world:
+                each.over = True
 
     def unblocked(self, at: float, world: str, generation: int, who: str) -> None:
         """The calls of a member have raised that were blocked when this generation broke; told late."""
@@ -139,7 +149,7 @@ class FaultTimeline:
         self._add(fault, "active", at, who)
         if whole:
             for each in self._faults:  # an older one of the world that broke again before it was whole
-                if each.world == world and each.healed is None:
+                if each.world == world and each.healed is None and not each.over:
                     each.healed = at
 
     def faults(self) -> list[dict[str, Any]]:
@@ -150,7 +160,7 @@ class FaultTimeline:
         """Return the world's last fault, if it is not healed; of a generation, if one is given."""
         for each in reversed(self._faults):
             if each.world == world and (generation is None or each.generation == generation):
-                return each if each.healed is None else None
+                return each if each.healed is None and not each.over else None
         return None
 
     @staticmethod

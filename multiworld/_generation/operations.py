@@ -23,7 +23,7 @@ from multiworld.errors import MultiworldError
 from multiworld.events import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from multiworld._core.membership.roster import Roster
     from multiworld._core.operations.log import Entry
@@ -92,12 +92,21 @@ class GenerationOperations:
             timeout: seconds.
             deep: whether the stacks of the others' threads are wanted.
         """
-        answers = self._attachment.ask(deep=deep, deadline=time.monotonic() + timeout)
-        found: dict[int, MemberReport | None] = {
-            rank: from_json(answers[rank]) if rank in answers else None for rank in range(self._roster.size)
-        }
-        found[self._roster.rank] = self.log.report(time.monotonic())
-        return found
+        return self.begin_asking(deep=deep)(time.monotonic() + timeout)
+
+    def begin_asking(self, *, deep: bool = False) -> Callable[[float], dict[int, MemberReport | None]]:
+        """Ask as `reports` does; return what waits for the answers, to be called once with a deadline."""
+        answers = self._attachment.begin_asking(deep=deep)
+
+        def reports(deadline: float) -> dict[int, MemberReport | None]:
+            told = answers(deadline)
+            found: dict[int, MemberReport | None] = {
+                rank: from_json(told[rank]) if rank in told else None for rank in range(self._roster.size)
+            }
+            found[self._roster.rank] = self.log.report(time.monotonic())
+            return found
+
+        return reports
 
     def pending(self, timeout: float) -> tuple[PendingOperation, ...]:
         """Return the operations of all members that are not over; see `pending_operations`."""

@@ -30,6 +30,7 @@ from multiworld.status import fitting, process_status, waits_of
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Collection
 
     from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld.events import Event
@@ -269,7 +270,7 @@ class LauncherClient:
         names = [each for each in question.get("worlds") or () if isinstance(each, str)]
         found = {
             "look": question["look"],
-            "status": process_status(sparing=True),
+            "status": process_status(members=_members(question.get("members"))),
             "waits": waits_of(names, _WAITS),
         }
         client.report(fitting(found))
@@ -278,6 +279,11 @@ class LauncherClient:
         """Close the parent's connection in a forked child."""
         if self._client is not None:
             self._client.close()
+
+
+def _members(named: object) -> Collection[str] | None:
+    """Return the names of worlds whose members are asked for; None: of all."""
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else None
 
 
 def _refusal(value: str) -> MultiworldError:

@@ -12,7 +12,9 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
 from multiworld import __version__, settings
+from multiworld.errors import MultiworldError
 from multiworld.run.errors import ArgumentsError
+from multiworld.web.address import host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,7 +195,7 @@ def parse(argv: Sequence[str]) -> Options:
         restart=_one_of("--restart", args.restart, "worker", "group"),
         worlds=args.worlds,
         ui=args.ui,
-        web=args.web,
+        web=_address(args.web),
         log_format=_one_of("--log-format", args.log_format, "text", "json"),
         verbose=args.verbose,
         restart_backoff=_seconds("--restart-backoff", args.restart_backoff),
@@ -231,6 +233,15 @@ def parse(argv: Sequence[str]) -> Options:
             next_step="Leave one of them out",
         )
     return options
+
+
+def _address(web: str | None) -> str | None:
+    try:
+        if web is not None:
+            host_and_port(web)
+    except MultiworldError as exc:
+        raise ArgumentsError(f"--web {web}", rule=exc.rule or "", next_step=exc.next_step or "") from exc
+    return web
 
 
 def _one_of(name: str, value: str, *known: str) -> str:

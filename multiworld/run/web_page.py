@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from multiworld.run.errors import ArgumentsError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["WebPage", "check_installed"]
 
 _ENDING = 3.0
+_LINES = 3
 
 
 def check_installed() -> None:
@@ -54,9 +56,12 @@ class WebPage:
         self._closing = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "multiworld.run", "web", "--socket", control, "--at", address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            text=True,
         )  # fmt: skip
-        threading.Thread(target=self._tell, name="m8d-web-page", daemon=True).start()
+        self._said: deque[str] = deque(maxlen=_LINES)
+        for function in (self._tell, self._read):
+            threading.Thread(target=function, name="m8d-web-page", daemon=True).start()
 
     def _tell(self) -> None:
         assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
@@ -66,7 +71,15 @@ class WebPage:
             self._process.stdout.read()
         code = self._process.wait()
         if not self._closing:
-            self._note(logging.WARNING, f"the page has ended (exit code {code}); m8d-run web serves it anew")
+            why = "; ".join(self._said) or f"exit code {code}"
+            self._note(logging.WARNING, f"the page has ended: {why}. m8d-run web serves it anew")
+
+    def _read(self) -> None:
+        """Read what it says on standard error, so that it never waits; the last lines are told."""
+        assert self._process.stderr is not None  # noqa: S101  (it is a pipe)
+        for line in self._process.stderr:
+            if line.strip():
+                self._said.append(line.strip()[:500])
 
     def _note(self, level: int, text: str) -> None:
         self._bus.publish(Note(time.time(), level, text))

@@ -1,7 +1,8 @@
 """Who may see the page: a token, and which names of this host a browser may have come by. Pure.
 
-A page on another site cannot read this one, nor make a browser that has the cookie ask for it: the cookie is
-SameSite=Strict, and a request under a name that is not this host's is refused (DNS rebinding).
+A page on another site cannot read this one: the cookie is SameSite=Lax (a link from elsewhere opens the page,
+its requests for data get no cookie), and a request under a name that is not this host's is refused (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def allowed(token: str, cookie: str | None, headers: Mapping[str, str]) -> bool:
         return True
     kind, _, given = headers.get("authorization", "").partition(" ")
     bearer = given.strip() if kind.lower() == "bearer" else ""
-    return any(hmac.compare_digest(token.encode(), each.encode()) for each in (bearer, cookie or "") if each)
+    return any(
+        hmac.compare_digest(token.encode(), each.encode(errors="replace"))
+        for each in (bearer, cookie or "")
+        if each
+    )
 
 
 def known_host(header: str, names: Collection[str]) -> bool:

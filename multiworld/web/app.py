@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
@@ -23,12 +23,14 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from multiworld.errors import MultiworldError, UnknownWorldError
+from multiworld.run.control.client import LauncherSilentError
 from multiworld.web.access import COOKIE, allowed, known_host
-from multiworld.web.feed import Feed
+from multiworld.web.feed import Feed, in_a_thread
 from multiworld.web.openapi import document
+from multiworld.web.sources import RunOverError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Awaitable, Collection
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,7 +80,7 @@ def make_app(source: Source, *, token: str, hosts: Collection[str] = ()) -> Star
         routes=[Route(path, endpoint) for path, endpoint in paths.items()],
         middleware=[Middleware(_Guard, token=token, hosts=frozenset(hosts))],
     )
-    app.state.close = routes.feed.close
+    app.state.feed = routes.feed
     return app
 
 
@@ -110,7 +112,9 @@ class _Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
         headers = {key.lower(): value for key, value in request.headers.items()}
-        if "authorization" not in headers and not known_host(headers.get("host", ""), self._hosts):
+        # A rebound page can send a header, but has not the token.
+        bearer = bool(self._token) and allowed(self._token, None, headers)
+        if not bearer and not known_host(headers.get("host", ""), self._hosts):
             return PlainTextResponse(
                 f"{headers.get('host', '')!r} is no name of this server. Come by its address, or set "
                 "M8D_WEB_HOSTS to the names it has.\n",
@@ -148,7 +152,7 @@ class _Routes:
         if not allowed(self._token, given, {}):
             return PlainTextResponse("This is not the token of this page.\n", 401)
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(cookie_name(request.scope), given, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(cookie_name(request.scope), given, httponly=True, samesite="lax", path="/")
         return answer
 
     async def static(self, request: Request) -> Response:
@@ -162,9 +166,18 @@ class _Routes:
     async def view(self, _: Request) -> Response:
         return await _answered(self.feed.latest())
 
-    async def events(self, _: Request) -> Response:
+    async def events(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self.feed.full:
             return PlainTextResponse("Too many viewers: close another page first.\n", 503)
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.feed.viewer())  # counted before anything is awaited
+        try:
+            await self.feed.latest()  # a source that has nothing to show is no stream
+        except Exception as error:  # noqa: BLE001  (told to who asks)
+            stack.close()
+            return _no_view(error)
 
         async def lines() -> AsyncIterator[bytes]:
             async for kind, data in self.feed.stream():
@@ -173,21 +186,25 @@ class _Routes:
                 )
                 yield text.encode()
 
-        return StreamingResponse(lines(), media_type="text/event-stream")
+        return _Stream(lines(), stack)
 
     async def pending(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            found = await run_in_threadpool(self._source.pending, name)
+            found = await in_a_thread(partial(self._source.pending, name))
         except UnknownWorldError as error:
             return PlainTextResponse(f"{error}\n", 404)
+        except (MultiworldError, LauncherSilentError) as error:
+            return _no_view(error)
         return JSONResponse({"pending": found})
 
     async def log(self, request: Request) -> Response:
         stream, asked = request.query_params.get("stream", "stdout"), request.query_params.get("bytes", "")
         most = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else _MOST_BYTES
         try:
-            found = await run_in_threadpool(self._source.log, request.path_params["process"], stream, most)
+            found = await in_a_thread(partial(self._source.log, request.path_params["process"], stream, most))
+        except (MultiworldError, LauncherSilentError) as error:
+            return _no_view(error)
         except OSError as error:
             return PlainTextResponse(
                 f"{error}. Workers have log files under m8d-run --log-dir DIR --redirects 3, or --tee 3.\n",
@@ -200,17 +217,19 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         try:
-            found = await run_in_threadpool(self._source.metrics, request.headers.get("accept", ""))
+            found = await in_a_thread(partial(self._source.metrics, request.headers.get("accept", "")))
+        except (RunOverError, LauncherSilentError) as error:
+            return _no_view(error)
         except MultiworldError as error:
             return PlainTextResponse(f"{error}\n", 404)
         return Response(found[0], headers={"content-type": found[1]})
 
     async def live(self, request: Request) -> Response:
-        return self._health(request, await run_in_threadpool(self._source.live))
+        return self._health(request, await in_a_thread(self._source.live))
 
     async def ready(self, request: Request) -> Response:
         worlds = request.query_params.getlist("world")
-        return self._health(request, await run_in_threadpool(self._source.ready, worlds))
+        return self._health(request, await in_a_thread(partial(self._source.ready, worlds)))
 
     def _health(self, request: Request, health: Health) -> Response:
         headers = {key.lower(): value for key, value in request.headers.items()}
@@ -220,11 +239,25 @@ class _Routes:
         return PlainTextResponse(f"{text}\n", 200 if health.ok else 503)
 
 
-async def _answered(coming: Any) -> Response:
+class _Stream(StreamingResponse):
+    """A stream of events; `stack` is closed when it ends, however it does."""
+
+    def __init__(self, lines: AsyncIterator[bytes], stack: contextlib.ExitStack) -> None:
+        super().__init__(lines, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _answered(coming: Awaitable[Any]) -> Response:
     try:
         return JSONResponse(await coming)
-    except asyncio.CancelledError:
-        raise
     except Exception as error:  # noqa: BLE001  (told to who asks)
-        _log.warning("no view could be made: %s", error)
-        return PlainTextResponse(f"no view could be made: {error}\n", 503)
+        return _no_view(error)
+
+
+def _no_view(error: Exception) -> Response:
+    _log.warning("the page has nothing to show: %s", error)
+    return PlainTextResponse(f"There is nothing to show: {error}\n", 503)

@@ -13,7 +13,8 @@ from multiworld.cli.console import complain, say
 from multiworld.errors import MultiworldError
 from multiworld.run.control.commands import REFUSED, find_run
 from multiworld.run.view.status import NONE, SILENT
-from multiworld.web.server import DEFAULT, serve
+from multiworld.web.address import DEFAULT
+from multiworld.web.server import serve
 from multiworld.web.sources import LaunchedRun
 
 if TYPE_CHECKING:

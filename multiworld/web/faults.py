@@ -23,11 +23,14 @@ def merged(told: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     Args:
         told: by launcher; faults of `multiworld._core.timeline`.
     """
-    if len(told) == 1:
-        return list(told[0])
     same: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for each in (fault for faults in told for fault in faults):
-        same.setdefault((each["world"], each["generation"]), []).append(each)
+    for faults in told:
+        known = set()
+        for each in faults:
+            key = each["world"], each["generation"]
+            if key not in known:  # else one of an earlier world of that name
+                known.add(key)
+                same.setdefault(key, []).append(each)
     found = [_together(each) for each in same.values()]
     return sorted(found, key=lambda each: -each["at"])[:LAST]
 
@@ -46,5 +49,6 @@ def _together(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "id": f"{first['world']}/{first['generation']}",
         "steps": steps,
         "healed": healed,
+        "over": all(each["over"] for each in faults),
         "ms": round(1000 * (max(ends) - first["at"]), 1) if healed else None,
     }

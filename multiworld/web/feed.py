@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiworld.web.patches import patch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["EVERY", "MOST_VIEWERS", "Feed"]
+__all__ = ["EVERY", "MOST_VIEWERS", "Feed", "in_a_thread"]
+
+T = TypeVar("T")
 
 EVERY = 0.4
 """Seconds between two looks at the source."""
@@ -30,6 +34,36 @@ _KEEP_ALIVE = 15.0
 _log = logging.getLogger(__name__)
 
 
+async def in_a_thread(function: Callable[[], T]) -> T:
+    """Call a function that blocks in a daemon thread: `asyncio.to_thread`'s would hold up the program's end.
+
+    Raises:
+        Exception: what it raises.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as raised:  # noqa: BLE001  (raised where it is awaited)
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="m8d-web-look", daemon=True).start()
+    return await future
+
+
 class Feed:
     """See the module. For one event loop.
 
@@ -43,7 +77,8 @@ class Feed:
         self._latest: dict[str, Any] | None = None
         self._made = -EVERY
         self._changed = asyncio.Event()
-        self._asking = asyncio.Lock()
+        self._look: asyncio.Task[dict[str, Any]] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = False
 
@@ -53,42 +88,60 @@ class Feed:
         return self._viewers >= MOST_VIEWERS
 
     async def latest(self) -> dict[str, Any]:
-        """Return a view that is not older than `EVERY`."""
-        async with self._asking:  # two that ask at once share the answer
-            if self._latest is None or time.monotonic() - self._made >= EVERY:
-                self._latest = await asyncio.to_thread(self._view)
-                self._made = time.monotonic()
+        """Return a view that is not older than `EVERY`.
+
+        Raises:
+            Exception: the source's.
+        """
+        if self._latest is not None and time.monotonic() - self._made < EVERY:
             return self._latest
+        if self._look is None or self._look.done():  # those that ask at once share the answer
+            self._look = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._look)
+
+    async def _ask(self) -> dict[str, Any]:
+        self._latest = found = await in_a_thread(self._view)
+        self._made = time.monotonic()
+        return found
 
     def close(self) -> None:
-        """End all streams, within `EVERY` seconds. Any thread."""
+        """End all streams. Any thread."""
         self._over = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._tell)
+
+    @contextlib.contextmanager
+    def viewer(self) -> Iterator[None]:
+        """Count one viewer."""
+        self._viewers += 1
+        try:
+            yield
+        finally:
+            self._viewers -= 1
 
     async def stream(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield ("view", the view), then ("patch", what has changed) at each change; ("", {}) when idle."""
-        self._viewers += 1
-        try:
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._poll())
-            before = await self.latest()
-            yield "view", before
-            while not self._over:
-                changed = self._changed
-                if self._latest is before:
-                    try:
-                        await asyncio.wait_for(changed.wait(), _KEEP_ALIVE)
-                    except TimeoutError:
-                        yield "", {}
-                        continue
-                after = self._latest
-                if after is None or after is before:
+        self._loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._poll())
+        before = await self.latest()
+        yield "view", before
+        while not self._over:
+            changed = self._changed
+            if self._latest is before:
+                try:
+                    await asyncio.wait_for(changed.wait(), _KEEP_ALIVE)
+                except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                    yield "", {}
                     continue
-                found = patch(before, after)
-                before = after
-                if len(found) > 1:
-                    yield "patch", found
-        finally:
-            self._viewers -= 1
+            after = self._latest
+            if after is None or after is before:
+                continue
+            found = patch(before, after)
+            before = after
+            if len(found) > 1:
+                yield "patch", found
 
     async def _poll(self) -> None:
         while self._viewers and not self._over:

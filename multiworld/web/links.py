@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["EVERY", "MOST", "Links"]
 
@@ -32,6 +32,10 @@ class Links:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], _Kept] = {}
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all worlds but these."""
+        self._kept = {key: each for key, each in self._kept.items() if key[0] in names}
 
     def of(
         self, name: str, generation: int, told: Mapping[int, dict[str, Any]], now: float

@@ -81,6 +81,7 @@ _SCHEMAS = {
         id=_TEXT, world=_TEXT, generation=_WHOLE, cause=_CAUSE, ranks=_list(_WHOLE), detail=_TEXT, at=_TIME,
         steps=_list(_object(what={"enum": ["seen", "told", "unblocked", "joining", "active"]}, at=_TIME, ms=_NUMBER, text=_TEXT)),
         healed=_YES, ms=_or_null(_NUMBER),
+        over={"type": "boolean", "description": "whether the world was closed since"},
     ),
     "Event": _object(id=_WHOLE, at=_TIME, world=_TEXT, level={"enum": ["debug", "info", "warning", "error"]}, text=_TEXT),
 }  # fmt: skip

@@ -53,8 +53,10 @@ class EventTrack:
         at = event.at + self._clock
         with self._lock:
             if isinstance(event, WorldStateReceived):
-                over = event.received >= event.total
-                self._transfers[event.world] = (0, 0) if over else (event.received, event.total)
+                if event.received >= event.total:
+                    self._transfers.pop(event.world, None)
+                else:
+                    self._transfers[event.world] = event.received, event.total
                 return
             text, level = _text(event)
             self._count += 1
@@ -62,7 +64,10 @@ class EventTrack:
                 {"id": self._count, "at": round(at, 3), "world": event.world, "level": level, "text": text}
             )
             name = event.world
-            if isinstance(event, WorldBroken):
+            if isinstance(event, WorldClosed):
+                self._transfers.pop(name, None)
+                self._faults.closed(name)
+            elif isinstance(event, WorldBroken):
                 why = event.breakage
                 self._transfers.pop(name, None)
                 self._faults.broke(at, name, event.generation, _HERE, why.cause.value, why.ranks, why.detail)
@@ -92,6 +97,7 @@ def view_of_process(
     """
     events, faults, transfers = track.told()
     host, pid = status["host"], status["pid"]
+    links.keep({each["name"] for each in status["worlds"]})
     here = f"{host}/{pid}"
     worlds = []
     for each in status["worlds"]:

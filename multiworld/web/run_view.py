@@ -14,12 +14,13 @@ from multiworld.run.view.messages import natural
 from multiworld.run.view.world_state import range_state, world_state
 from multiworld.web.faults import merged
 from multiworld.web.links import Links
+from multiworld.web.rosters import Rosters, newest
 from multiworld.web.worlds import VERSION, member, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["RunViews"]
+__all__ = ["RunViews", "complete"]
 
 LAST = 200
 """Events that a view has."""
@@ -28,14 +29,26 @@ _RUN = (
     "run_id", "node", "entrypoint", "restart", "max_restarts", "started", "seat", "nodes", "peers", "ended",
 )  # fmt: skip
 
+_NEEDED = frozenset({*_RUN, "now", "workers", "worlds", "faults", "totals", "last"})
+
 Status = dict[str, Any]
 
 
+def complete(snapshot: dict[str, Any]) -> bool:
+    """Whether a snapshot has all that a view needs: that of an earlier version has not."""
+    return snapshot.keys() >= _NEEDED and all("number" in each for each in snapshot["last"])
+
+
 class RunViews:
-    """Makes the views of one run, one after the other."""
+    """Makes the views of one run, one after the other.
+
+    Attributes:
+        rosters: of its worlds.
+    """
 
     def __init__(self) -> None:
         self._links = Links()
+        self.rosters = Rosters()
         self._rows: dict[str, dict[int, Sequence[Any]]] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._count = 0
@@ -61,12 +74,16 @@ class RunViews:
         launchers = (snapshot, *others)
         for each in launchers:
             self._note_events(each, "" if each is snapshot else f"{each['node']}: ")
+        self.rosters.learn(statuses)
         told: dict[str, dict[int, Status]] = {}
         for rank, status in sorted(statuses.items()):
             for each in status["worlds"]:
                 told.setdefault(each["name"], {})[rank] = each
         workers = _Workers(launchers)
-        names = {each["name"]: None for launcher in launchers for each in launcher["worlds"]}
+        names = {each["name"] for launcher in launchers for each in launcher["worlds"]}
+        self.rosters.keep(names)
+        self._links.keep(names)
+        self._rows = {name: rows for name, rows in self._rows.items() if name in names}
         return {
             "version": VERSION,
             "now": snapshot["now"],
@@ -74,17 +91,13 @@ class RunViews:
             "title": f"run {snapshot['run_id']} on {snapshot['node']}",
             "note": note,
             "run": {key: snapshot[key] for key in _RUN},
-            "processes": [
-                _process(each, launcher["node"], logs=launcher is snapshot)
-                for launcher in launchers
-                for each in launcher["workers"]
-            ],
+            "processes": _processes(launchers),
             "worlds": [
                 self._world(name, launchers, told.get(name, {}), workers, waits.get(name), snapshot["now"])
                 for name in sorted(names, key=natural)
             ],
-            "faults": merged([each.get("faults", []) for each in launchers]),
-            "totals": snapshot.get("totals", {}),
+            "faults": merged([each["faults"] for each in launchers]),
+            "totals": snapshot["totals"],
             "events": list(self._events),
         }
 
@@ -111,25 +124,25 @@ class RunViews:
         said = [each for launcher in launchers for each in launcher["worlds"] if each["name"] == name]
         reports = {each["rank"]: each for one in said for each in one["members"]}
         state, generation, sizes = _state(said, reports)
-        best = _newest(told)
+        best = newest(told)
+        roster = [] if best is None else self.rosters.of(name, best["generation"])
         status = {
             "backend": "", "size": max((each.get("size", 0) for each in said), default=0), "busy": [],
             "since": None, "cause": "", "ranks": [], "detail": "", **(best or {}),
             "name": name, "state": state, "generation": generation, "sizes": sizes,
         }  # fmt: skip
         rows = self._rows.setdefault(name, {})
-        for row in () if best is None else best["members"]:
+        for row in roster:
             if (rank := workers.rank(row[2], row[1])) is not None:
                 rows[rank] = row
         members, known = [], set()
         for rank, report in sorted(reports.items()):
-            if report["state"] == "closed" and state != "closed":
-                continue
             host, pid = workers.process(rank)
-            before = rows.get(rank)
-            own = told.get(rank, {})
+            before, own = rows.get(rank), told.get(rank, {})
             place = report.get("place", own.get("rank", -1 if before is None else before[0]))
             known.add(place)
+            if report["state"] == "closed" and state != "closed":
+                continue
             members.append(
                 member(
                     {**status, "generation": report["generation"], "since": own.get("since")},
@@ -138,11 +151,11 @@ class RunViews:
                     received=report.get("received", 0), total=report.get("total", 0),
                 )
             )  # fmt: skip
-        # Of a node that does not answer, or of no launcher: the others' roster has them.
+        # Those of which no launcher has told yet, or which have none: the others' roster has them.
         members += [
-            member(status, row, f"{row[2]}/{row[1]}", None)
-            for row in (() if best is None else best["members"])
-            if row[0] not in known and workers.rank(row[2], row[1]) is None
+            member(status, row, f"{row[2]}/{row[1]}", workers.rank(row[2], row[1]))
+            for row in roster
+            if row[0] not in known
         ]
         return {
             **world(status, members, waits, self._links.of(name, generation, told, now)),
@@ -180,13 +193,15 @@ def _state(said: Sequence[dict[str, Any]], reports: Mapping[int, dict[str, Any]]
     return *decide((each["state"], each["generation"]) for each in reports.values()), sizes
 
 
-def _newest(told: Mapping[int, Status]) -> Status | None:
-    """Return what the worker says that is in the newest generation; a verdict counts more than a join."""
-    return max(
-        (each for each in told.values() if each.get("members")),
-        key=lambda each: (each["generation"], each["state"] == "active", each["state"] == "broken"),
-        default=None,
-    )
+def _processes(launchers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for launcher in launchers:
+        for each in launcher["workers"]:
+            process = _process(each, launcher["node"], logs=launcher is launchers[0])
+            if process["id"] in found:  # two containers of one host's name
+                process["id"] += f"#{each['rank']}"
+            found[process["id"]] = process
+    return list(found.values())
 
 
 def _process(worker: dict[str, Any], node: str, *, logs: bool) -> dict[str, Any]:

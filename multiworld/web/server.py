@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import secrets
 import socket
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from multiworld import settings
 from multiworld.errors import MultiworldError
+from multiworld.registry import registry
+from multiworld.web.address import DEFAULT, host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -18,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "serve", "serve_page"]
 
-DEFAULT = "127.0.0.1:0"
-
 _STARTING = 15.0
 _ENDING = 5.0
+_LOOK = 0.005
 
 
-@dataclass
 class Page:
     """A page that is served. `close`, or the end of the program, ends it; it is a context manager, too.
+
+    A forked child does not serve it: its copy is closed there.
 
     Attributes:
         url: its address, without the token.
@@ -34,26 +41,74 @@ class Page:
         host, port: where it listens.
     """
 
-    url: str
-    token: str
-    host: str
-    port: int
-    _end: Callable[[], None] = field(repr=False)
+    def __init__(self, sock: socket.socket, server: Any, token: str, at_end: Callable[[], None]) -> None:
+        self._sock = sock
+        self._server = server
+        self._at_end = at_end
+        self.token = token
+        self.host, self.port = sock.getsockname()[:2]
+        everywhere = self.host in {"0.0.0.0", "::"}  # noqa: S104  (compared, not bound)
+        name = socket.gethostname() if everywhere else f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"http://{name}:{self.port}/"
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="m8d-web", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _STARTING
+        while not server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        if not server.started:
+            self.close()
+            raise MultiworldError(
+                f"the page at {self.url} was not served: {self._error or 'it did not start in time'}",
+                rule=f"It starts within {_STARTING:g} s",
+                next_step="See the log of uvicorn.error",
+            )
+        _know_forks()
+        _pages.add(self)
+        registry.close_at_end(self)
+
+    def __repr__(self) -> str:
+        return f"<Page {self.url}>"
 
     @property
     def link(self) -> str:
         """The address to open once in a browser, with the token."""
-        return f"{self.url}?token={self.token}"
+        return f"{self.url}?token={quote(self.token, safe='')}"
 
-    def close(self) -> None:
-        """Stop serving; takes 5 s at most. Idempotent."""
-        self._end()
+    def close(self, timeout: float = _ENDING) -> bool:
+        """Stop serving, within `timeout` seconds; return whether it is over. Idempotent."""
+        self._server.should_exit = True
+        self._server.config.app.state.feed.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def __enter__(self) -> Page:  # noqa: PYI034  (typing.Self is not in Python 3.10)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._sock])
+        except BaseException as error:  # noqa: BLE001  (told to the thread that starts it)
+            self._error = error
+        finally:
+            self._sock.close()
+            self._at_end()
+            _pages.discard(self)
+
+    def _forked(self) -> None:
+        """In a forked child, which has copies of the parent's sockets, and none of its threads."""
+        transports = [each.transport for each in self._server.server_state.connections]
+        descriptors = [each.get_extra_info("socket").fileno() for each in transports if each is not None]
+        for descriptor in (self._sock.fileno(), *descriptors):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        with contextlib.suppress(OSError):
+            self._sock.detach()
+        self._at_end()
 
 
 def serve_page(address: str = DEFAULT, *, token: str | None = None, hosts: Collection[str] = ()) -> Page:
@@ -63,14 +118,14 @@ def serve_page(address: str = DEFAULT, *, token: str | None = None, hosts: Colle
 
     Args:
         address: "HOST:PORT" to listen at; port 0: a free one.
-        token: that requests need; None: ``M8D_WEB_TOKEN``, or else one that is drawn.
+        token: that requests need, of printable ASCII; None: ``M8D_WEB_TOKEN``, or else one that is drawn.
         hosts: names by which browsers reach it, beside this host's own and ``M8D_WEB_HOSTS``.
 
     Returns:
         The page; ``print(page.link)``.
 
     Raises:
-        MultiworldError: the extra is not installed, or the address cannot be listened at.
+        MultiworldError: the extra is not installed, the token is none, or the address cannot be listened at.
     """
     from multiworld.web.sources import ThisProcess  # noqa: PLC0415  (what only those need who serve)
 
@@ -88,7 +143,7 @@ def serve(
     *,
     token: str | None = None,
     hosts: Collection[str] = (),
-    at_end: Callable[[], None] | None = None,
+    at_end: Callable[[], None] = lambda: None,
 ) -> Page:
     """Serve a page of any source; see `serve_page`.
 
@@ -97,12 +152,13 @@ def serve(
         address: as there.
         token: as there.
         hosts: as there.
-        at_end: called when it is over.
+        at_end: called when it is over, and in a forked child; harmless when repeated.
     """
     try:
         import uvicorn  # noqa: PLC0415  (of the extra)
 
         from multiworld.web.app import make_app  # noqa: PLC0415  (needs starlette)
+        from multiworld.web.connections import BoundedProtocol  # noqa: PLC0415  (needs uvicorn)
     except ModuleNotFoundError as error:
         raise MultiworldError(
             f"the page needs {error.name}",
@@ -110,55 +166,38 @@ def serve(
             next_step="pip install 'm8d[web]'",
         ) from error
     if token is None:
-        token = settings.environment("M8D_WEB_TOKEN") or secrets.token_urlsafe(18)
+        # A file, or a secret of a cluster, often ends with a line's end.
+        token = (settings.environment("M8D_WEB_TOKEN") or "").strip() or secrets.token_urlsafe(18)
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise MultiworldError(
+            "a token for the page that is empty, or has other characters than printable ASCII",
+            rule="It travels in an address and in a header",
+            next_step="Leave it out: one is drawn",
+        )
     sock = _listen(address)
-    host, port = sock.getsockname()[:2]
-    own = {socket.gethostname(), socket.gethostname().partition(".")[0], address.rpartition(":")[0]}
+    own = {socket.gethostname(), socket.gethostname().partition(".")[0], host_and_port(address)[0]}
     more = (settings.environment("M8D_WEB_HOSTS") or "").split(",")
     app = make_app(
         source, token=token, hosts={name.strip().lower() for name in (*own, *more, *hosts) if name}
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            server_header=False, limit_concurrency=128, timeout_graceful_shutdown=1, backlog=64,
-            proxy_headers=False,
-        )
+    config = uvicorn.Config(
+        app, http=BoundedProtocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
+        server_header=False, timeout_graceful_shutdown=1, backlog=64, proxy_headers=False,
     )  # fmt: skip
-
-    def run() -> None:
-        try:
-            server.run(sockets=[sock])
-        finally:
-            sock.close()
-            if at_end is not None:
-                at_end()
-
-    thread = threading.Thread(target=run, name="m8d-web", daemon=True)
-
-    def end() -> None:
-        server.should_exit = True
-        app.state.close()
-        if threading.current_thread() is not thread:
-            thread.join(_ENDING)
-
-    thread.start()
-    shown = socket.gethostname() if host in {"0.0.0.0", "::"} else f"[{host}]" if ":" in host else host  # noqa: S104
-    return Page(f"http://{shown}:{port}/", token, host, port, end)
+    # Not as an argument: that would switch off the access log of a server that the program has.
+    config.access_log = False
+    try:
+        return Page(sock, uvicorn.Server(config), token, at_end)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _listen(address: str) -> socket.socket:
-    host, colon, text = address.rpartition(":")
-    host = host.strip("[]")
-    if not (colon and host and text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise MultiworldError(
-            f"{address!r} to serve the page at",
-            rule="It is HOST:PORT; port 0 takes a free one",
-            next_step="As in 127.0.0.1:8080",
-        )
+    host, port = host_and_port(address)
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
-            host, int(text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, proto)
         try:
@@ -168,10 +207,24 @@ def _listen(address: str) -> socket.socket:
         except BaseException:
             sock.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name of too long parts is no text for the resolver
         raise MultiworldError(
-            f"{address}: {error.strerror or error}",
+            f"{address}: {getattr(error, 'strerror', None) or error}",
             rule="The page listens at a free port of an address of this host",
             next_step="Give another one, or port 0",
         ) from error
     return sock
+
+
+_pages: weakref.WeakSet[Page] = weakref.WeakSet()
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for page in tuple(_pages):
+        page._forked()  # noqa: SLF001  (of this module)
+    _pages.clear()

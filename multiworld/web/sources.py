@@ -17,7 +17,7 @@ from multiworld._net.blocking import BlockingCall
 from multiworld.errors import MultiworldError, UnknownWorldError
 from multiworld.run.control.client import LauncherSilentError, look, question, snapshots
 from multiworld.run.control.pending import waiting_worlds, waits_in
-from multiworld.web.run_view import RunViews
+from multiworld.web.run_view import RunViews, complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,12 @@ _ASKING = 2.0
 _OLD = 3.0
 """Seconds after which what workers said is waited for anew, for `_PATIENCE` at most: no page was open."""
 _PATIENCE = 1.0
+
+_SILENT = 5.0
+"""Seconds without an answer after which it is said that another node's launcher does not."""
+_FORGOTTEN = 60.0
+
+FRESH = 0.2
 
 _MOST_LOG = 4 << 20
 
@@ -115,26 +121,44 @@ class LaunchedRun:
         self._snapshot: dict[str, Any] | None = None
         self._asking: BlockingCall[_Asked] | None = None
         self._asked = _Asked(-math.inf, [], [])
+        self._others: dict[str, tuple[float, dict[str, Any]]] = {}
         self._answered = clock()
+        self._made: tuple[float, dict[str, Any] | Exception] = (-math.inf, {})
 
     def view(self) -> dict[str, Any]:
         """Return the present view; while the launcher does not answer, the last one with a note.
+
+        What was found, or why nothing was, holds for `FRESH` seconds: those that ask at once share it.
 
         Raises:
             RunOverError, LauncherSilentError: it has never answered.
         """
         with self._lock:
-            note = ""
-            try:
-                snapshot = self._snapshot = self._own()
-                self._answered = self._clock()
-                self._ask_the_others()
-            except (RunOverError, LauncherSilentError) as error:
-                if self._snapshot is None:
-                    raise
-                note = f"nothing new since {self._clock() - self._answered:.0f} s: {error}"
-                snapshot = {**self._snapshot, "now": time.time()}
-            return self._views.view(snapshot, self._asked.others, *self._told(snapshot), note)
+            at, found = self._made
+            if self._clock() - at >= FRESH:
+                try:
+                    found = self._make()
+                except (RunOverError, LauncherSilentError) as error:
+                    found = error
+                self._made = self._clock(), found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _make(self) -> dict[str, Any]:
+        notes = []
+        try:
+            snapshot = self._snapshot = self._own()
+            self._answered = self._clock()
+            self._ask_the_others()
+        except (RunOverError, LauncherSilentError) as error:
+            if self._snapshot is None:
+                raise
+            notes.append(f"nothing new since {self._clock() - self._answered:.0f} s: {error}")
+            snapshot = {**self._snapshot, "now": time.time()}
+        others, silent = self._known_others(snapshot)
+        notes += silent
+        return self._views.view(snapshot, others, *self._told(snapshot), "; ".join(notes))
 
     def _own(self) -> dict[str, Any]:
         answer = question(self._path, {"hello": "status"}, _TIMEOUT)
@@ -145,12 +169,28 @@ class LaunchedRun:
                 next_step="See the run's log",
             )
         found = answer.get("snapshot") if isinstance(answer, dict) else None
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not complete(found):
             said = answer.get("error") if isinstance(answer, dict) else None
-            raise LauncherSilentError(
-                str(said or "its answer is no snapshot: another version of multiworld?")
-            )
+            raise LauncherSilentError(str(said or "it is of another version of multiworld than the page"))
         return found
+
+    def _known_others(self, snapshot: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the snapshots of the nodes that are not lost, the last one of each, and who is silent."""
+        seated = {each["node"] for each in snapshot["peers"] if each["state"] != "lost"}
+        now = self._clock()
+        self._others = {
+            key: (at, each)
+            for key, (at, each) in self._others.items()
+            if each["node"] in seated and now - at < _FORGOTTEN
+        }
+        answered = {each["node"]: at for at, each in self._others.values()}
+        began = snapshot["started"] is not None and time.time() - snapshot["started"] > _OLD
+        silent = [
+            f"the launcher on {node} does not answer"
+            for node in sorted(seated)
+            if began and self._asked.at > -math.inf and now - answered.get(node, -math.inf) > _SILENT
+        ]
+        return [each for _, each in self._others.values()], silent
 
     def _told(self, snapshot: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[str, dict[str, Any]]]:
         """Return what the workers that live said, and what waits in their worlds."""
@@ -165,15 +205,19 @@ class LaunchedRun:
         if self._asking.wait(_PATIENCE if old else 0.0):
             asking, self._asking = self._asking, None
             self._asked = asking.result()
+            for each in self._asked.others:
+                self._others[f"{each['node']}/{each['started']}"] = self._asked.at, each
 
     def _ask(self, before: _Asked) -> _Asked:
-        waiting = waiting_worlds({each["rank"]: each["status"] for each in before.workers})
+        statuses = {each["rank"]: each["status"] for each in before.workers}
+        # At first all say who their worlds' members are, then only where that is not known.
+        members = self._views.rosters.lacking(statuses) if before.workers else None
         try:
-            workers = look(self._path, waiting, _ASKING) or []
+            workers = look(self._path, waiting_worlds(statuses), _ASKING, members) or []
             others = (snapshots(self._path, _ASKING) or [])[1:]
         except LauncherSilentError:
             workers, others = [], []
-        return _Asked(self._clock(), workers, others)
+        return _Asked(self._clock(), workers, [each for each in others if complete(each)])
 
     def pending(self, world: str) -> list[dict[str, Any]]:
         """Ask one of its members of this node."""
@@ -182,7 +226,7 @@ class LaunchedRun:
             statuses = {each["rank"]: each["status"] for each in self._asked.workers}
         for rank, status in sorted(statuses.items()):
             if any(each["name"] == world for each in status["worlds"]):
-                told = waits_in(look(self._path, {str(rank): [world]}, _ASKING) or [])
+                told = waits_in(look(self._path, {str(rank): [world]}, _ASKING, {}) or [])
                 return list(told[world]["pending"]) if world in told else []
         raise _unknown(world)
 

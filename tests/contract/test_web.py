@@ -266,7 +266,13 @@ def test_each_node_shows_the_whole_run_and_one_that_is_lost(tmp_path, runtime):
     options = ["--worlds", str(tmp_path / "worlds.toml"), "--web", "--node-hang-timeout", "30"]
     with nodes(tmp_path, 2, str(path), options=options) as runs:
         pages = [Link(re.search(r"http://[^\s\"]+", run.wait_line("page: http")[0])[0]) for run in runs]
-        everyone = lambda view: len(view["processes"]) == 3 and set(states(view).values()) == {"active"}  # noqa: E731
+
+        def everyone(view):
+            sizes = [len(each["members"]) for each in view["worlds"]]
+            return (
+                len(view["processes"]) == 3 and sizes == [2, 2] and set(states(view).values()) == {"active"}
+            )
+
         views = [page.until(everyone, "the whole run") for page in pages]
         assert [each["run"]["nodes"] for each in views] == [2, 2]
         for view in views:

@@ -140,19 +140,34 @@ class Attachment:
         Raises:
             MultiworldError: in the watchdog's thread.
         """
+        return self.begin_asking(deep=deep)(deadline)
+
+    def begin_asking(self, *, deep: bool) -> Callable[[float], dict[int, bytes]]:
+        """Send the question of `ask`; return what waits for the answers, to be called once with a deadline.
+
+        So several worlds are asked at the same time.
+        """
         if self.detached:
-            return {}
+            return lambda _: {}
         number = next(self._numbers)
         others = (member.rank for member in self.roster.members if member.rank != self.roster.rank)
         inquiry = self._inquiries[number] = Inquiry(others)
         # Once the inquiry is there: it hears of a breakage that comes from now on.
         if self.breakage is not None:
             inquiry.lost(self.breakage.ranks)
+
+        def answers(deadline: float) -> dict[int, bytes]:
+            try:
+                return inquiry.wait(deadline - time.monotonic())
+            finally:
+                self._inquiries.pop(number, None)
+
         try:
             self._owner.ask(self, number, deep=deep)
-            return inquiry.wait(deadline - time.monotonic())
-        finally:
+        except BaseException:
             self._inquiries.pop(number, None)
+            raise
+        return answers
 
     def leave(self, failure: str = "") -> None:
         """Tell all members goodbye and detach; takes a millisecond, at most about a second.

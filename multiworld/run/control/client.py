@@ -70,13 +70,19 @@ def snapshots(path: Path, timeout: float) -> list[dict[str, Any]] | None:
     return [each for each in told if isinstance(each, dict)]
 
 
-def look(path: Path, worlds: dict[str, list[str]], timeout: float) -> list[dict[str, Any]] | None:
+def look(
+    path: Path,
+    worlds: dict[str, list[str]],
+    timeout: float,
+    members: dict[str, list[str]] | None = None,
+) -> list[dict[str, Any]] | None:
     """Ask a launcher how its workers' worlds stand; return the answers of those that gave one in time.
 
     Args:
         path: of the socket.
         worlds: rank of a worker, as text -> names of the worlds whose members it asks what they wait for.
         timeout: seconds, from connecting to the last byte.
+        members: the same -> names of the worlds whose members it tells; None: all tell all.
 
     Returns:
         Dictionaries with ``rank`` (of the worker in the run), ``attempt``, ``status`` and ``waits`` (see
@@ -85,7 +91,7 @@ def look(path: Path, worlds: dict[str, list[str]], timeout: float) -> list[dict[
     Raises:
         LauncherSilentError: it cannot be reached, or has not answered in time.
     """
-    hello = {"hello": "look", "worlds": worlds}
+    hello = {"hello": "look", "worlds": worlds, "members": members}
     lines = _exchange(path, hello, timeout, lambda line: line.startswith(b'{"over":'))
     if not lines:
         return None

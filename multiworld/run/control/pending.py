@@ -52,11 +52,11 @@ def pending_operations(path: Path, timeout: float) -> dict[str, list[dict[str, A
         LauncherSilentError: it does not answer.
     """
     deadline = time.monotonic() + timeout
-    told = look(path, {}, timeout) or []
+    told = look(path, {}, timeout, {}) or []
     asked = waiting_worlds({each["rank"]: each["status"] for each in told})
     if not asked:
         return {}
-    told = look(path, asked, max(0.1, deadline - time.monotonic())) or []
+    told = look(path, asked, max(0.1, deadline - time.monotonic()), {}) or []
     return {name: waits["pending"] for name, waits in waits_in(told).items() if waits["pending"]}
 
 

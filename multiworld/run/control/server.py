@@ -326,7 +326,7 @@ class ControlServer:
         elif message.get("hello") == "look":
             client.said = True
             client.most = _MOST_LOOKED
-            self._look(client, message.get("worlds"))
+            self._look(client, message.get("worlds"), message.get("members"))
         elif message.get("hello") == "command":
             client.said = True
             self._obey(client, message.get("command"))
@@ -356,14 +356,16 @@ class ControlServer:
 
         self._command(said, answer)
 
-    def _look(self, client: _Client, worlds: object) -> None:
+    def _look(self, client: _Client, worlds: object, members: object) -> None:
         """Ask all workers how their worlds stand, and hand each answer on as it comes."""
         wanted = worlds if isinstance(worlds, dict) else {}
+        named = members if isinstance(members, dict) else None
         number = next(self._numbers)
         workers = {each.rank: each for each in self._clients if each.rank is not None}
         self._looks[number] = client, Look(frozenset(workers), time.monotonic() + _LOOKING)
         for rank, each in workers.items():
-            self._send(each, {"look": number, "worlds": wanted.get(str(rank), [])})
+            question = {"look": number, "worlds": wanted.get(str(rank), [])}
+            self._send(each, question if named is None else {**question, "members": named.get(str(rank), [])})
         if not workers:
             self._looked(number)
 

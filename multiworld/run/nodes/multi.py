@@ -102,7 +102,7 @@ class MultiNode(Nodes):
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
-        self._links = PeerLinks(spec.hang_timeout, self._inbox.put, lambda: told_snapshot.encode(snapshot()))
+        self._links = PeerLinks(spec.hang_timeout, self._inbox.put, told_snapshot.ToldSnapshot(snapshot))
         # Whether the store can arbitrate between nodes that have lost each other: c10d's is on one of them.
         self._outside = handler.get_backend() not in {"c10d", "static"}
         self._rendezvous = BackgroundRendezvous(handler, self._agree, self._inbox.put, returns=self._outside)

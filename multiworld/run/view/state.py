@@ -6,6 +6,7 @@ Nothing here blocks; the clock is a parameter.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -50,6 +51,7 @@ LAST = 20
 
 _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
+_TOKEN = re.compile(r"\?token=\S+")
 _LIVE = frozenset({"starting", "up", "retiring"})
 
 
@@ -130,7 +132,8 @@ class RunState:
         """Apply one event. A report of a process that is gone, for example, changes no worker."""
         with self._lock:
             self._changes += 1
-            text = one_line(describe(event))[:_LONGEST_TEXT]
+            # The page's address has its token, and snapshots go to other nodes.
+            text = _TOKEN.sub("?token=...", one_line(describe(event)))[:_LONGEST_TEXT]
             rank = getattr(event, "rank", None)
             self._count(event)
             self._fold(event, text)
@@ -321,6 +324,10 @@ class RunState:
             decide = range_state if any(each.sizes for each in members) else world_state
             whole = decide((each.state, each.generation) for each in members)[0] == "active"
             self._faults.active(event.at, event.world, event.generation, who, whole=whole)
+        elif event.state == "closed" and all(
+            each.state in OVER for each in self._worlds[event.world].values()
+        ):
+            self._faults.closed(event.world)
 
     def _leave(self, rank: int, state: str = "gone") -> None:
         for world in self._worlds.values():

@@ -79,15 +79,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # the reader, ``head`` for example, has closed the pipe
 
 
-def ask_all(paths: Sequence[Path], timeout: float) -> list[Answer]:
+def ask_all(paths: Sequence[Path], timeout: float, *, waits: bool = False) -> list[Answer]:
     """Ask all launchers at once; return the answers of those that live, in order.
 
     Args:
         paths: of sockets.
         timeout: seconds for each, from connecting to the snapshot's last byte.
+        waits: whether workers are asked, too, what waits in their worlds.
     """
-    calls = [BlockingCall(partial(_ask, path, timeout), name="m8d-run-status") for path in paths]
-    deadline = time.monotonic() + timeout + _PENDING + 1.0
+    calls = [BlockingCall(partial(_ask, path, timeout, waits=waits), name="m8d-run-status") for path in paths]
+    deadline = time.monotonic() + timeout + waits * _PENDING + 1.0
     late = f"no answer within {timeout:g} s"
     answers = [
         call.result() if call.wait(deadline - time.monotonic()) else Answer(str(path), None, late)
@@ -96,7 +97,7 @@ def ask_all(paths: Sequence[Path], timeout: float) -> list[Answer]:
     return [each for each in answers if each is not None]
 
 
-def _ask(path: Path, timeout: float) -> Answer | None:
+def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:
     """Return a launcher's answer; None if it has ended."""
     try:
         answer = question(path, {"hello": "status"}, timeout)
@@ -106,7 +107,7 @@ def _ask(path: Path, timeout: float) -> Answer | None:
         return None
     snapshot = answer.get("snapshot") if isinstance(answer, dict) else None
     if isinstance(snapshot, dict):
-        return Answer(str(path), {**snapshot, "pending": _pending(path)})
+        return Answer(str(path), {**snapshot, "pending": _pending(path)} if waits else snapshot)
     said = answer.get("error") if isinstance(answer, dict) else None
     return Answer(str(path), None, str(said or "its answer is no snapshot: another version of multiworld?"))
 
@@ -123,7 +124,7 @@ def _pending(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:
     """Return the snapshots, and the answers without one; of one run, or of all."""
-    answers = ask_all(sockets(), _TIMEOUT)
+    answers = ask_all(sockets(), _TIMEOUT, waits=True)
     snapshots = [each.snapshot for each in answers if each.snapshot is not None]
     silent = [each for each in answers if each.snapshot is None]
     if run_id is not None:

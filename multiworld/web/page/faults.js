@@ -2,14 +2,14 @@
 
 import { eachSecond, now, showAge } from "./clock.js";
 import { byId, h, keyed, setAttribute, setHidden, setText } from "./dom.js";
-import { faultWords } from "./trouble.js";
+import { faultWords, isOpen } from "./trouble.js";
 import { clockTime, fullTime, milliseconds, several } from "./words.js";
 
 /** What is not healed goes on. */
 export function startFaults(model) {
   eachSecond(() => {
     for (const item of byId("fault-list").children) {
-      const fault = model.faults.find((one) => one.id === item.fault && !one.healed);
+      const fault = model.faults.find((one) => one.id === item.fault && isOpen(one));
       if (fault) drawTrack(item.parts.track, fault);
     }
   });
@@ -17,7 +17,7 @@ export function startFaults(model) {
 
 export function drawFaults(model) {
   const { faults } = model;
-  const open = faults.filter((fault) => !fault.healed).length;
+  const open = faults.filter(isOpen).length;
   setText(byId("faults-shown"), faults.length ? `${faults.length}${open ? `, ${open} not healed` : ""}` : "");
   setHidden(byId("faults-empty"), faults.length > 0 || !model.loaded);
   setHidden(byId("fault-list"), !faults.length);
@@ -25,7 +25,7 @@ export function drawFaults(model) {
     byId("fault-list"),
     faults,
     (fault) => fault.id,
-    (fault) => makeFault(fault, fault === faults[0] || !fault.healed),
+    (fault) => makeFault(fault, fault === faults[0] || isOpen(fault)),
     drawFault,
   );
 }
@@ -61,14 +61,14 @@ function makeFault(fault, open) {
 
 function drawFault(item, fault) {
   const { parts } = item;
-  setAttribute(item, "data-healed", String(fault.healed));
+  setAttribute(item, "data-healed", String(!isOpen(fault)));
   setText(parts.what, `gen ${fault.generation}, ${faultWords(fault)}`);
   setText(parts.when, clockTime(fault.at));
   setAttribute(parts.when, "datetime", fullTime(fault.at));
   setAttribute(parts.when, "title", fullTime(fault.at));
   const [word, age] = parts.outcome.children;
-  setText(word, fault.healed ? `healed in ${milliseconds(fault.ms ?? lastStep(fault))}` : "not healed");
-  showAge(age, fault.healed ? null : fault.at, "since ");
+  setText(word, outcome(fault));
+  showAge(age, isOpen(fault) ? fault.at : null, "since ");
   setText(parts.detail, fault.detail ?? "");
   setHidden(parts.detail, !fault.detail);
   drawTrack(parts.track, fault);
@@ -77,16 +77,21 @@ function drawFault(item, fault) {
   keyed(parts.steps, steps, (step) => step.at, makeStep, drawStep);
 }
 
+function outcome(fault) {
+  if (fault.healed) return `healed in ${milliseconds(fault.ms ?? lastStep(fault))}`;
+  return fault.over ? "closed, not healed" : "not healed";
+}
+
 const lastStep = (fault) => fault.steps.at(-1)?.ms ?? 0;
 
 /** One piece for each time between two steps, as wide as it was long; what it led to gives its colour. */
 function drawTrack(track, fault) {
   const total = Math.max(fault.ms ?? 0, lastStep(fault)) || 1;
-  const whole = fault.healed ? total : Math.max(1.05 * total, 1000 * (now() - fault.at));
+  const whole = !isOpen(fault) ? total : Math.max(1.05 * total, 1000 * (now() - fault.at));
   const pieces = fault.steps
     .slice(1)
     .map((step, at) => ({ key: `${at}`, what: step.what, from: fault.steps[at].ms, to: step.ms }));
-  if (!fault.healed) pieces.push({ key: "open", what: "open", from: lastStep(fault), to: whole });
+  if (isOpen(fault)) pieces.push({ key: "open", what: "open", from: lastStep(fault), to: whole });
   keyed(
     track,
     pieces,
@@ -99,7 +104,7 @@ function drawTrack(track, fault) {
     },
   );
   const words = fault.steps.map((step) => `${step.what} at ${milliseconds(step.ms)}`);
-  setAttribute(track, "aria-label", `${words.join(", ")}${fault.healed ? "" : ", not healed"}`);
+  setAttribute(track, "aria-label", `${words.join(", ")}, ${outcome(fault)}`);
 }
 
 function makeStep() {

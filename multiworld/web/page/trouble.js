@@ -110,9 +110,12 @@ function ofProcess(process) {
   };
 }
 
+/** Whether a fault is not healed, and its world not closed since. */
+export const isOpen = (fault) => !fault.healed && !fault.over;
+
 /** The faults that are not healed, by world. */
 export const openFaults = (model) =>
-  new Map(model.faults.filter((fault) => !fault.healed).map((fault) => [fault.world, fault]));
+  new Map(model.faults.filter(isOpen).map((fault) => [fault.world, fault]));
 
 /** "crashed, rank 2" */
 export const faultWords = (fault) => [fault.cause, ranks(fault.ranks)].filter(Boolean).join(", ");

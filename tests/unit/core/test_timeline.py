@@ -88,3 +88,20 @@ def test_calls_that_have_raised_are_a_step_at_their_time_though_told_late():
     for _ in range(2 * _MOST_STEPS):
         line.unblocked(11.0, "w", 1, "a")
     assert len(line.faults()[0]["steps"]) == _MOST_STEPS
+
+
+def test_a_world_that_was_closed_begins_anew_under_its_name():
+    line = FaultTimeline()
+    line.broke(1.0, "w", 3, "a", "crashed")
+    line.active(2.0, "w", 4, "a", whole=True)
+    line.broke(3.0, "w", 4, "a", "hung")
+    line.closed("w")
+    line.closed("other")
+    line.joining(4.0, "w", "a")
+    line.active(5.0, "w", 1, "a", whole=True)
+    assert [(each["healed"], each["over"]) for each in line.faults()] == [(False, True), (True, True)]
+    assert line.broke(6.0, "w", 1, "a", "crashed"), "the first generation of another world"
+    line.active(7.0, "w", 2, "a", whole=True)
+    assert [(each["generation"], each["healed"], each["over"], each["ms"]) for each in line.faults()] == [
+        (1, True, False, 1000.0), (4, False, True, None), (3, True, True, 1000.0),
+    ]  # fmt: skip

@@ -250,7 +250,7 @@ def test_nothing_of_torchs_is_taken():
         "--nnodes x s.py", "--nnodes 1:2:3 s.py", "--nnodes 3:2 s.py", "--nnodes 0 s.py", "--max-restarts -1 s.py",
         "--nproc-per-node many s.py", "--tee 9 s.py", "--no-python -m p", "--local-ranks-filter a s.py",
         "--rdzv-conf x s.py", "--nproc-per-node 0 s.py", "--nproc-per-node -1 s.py", "--monitor-interval 0 s.py",
-        "--monitor-interval nan s.py",
+        "--monitor-interval nan s.py", "--web nonsense s.py", "--web 127.0.0.1:99999 s.py", "--web :80 s.py",
     ],
 )  # fmt: skip
 def test_wrong_values_are_said(line):

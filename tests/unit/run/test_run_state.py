@@ -349,3 +349,17 @@ def test_what_happened_is_numbered_and_has_a_level():
         "rank 1 (worker:0) failed: killed by SIGKILL"
     ] == "warning"
     assert last[0]["level"] == "info"
+
+
+def test_a_fault_of_a_world_that_all_have_closed_is_over():
+    state = run_of(*begun(1), h.WorldChanged(AT + 5, 0, "w0", "broken", 1, "rank 1 crashed", "crashed"))
+    state.apply(h.WorldChanged(AT + 6, 0, "w0", "closed", 1))
+    assert [each["over"] for each in state.snapshot()["faults"]] == [False], "a member is in it"
+    state.apply(h.WorldChanged(AT + 7, 1, "w0", "closed", 1))
+    assert [each["over"] for each in state.snapshot()["faults"]] == [True]
+
+
+def test_the_token_of_the_page_is_in_no_snapshot():
+    state = run_of(h.Note(AT, 20, "page: http://127.0.0.1:8080/?token=s3cret"), *begun(1))
+    assert "s3cret" not in json.dumps(state.snapshot())
+    assert "page: http://127.0.0.1:8080/?token=..." in {each["text"] for each in state.snapshot()["last"]}

@@ -147,7 +147,7 @@ def test_one_that_hangs_does_not_hide_the_others(root, capsys, monkeypatch):
 
 def test_one_that_hangs_may_be_the_run_that_was_asked_for(root, capsys, monkeypatch):
     answers = [Answer("a", SNAPSHOT), Answer("b", None, "no answer")]
-    monkeypatch.setattr("multiworld.run.view.status.ask_all", lambda paths, timeout: answers)
+    monkeypatch.setattr("multiworld.run.view.status.ask_all", lambda paths, timeout, waits: answers)
     assert main(["--run-id", "job7"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["--run-id", "third"]) == SILENT

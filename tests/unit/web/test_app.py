@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
+import logging
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 from unit.web.webkit import FakeSource, ask, view
 
 from multiworld.errors import MultiworldError
 from multiworld.metrics.health import Health
-from multiworld.web import feed, openapi
+from multiworld.run.control.client import LauncherSilentError
+from multiworld.web import connections, feed, openapi
 from multiworld.web.server import serve
+from multiworld.web.sources import RunOverError
+
+ROOT = Path(__file__).parents[3]
 
 WORLD = {"name": "w0", "state": "active"}
 
@@ -65,7 +78,7 @@ def test_the_link_sets_a_cookie_that_scripts_cannot_read(page):
     assert (answer.status, answer.getheader("location")) == (303, "/")
     cookie = answer.getheader("set-cookie")
     assert "httponly" in cookie.lower()
-    assert "samesite=strict" in cookie.lower()
+    assert "samesite=lax" in cookie.lower()
     answer = ask(page, "/api/v1/view", {"Cookie": cookie.partition(";")[0]})
     assert json.loads(answer.body)["worlds"] == [WORLD]
 
@@ -76,6 +89,23 @@ def test_a_name_that_was_made_to_point_here_is_refused(page):
     assert ask(page, "/api/v1/view", {**cookie, "Host": f"alpha.example:{page.port}"}).status == 200
     bearer = {"Authorization": f"Bearer {page.token}"}
     assert ask(page, "/api/v1/view", {**bearer, "Host": "service.cluster.local"}).status == 200
+
+
+def test_a_page_without_a_token_is_not_open_to_a_name_that_was_made_to_point_here(source):
+    from multiworld.web.app import make_app
+
+    guard = make_app(source, token="").build_middleware_stack()
+    seen = []
+
+    async def send(message):
+        seen.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/api/v1/view", "query_string": b"", "scheme": "http",
+        "server": ("127.0.0.1", 80), "headers": [(b"host", b"evil.example"), (b"authorization", b"Bearer x")],
+    }  # fmt: skip
+    asyncio.run(guard(scope, None, send))
+    assert seen[0]["status"] == 421
 
 
 def test_every_answer_has_the_headers_that_keep_a_page_closed(page):
@@ -116,6 +146,19 @@ def test_pending_logs_and_numbers(page):
     assert answer.status == 404
     assert b"--redirects" in answer.body
     assert ask(page, "/metrics").body == b"# numbers\n"
+
+
+@pytest.mark.parametrize("error", [LauncherSilentError("it hangs"), RunOverError("it has ended")])
+def test_a_source_that_has_nothing_is_no_traceback(page, source, error):
+    def fails(*_):
+        raise error
+
+    source.view = page._server.config.app.state.feed._view = fails
+    source.pending = source.log = source.metrics = fails
+    for path in ("view", "events", "worlds/w0/pending", "processes/a/log"):
+        answer = ask(page, f"/api/v1/{path}")
+        assert (answer.status, error.args[0].encode() in answer.body) == (503, True), path
+    assert ask(page, "/metrics").status == 503
 
 
 def test_numbers_without_the_library_say_what_to_do(page, source):
@@ -183,6 +226,159 @@ def test_viewers_are_bounded_and_share_one_look(page, source, monkeypatch):
     assert ask(page, "/api/v1/events").status == 503
     for each in all_told:
         each.close()
+
+
+def test_who_asks_for_the_head_of_a_stream_is_no_viewer(page, source, monkeypatch):
+    monkeypatch.setattr(feed, "MOST_VIEWERS", 1)
+    for _ in range(5):
+        link = http.client.HTTPConnection(page.host, page.port, timeout=30)
+        link.request("HEAD", "/api/v1/events", headers={"Authorization": f"Bearer {page.token}"})
+        assert link.getresponse().status == 200
+        link.close()
+    told = stream(page)
+    assert next(told)[0] == "view"
+    told.close()
+
+
+def test_strangers_take_neither_the_page_nor_the_descriptors(page, monkeypatch):
+    monkeypatch.setattr(connections, "MOST", 20)
+    silent = [socket.create_connection((page.host, page.port)) for _ in range(60)]
+    with contextlib.suppress(ConnectionResetError):  # the last one is refused: all have been accepted
+        silent[-1].settimeout(30)
+        assert silent[-1].recv(1) == b""
+    assert len(page._server.server_state.connections) <= 20
+    for each in silent[:15]:
+        each.close()
+    until(lambda: len(page._server.server_state.connections) <= 10)
+    assert ask(page, "/live", {}).status == 200
+    for each in silent:
+        each.close()
+
+
+def test_a_request_that_is_not_completed_is_cut_off(page, monkeypatch):
+    monkeypatch.setattr(connections, "FIRST", 0.3)
+    for said in (b"", b"GET / HTTP/1.1\r\n", b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\nGET /live"):
+        with socket.create_connection((page.host, page.port), timeout=30) as stranger:
+            stranger.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1 << 16):
+                    continue
+    told = stream(page)
+    next(told)
+    time.sleep(0.6)  # a stream goes on for as long as it likes
+    assert len(page._server.server_state.connections) == 1
+    told.close()
+
+
+def until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_programs_own_server_keeps_its_log(source):
+    handler = logging.NullHandler()
+    log = logging.getLogger("uvicorn.access")
+    log.addHandler(handler)
+    seen = []
+    log.addFilter(lambda record: seen.append(record) or True)
+    try:
+        with serve(source) as page:
+            ask(page, "/live")
+            assert handler in log.handlers
+        assert (log.propagate, seen) == (True, [])
+    finally:
+        log.removeHandler(handler)
+        log.filters.clear()
+
+
+@pytest.mark.parametrize("token", ["a+b/c=&d#e", "%41", "'\"?"])
+def test_any_printable_token_works(source, token):
+    with serve(source, token=token) as page:
+        assert ask(page, "/api/v1/view").status == 200
+        answer = ask(page, page.link.removeprefix(page.url.rstrip("/")), {})
+        assert answer.status == 303
+        cookie = answer.getheader("set-cookie").partition(";")[0]
+        assert ask(page, "/api/v1/view", {"Cookie": cookie}).status == 200
+        assert token not in repr(page)
+
+
+def test_a_token_from_a_file_has_no_end_of_line(source, monkeypatch):
+    monkeypatch.setenv("M8D_WEB_TOKEN", "known\n")
+    with serve(source) as page:
+        assert page.token == "known"  # noqa: S105  (a test's)
+        assert ask(page, "/api/v1/view").status == 200
+
+
+@pytest.mark.parametrize("token", ["", "two words", "t\u00f6ken", "line\n"])
+def test_tokens_that_are_none(source, token):
+    with pytest.raises(MultiworldError, match="printable ASCII"):
+        serve(source, token=token)
+
+
+def test_a_forked_child_does_not_keep_the_port(source):
+    ended = []
+    page = serve(source, at_end=lambda: ended.append(os.getpid()))
+    held = http.client.HTTPConnection(page.host, page.port, timeout=30)
+    held.request("GET", "/live")
+    held.getresponse().read()
+    ours, theirs = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if not child:
+        try:
+            links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]  # noqa: PTH115
+            table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+            mine = {row[9] for row in table if row[1].endswith(f":{page.port:04X}")}
+            kept = [each for each in links if each.startswith("socket:") and each[8:-1] in mine]
+            os.write(theirs, repr((kept, ended == [os.getpid()])).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    assert os.read(ours, 10000) == b"([], True)"
+    os.close(ours)
+    os.waitpid(child, 0)
+    assert ask(page, "/live").status == 200
+    held.close()
+    page.close()
+
+
+def test_the_program_ends_while_a_look_takes_long(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SLOW)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+    )  # fmt: skip
+    assert float(done.stdout) < 20, "the look takes 40 s"
+    assert done.stderr == ""
+
+
+SLOW = """
+import atexit, threading, time, urllib.request
+from unit.web.webkit import FakeSource, view
+from multiworld.web.server import serve
+
+class Slow(FakeSource):
+    def view(self):
+        began.set()
+        time.sleep(40)
+
+began = threading.Event()
+page = serve(Slow(view()), token="t")
+request = urllib.request.Request(page.url + "api/v1/view", headers={"Authorization": "Bearer t"})
+def ask():
+    try:
+        urllib.request.urlopen(request)
+    except OSError:
+        return
+threading.Thread(target=ask, daemon=True).start()
+assert began.wait(30)
+at = time.monotonic()
+atexit.register(lambda: print(time.monotonic() - at))
+"""
 
 
 def test_closing_ends_the_streams(source):

@@ -241,15 +241,48 @@ def test_the_newest_generation_that_a_worker_knows_counts():
         assert RunViews().view(snapshot(), (), order, {})["worlds"][0]["backend"] == "nccl"
 
 
-def test_one_worker_of_a_host_names_the_members():
-    told = hub()
-    others = {"pid": 4001, "worlds": [{**told["worlds"][0], "rank": 0, "members": []}]}
-    found = RunViews().view(snapshot(), (), {0: told, 1: others}, {})
-    assert members(found, "w0") == [(0, 1, "active"), (1, 0, "active")]
-    found = RunViews().view(snapshot(), (), {1: others}, {})
-    assert members(found, "w0") == [(-1, 0, "active"), (0, 1, "active")] or members(found, "w0") == [
-        (0, 1, "active"), (-1, 0, "active"),
-    ]  # fmt: skip
+def test_members_that_were_told_once_are_known():
+    views = RunViews()
+    views.view(snapshot(), (), {0: hub()}, {})
+    later = hub(members=[], busy=[0])
+    found = views.view(snapshot(), (), {0: later}, {})
+    assert members(found, "w0") == [(0, 1, "busy"), (1, 0, "active")]
+    assert found["worlds"][0]["backend"] == "gloo"
+
+
+def test_what_the_others_say_counts_though_one_is_silent():
+    found = RunViews().view(snapshot(), (), {0: hub(busy=[0])}, {})
+    assert members(found, "w0")[0] == (0, 1, "busy")
+
+
+def test_worlds_that_are_gone_leave_nothing():
+    views = RunViews()
+    views.view(snapshot(), (), {0: hub()}, {})
+    views.view({**snapshot(), "worlds": []}, (), {}, {})
+    assert (views._rows, views.rosters._known, views._links._kept) == ({}, {}, {})
+    track = tracked(WorldStateReceived("w0", 2, 0, 5.6, 1, 10, 100), WorldClosed("w0", 2, 0, 6.0))
+    assert track._transfers == {}
+
+
+def test_processes_of_two_containers_of_one_name_are_two():
+    other = launcher("alpha", h.WorkerStarted(AT, 7, "worker", 0, 0, 4000, 0))
+    found = RunViews().view(snapshot(), (other,), {}, {})
+    assert [each["id"] for each in found["processes"]] == [
+        "alpha/4000",
+        "alpha/4001",
+        "alpha/4002",
+        "alpha/4000#7",
+    ]
+
+
+def test_faults_keep_their_ids_when_another_launcher_answers_or_does_not():
+    views = RunViews()
+    gone = h.WorldChanged(AT + 5, 0, "w0", "broken", 1, "why", "crashed", ranks=(0,))
+    alone = views.view(alpha(gone), (), {}, {})["faults"]
+    both = views.view(
+        alpha(gone), (beta(h.WorldChanged(AT + 5.1, 1, "w0", "broken", 1, "why", "crashed")),), {}, {}
+    )
+    assert [each["id"] for each in alone] == [each["id"] for each in both["faults"]] == ["w0/1"]
 
 
 def test_events_are_told_once():
@@ -343,3 +376,13 @@ def test_planned_ranks_are_known_before_any_worker_answers():
         state.apply(each)
     found = RunViews().view(state.snapshot(), (), {}, {})
     assert members(found, "w0") == [(0, 1, "active"), (1, 0, "active")]
+
+
+def test_a_member_of_which_no_launcher_has_told_is_in_the_others_roster():
+    status_of_hub = {**STATUS, "generation": 1, "members": [[0, 4000, "alpha", ""], [1, 4000, "beta", ""]]}
+    silent = launcher("beta", h.SlotTaken(AT, 1, 2), h.WorkerStarted(AT, 1, "worker", 0, 0, 4000, 0))
+    found = RunViews().view(alpha(), (silent,), {0: status(status_of_hub)}, {})
+    assert members(found, "w0") == [(0, 0, "active"), (1, 1, "active")]
+    assert members(RunViews().view(alpha(), (), {0: status(status_of_hub)}, {}), "w0") == [
+        (0, 0, "active"), (1, None, "active"),
+    ]  # fmt: skip

@@ -25,6 +25,7 @@ class Launcher:
         self.told = [{"rank": 0, "attempt": 0, "status": hub(), "waits": {}}]
         self.others = []
         self.looked = []
+        self.members = []
         self.error = None
         self.slow = threading.Event()
         self.slow.set()
@@ -36,8 +37,9 @@ class Launcher:
             raise self.error
         return None if self.snapshot is None else {"snapshot": self.snapshot}
 
-    def look(self, path, worlds, timeout):
+    def look(self, path, worlds, timeout, members):
         self.looked.append(worlds)
+        self.members.append(members)
         self.slow.wait(PATIENCE)
         return self.told
 
@@ -47,6 +49,7 @@ class Launcher:
 
 @pytest.fixture
 def launcher(monkeypatch):
+    monkeypatch.setattr(sources, "FRESH", 0.0)
     return Launcher(monkeypatch)
 
 
@@ -130,6 +133,7 @@ def test_ready_is_of_all_worlds_or_of_those_named(run):
 
 
 def test_other_nodes_are_in_it(run, launcher):
+    launcher.snapshot["peers"] = [{"node": "beta", "seat": 1, "state": "seated", "since": 1.0}]
     launcher.others = [{**snapshot(), "node": "beta", "workers": [], "worlds": [], "started": 1.0}]
     view = until(run, lambda view: any(each["text"].startswith("beta: ") for each in view["events"]))
     assert len(view["worlds"]) == 2
@@ -155,3 +159,72 @@ def test_the_end_of_a_file(tmp_path):
     assert tail(path, 10) == b"x" * 10
     path.write_bytes(b"")
     assert tail(path, 10) == b""
+
+
+def test_members_are_asked_for_at_first_and_where_they_are_not_known(run, launcher):
+    until(run, lambda _: len(launcher.members) > 2)
+    assert launcher.members[0] is None, "all"
+    assert launcher.members[2] == {}
+    again = hub(generation=2)
+    launcher.told = [
+        {
+            "rank": 0,
+            "attempt": 0,
+            "status": {**again, "worlds": [{**each, "members": []} for each in again["worlds"]]},
+            "waits": {},
+        }
+    ]
+    until(run, lambda _: {"0": ["w0", "w1"]} in launcher.members)
+
+
+def test_what_was_found_is_shared_by_those_that_ask_at_once(launcher, monkeypatch):
+    monkeypatch.setattr(sources, "FRESH", PATIENCE)
+    run = LaunchedRun(Path("/none"))
+    first = run.view()
+    launcher.error = LauncherSilentError("it hangs")
+    assert run.view() is first
+    silent = LaunchedRun(Path("/none"))
+    for _ in range(3):
+        with pytest.raises(LauncherSilentError):
+            silent.view()
+    launcher.error = None
+    with pytest.raises(LauncherSilentError):
+        silent.view()
+
+
+def test_another_version_says_so(launcher, run):
+    launcher.snapshot = {key: value for key, value in launcher.snapshot.items() if key != "totals"}
+    with pytest.raises(LauncherSilentError, match="another version"):
+        run.view()
+    launcher.snapshot = snapshot()
+    launcher.others = [{"node": "beta", "run_id": "job7"}]
+    assert len(run.view()["worlds"]) == 2, "a peer of another version is left out"
+
+
+def test_a_node_that_does_not_answer_is_shown_as_it_was_and_named(launcher, monkeypatch):
+    clock = Clock()
+    launcher.snapshot |= {
+        "started": time.time() - 100,
+        "peers": [{"node": "beta", "seat": 1, "state": "seated", "since": 1.0}],
+    }
+    launcher.others = [{**snapshot(), "node": "beta", "worlds": [], "started": 1.0}]
+    run = LaunchedRun(Path("/none"), clock=clock)
+    view = until(run, lambda view: len(view["processes"]) == 6)
+    assert view["note"] == ""
+    launcher.others = []
+    until(run, lambda _: len(launcher.looked) > 3)
+    clock.now += 10
+    view = until(run, lambda view: view["note"])
+    assert view["note"] == "the launcher on beta does not answer"
+    assert len(view["processes"]) == 6
+    launcher.snapshot["peers"][0]["state"] = "lost"
+    view = run.view()
+    assert (len(view["processes"]), view["note"]) == (3, "")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
