@@ -146,7 +146,7 @@ def test_roles_and_names(site):
         '- button "Log of worker:1"',
         '- log "Events"',
         '- searchbox "Filter worlds by name, state, cause or process"',
-        '- img "seen at 0.0 ms, told at 0.8 ms, joining at 310 ms, active at 812 ms"',
+        '- img "seen at 0.0 ms, told at 0.8 ms, joining at 310 ms, active at 812 ms, healed in 812 ms"',
         '- button "Trouble first" [pressed]',
     ):
         assert part in snapshot, part
