@@ -154,8 +154,8 @@ class Attached:
     def describe_with(self, describe):
         self.describe = describe
 
-    def ask(self, *, deep, deadline):
-        return {}
+    def begin_asking(self, *, deep):
+        return lambda deadline: {}
 
 
 @pytest.mark.parametrize("cause", Cause)
