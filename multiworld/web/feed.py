@@ -97,6 +97,8 @@ class Feed:
             return self._latest
         if self._look is None or self._look.done():  # those that ask at once share the answer
             self._look = asyncio.create_task(self._ask())
+            # If those that wait for it have gone, asyncio would log its error as one that was lost.
+            self._look.add_done_callback(lambda look: look.cancelled() or look.exception())
         return await asyncio.shield(self._look)
 
     async def _ask(self) -> dict[str, Any]:
