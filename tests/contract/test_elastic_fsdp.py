@@ -120,12 +120,12 @@ def trains(me, folder):
                 (loss * w.world_size).backward()
                 vote = torch.tensor([loss.item(), float(word == "stop")])
                 dist.all_reduce(vote)  # all have their gradients
-                interrupted(w, word)
+                interrupted(me, w, word)
             optimizer.step()
             losses.each.append(vote[0].item())
             stop = vote[1].item()
             ended += 1
-            changed = w.advance()
+            changed = advanced(me, w, word)
             if not changed and not stop and len(losses.each) % SAVE_EVERY == 0:
                 with w:
                     dcp.save(state_of(net, optimizer), checkpoint_id=folder / f"{len(losses.each)}")
@@ -135,8 +135,16 @@ def trains(me, folder):
     w.barrier()
 
 
-def interrupted(w, word):
+def advanced(me, w, word):
+    changed = w.advance()
+    if word == "go":
+        me.emit("made")
+    return changed
+
+
+def interrupted(me, w, word):
     if word == "die":
+        me.hear()  # not before those that go on have all gradients, and have made their step
         os.kill(os.getpid(), signal.SIGKILL)
     while word == "late":  # until another is lost
         w.barrier()
@@ -186,6 +194,12 @@ def say(members, *words):
     for each, word in zip(members, words, strict=True):
         each.expect("at")
         each.say(word)
+    for each, word in zip(members, words, strict=True):
+        if word == "go":
+            each.expect("made")
+    for each, word in zip(members, words, strict=True):
+        if word == "die":
+            each.say("now")
 
 
 @pytest.mark.skipif(
