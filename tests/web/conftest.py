@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import pytest
 
+PATIENCE = 30_000
+"""Milliseconds. Other work takes the machine's two cores; nothing here waits that long when all is well."""
+
 
 @pytest.fixture(scope="session")
 def browser():
     from browserneeded import CHROMIUM
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=PATIENCE)
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -30,7 +35,7 @@ def site(browser, monkeypatch):
         shown = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **context})
         ends.append(shown.close)
         page = shown.new_page()
-        page.set_default_timeout(8000)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: errors.append(f"{error}"))
 
         def said(message):
