@@ -123,6 +123,7 @@ class LaunchedRun:
         self._asked = _Asked(-math.inf, [], [])
         self._others: dict[str, tuple[float, dict[str, Any]]] = {}
         self._answered = clock()
+        self._trouble = ""  # of this node's launcher
         self._made: tuple[float, dict[str, Any] | Exception] = (-math.inf, {})
 
     def view(self) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class LaunchedRun:
         return found
 
     def _make(self) -> dict[str, Any]:
-        notes = []
+        self._trouble = ""
         try:
             snapshot = self._snapshot = self._own()
             self._answered = self._clock()
@@ -154,11 +155,11 @@ class LaunchedRun:
         except (RunOverError, LauncherSilentError) as error:
             if self._snapshot is None:
                 raise
-            notes.append(f"nothing new since {self._clock() - self._answered:.0f} s: {error}")
+            self._trouble = f"nothing new since {self._clock() - self._answered:.0f} s: {error}"
             snapshot = {**self._snapshot, "now": time.time()}
         others, silent = self._known_others(snapshot)
-        notes += silent
-        return self._views.view(snapshot, others, *self._told(snapshot), "; ".join(notes))
+        note = "; ".join([self._trouble, *silent] if self._trouble else silent)
+        return self._views.view(snapshot, others, *self._told(snapshot), note)
 
     def _own(self) -> dict[str, Any]:
         answer = question(self._path, {"hello": "status"}, _TIMEOUT)
@@ -244,11 +245,11 @@ class LaunchedRun:
         """Return the run's numbers."""
         from multiworld.web.run_metrics import exposition_of_run  # noqa: PLC0415  (needs prometheus_client)
 
-        note = self.view()["note"]
+        self.view()
         with self._lock:
             assert self._snapshot is not None  # noqa: S101  (a view was made of it)
             # Each launcher counts its own: what several said would be counted by all of them.
-            view = RunViews().view(self._snapshot, (), *self._told(self._snapshot), note)
+            view = RunViews().view(self._snapshot, (), *self._told(self._snapshot), self._trouble)
         return exposition_of_run(view, accept)
 
     def live(self) -> Health:
@@ -256,10 +257,11 @@ class LaunchedRun:
         from multiworld.metrics.health import Health  # noqa: PLC0415
 
         try:
-            view = self.view()
+            self.view()
         except (RunOverError, LauncherSilentError) as error:
             return Health(False, str(error))
-        return Health(not view["note"], view["note"] or "ok")
+        # Another node that is silent is no reason to start this one again.
+        return Health(not self._trouble, self._trouble or "ok")
 
     def ready(self, worlds: Sequence[str]) -> Health:
         """Whether these worlds, or all that are not closed, are active."""
@@ -272,8 +274,8 @@ class LaunchedRun:
         states = {each["name"]: each["state"] for each in view["worlds"]}
         wanted = worlds or [name for name, state in states.items() if state != "closed"]
         bad = [f"{name}: {states.get(name, 'not known')}" for name in wanted if states.get(name) != "active"]
-        if view["note"]:
-            bad.append(view["note"])
+        if self._trouble:
+            bad.append(self._trouble)
         return Health(not bad, "; ".join(bad) or "ok")
 
 

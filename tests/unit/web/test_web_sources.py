@@ -216,6 +216,9 @@ def test_a_node_that_does_not_answer_is_shown_as_it_was_and_named(launcher, monk
     clock.now += 10
     view = until(run, lambda view: view["note"])
     assert view["note"] == "the launcher on beta does not answer"
+    assert run.live().ok
+    assert run.ready(()).ok
+    assert b"multiworld_run_launcher_answers 1.0" in run.metrics("text/plain")[0]
     assert len(view["processes"]) == 6
     launcher.snapshot["peers"][0]["state"] = "lost"
     view = run.view()
