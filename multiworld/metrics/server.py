@@ -84,7 +84,7 @@ def serve_metrics(address: str = "127.0.0.1:0") -> MetricsServer:
     except (OSError, ValueError, OverflowError) as error:
         raise MultiworldError(
             f"address={address!r}: {error}",
-            rule="It is HOST:PORT of this host, and nobody else listens there",
+            rule="It is HOST:PORT of this host, where no other process listens",
             next_step="Take 127.0.0.1:0 for any free port; MetricsServer.url has it",
         ) from error
     recorder.begin()

@@ -106,7 +106,7 @@ def test_closing_ends_the_thread_and_frees_the_address(process, monkeypatch):
     served = serve_metrics("127.0.0.1:0")
     assert "m8d-metrics" in {thread.name for thread in threading.enumerate()}
     assert served.url == f"http://127.0.0.1:{served.port}/"
-    with pytest.raises(MultiworldError, match="nobody else listens there"):
+    with pytest.raises(MultiworldError, match="where no other process listens"):
         serve_metrics(f"127.0.0.1:{served.port}")
     served.close()
     served.close()
