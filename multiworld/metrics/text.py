@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["OPENMETRICS", "PLAIN", "exposition", "written"]
+__all__ = ["OPENMETRICS", "PLAIN", "answer", "exposition", "written"]
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -40,8 +40,13 @@ def exposition(accept_header: str | None = None) -> tuple[bytes, str]:
     Raises:
         MultiworldError: prometheus_client is not installed.
     """
+    return answer(_collector().collect(), accept_header)
+
+
+def answer(families: Iterable[Metric], accept_header: str | None) -> tuple[bytes, str]:
+    """Return families of metrics in the format that a request takes, and its content type."""
     openmetrics = "application/openmetrics-text" in (accept_header or "")
-    return written(_collector().collect(), openmetrics=openmetrics), OPENMETRICS if openmetrics else PLAIN
+    return written(families, openmetrics=openmetrics), OPENMETRICS if openmetrics else PLAIN
 
 
 def written(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
@@ -56,7 +61,7 @@ def written(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
         lines.append(f"# HELP {name} {family.documentation}\n# TYPE {name} {kind}\n")
         for sample in family.samples:
             labels = ",".join([f'{label}="{_escaped(text)}"' for label, text in sample.labels.items()])
-            lines.append(f"{sample.name}{{{labels}}} {float(sample.value)!r}\n")
+            lines.append(f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n")
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode()

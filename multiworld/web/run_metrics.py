@@ -6,9 +6,11 @@ Each worker's own numbers (`multiworld.metrics`) are finer; these need nothing o
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-from multiworld.errors import MultiworldError
+from multiworld.metrics.collector import client
+from multiworld.metrics.text import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +21,9 @@ __all__ = ["MOST_WORLDS", "exposition_of_run", "families"]
 
 MOST_WORLDS = 512
 """Worlds with samples of their own, in the order of their names; the others are only counted by state."""
+
+_Row = tuple[list[str], float]
+"""Values of the labels, and the sample's."""
 
 _WORLD_STATES = ("joining", "active", "broken", "closed", "failed", "gone")
 _WORKER_STATES = ("starting", "up", "failed", "restarting", "retiring", "ended", "stopped")
@@ -35,45 +40,20 @@ def exposition_of_run(view: dict[str, Any], accept: str) -> tuple[bytes, str]:
     Raises:
         MultiworldError: prometheus_client is not installed.
     """
-    try:
-        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415  (of an extra)
-        from prometheus_client.registry import CollectorRegistry  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MultiworldError(
-            "/metrics needs prometheus_client",
-            rule="It is of the extra m8d[metrics]",
-            next_step="pip install 'm8d[metrics]'",
-        ) from error
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(list(families(view))))
-    encoder, content_type = choose_encoder(accept)
-    return encoder(registry), content_type
-
-
-class _Collected:
-    def __init__(self, found: list[Metric]) -> None:
-        self._found = found
-
-    def collect(self) -> Iterable[Metric]:
-        return self._found
+    return answer(families(view), accept)
 
 
 def families(view: dict[str, Any]) -> Iterable[Metric]:
     """Yield the families of metrics of a run's view."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415  (of an extra)
+    core = client().core
 
-    def gauge(name: str, text: str, labels: list[str], rows: Iterable[tuple[list[str], float]]) -> Metric:
-        found = GaugeMetricFamily(f"multiworld_run_{name}", text, labels=labels)
+    def filled(kind: Any, name: str, text: str, labels: list[str], rows: Iterable[_Row]) -> Metric:
+        found = kind(f"multiworld_run_{name}", text, labels=labels)
         for values, value in rows:
             found.add_metric(values, value)
-        return found
+        return cast("Metric", found)
 
-    def counter(name: str, text: str, labels: list[str], rows: Iterable[tuple[list[str], float]]) -> Metric:
-        found = CounterMetricFamily(f"multiworld_run_{name}", text, labels=labels)
-        for values, value in rows:
-            found.add_metric(values, value)
-        return found
-
+    gauge, counter = partial(filled, core.GaugeMetricFamily), partial(filled, core.CounterMetricFamily)
     run, totals, now = view["run"], view["totals"], view["now"]
     workers = Counter(each["state"] for each in view["processes"])
     worlds = Counter(each["state"] for each in view["worlds"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from multiworld._net.blocking import BlockingCall
 from multiworld.errors import MultiworldError, UnknownWorldError
-from multiworld.run.control.client import LauncherSilentError, look, question, snapshots
+from multiworld.run.control.client import LauncherSilentError, look, own_snapshot, snapshots
 from multiworld.run.control.pending import waiting_worlds, waits_in
 from multiworld.web.run_view import RunViews, complete
 
@@ -151,7 +151,7 @@ class LaunchedRun:
         try:
             snapshot = self._snapshot = self._own()
             self._answered = self._clock()
-            self._ask_the_others()
+            self._ask_the_others(bool(snapshot["peers"]))
         except (RunOverError, LauncherSilentError) as error:
             if self._snapshot is None:
                 raise
@@ -162,17 +162,15 @@ class LaunchedRun:
         return self._views.view(snapshot, others, *self._told(snapshot), note)
 
     def _own(self) -> dict[str, Any]:
-        answer = question(self._path, {"hello": "status"}, _TIMEOUT)
-        if answer is None:
+        found = own_snapshot(self._path, _TIMEOUT)
+        if found is None:
             raise RunOverError(
                 f"the launcher at {self._path} has ended",
                 rule="The page shows a run as long as one of its launchers lives",
                 next_step="See the run's log",
             )
-        found = answer.get("snapshot") if isinstance(answer, dict) else None
-        if not isinstance(found, dict) or not complete(found):
-            said = answer.get("error") if isinstance(answer, dict) else None
-            raise LauncherSilentError(str(said or "it is of another version of multiworld than the page"))
+        if not complete(found):
+            raise LauncherSilentError("it is of another version of multiworld than the page")
         return found
 
     def _known_others(self, snapshot: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -199,9 +197,9 @@ class LaunchedRun:
         told = [each for each in self._asked.workers if attempts.get(each["rank"]) == each["attempt"]]
         return {each["rank"]: each["status"] for each in told}, waits_in(told)
 
-    def _ask_the_others(self) -> None:
+    def _ask_the_others(self, peers: bool) -> None:
         if self._asking is None:
-            self._asking = BlockingCall(partial(self._ask, self._asked), name="m8d-web-look")
+            self._asking = BlockingCall(partial(self._ask, self._asked, peers), name="m8d-web-look")
         old = self._clock() - self._asked.at > _OLD
         if self._asking.wait(_PATIENCE if old else 0.0):
             asking, self._asking = self._asking, None
@@ -209,13 +207,14 @@ class LaunchedRun:
             for each in self._asked.others:
                 self._others[f"{each['node']}/{each['started']}"] = self._asked.at, each
 
-    def _ask(self, before: _Asked) -> _Asked:
+    def _ask(self, before: _Asked, peers: bool) -> _Asked:
         statuses = {each["rank"]: each["status"] for each in before.workers}
         # At first all say who their worlds' members are, then only where that is not known.
         members = self._views.rosters.lacking(statuses) if before.workers else None
         try:
             workers = look(self._path, waiting_worlds(statuses), _ASKING, members) or []
-            others = (snapshots(self._path, _ASKING) or [])[1:]
+            # Not of a run of one node: the launcher would make its own snapshot once more for it.
+            others = (snapshots(self._path, _ASKING) or [])[1:] if peers else []
         except LauncherSilentError:
             workers, others = [], []
         return _Asked(self._clock(), workers, [each for each in others if complete(each)])

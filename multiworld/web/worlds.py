@@ -37,7 +37,7 @@ def member(
     rank, _, _, seat = row
     lost = status["state"] == "broken" and rank in status["ranks"]
     busy = rank in status["busy"]
-    told = state or ("active" if status["state"] == "active" else status["state"])
+    told = state or status["state"]
     if lost and not state:
         told = "lost"
     elif busy and told == "active":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LauncherSilentError", "look", "question", "snapshots"]
+__all__ = ["LauncherSilentError", "look", "own_snapshot", "question", "snapshots"]
 
 _MOST_BYTES = 32 << 20
 
@@ -42,6 +42,20 @@ def question(path: Path, message: dict[str, Any], timeout: float) -> object | No
     return answer
 
 
+def own_snapshot(path: Path, timeout: float) -> dict[str, Any] | None:
+    """Return a launcher's snapshot; None if it has ended.
+
+    Args:
+        path: of the socket.
+        timeout: seconds, from connecting to the last byte.
+
+    Raises:
+        LauncherSilentError: it cannot be reached, has not answered in time, or with something else.
+    """
+    answer = question(path, {"hello": "status"}, timeout)
+    return None if answer is None else _snapshot_in(answer)
+
+
 def snapshots(path: Path, timeout: float) -> list[dict[str, Any]] | None:
     """Return the snapshots of a run's launchers, that of this one first; None if it has ended.
 
@@ -50,7 +64,7 @@ def snapshots(path: Path, timeout: float) -> list[dict[str, Any]] | None:
         timeout: seconds, from connecting to the last byte.
 
     Raises:
-        LauncherSilentError: it cannot be reached, has not answered in time, or with something else.
+        LauncherSilentError: as `own_snapshot`.
     """
 
     def last(line: bytes) -> bool:
@@ -60,14 +74,18 @@ def snapshots(path: Path, timeout: float) -> list[dict[str, Any]] | None:
     if not lines:
         return None
     try:
-        found = [json.loads(line) for line in (lines[-1], *lines[:-1])]
+        own, *others = (json.loads(line) for line in (lines[-1], *lines[:-1]))
     except ValueError:
-        found = [None]
-    told = [each.get("snapshot", each.get("node")) if isinstance(each, dict) else None for each in found]
-    if not isinstance(told[0], dict):
-        said = found[0].get("error") if isinstance(found[0], dict) else None
-        raise LauncherSilentError(str(said or "its answer is no snapshot: another version of multiworld?"))
-    return [each for each in told if isinstance(each, dict)]
+        own, others = None, []
+    return [_snapshot_in(own), *(each["node"] for each in others if isinstance(each.get("node"), dict))]
+
+
+def _snapshot_in(answer: object) -> dict[str, Any]:
+    found = answer.get("snapshot") if isinstance(answer, dict) else None
+    if isinstance(found, dict):
+        return found
+    said = answer.get("error") if isinstance(answer, dict) else None
+    raise LauncherSilentError(str(said or "its answer is no snapshot: another version of multiworld?"))
 
 
 def look(

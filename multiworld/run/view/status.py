@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiworld._net.blocking import BlockingCall
 from multiworld.cli.console import complain, say
-from multiworld.run.control.client import LauncherSilentError, question
+from multiworld.run.control.client import LauncherSilentError, own_snapshot
 from multiworld.run.control.pending import pending_operations
 from multiworld.run.control.sockets import sockets
 from multiworld.run.errors import RunError
@@ -100,16 +100,12 @@ def ask_all(paths: Sequence[Path], timeout: float, *, waits: bool = False) -> li
 def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:
     """Return a launcher's answer; None if it has ended."""
     try:
-        answer = question(path, {"hello": "status"}, timeout)
+        found = own_snapshot(path, timeout)
     except LauncherSilentError as error:
         return Answer(str(path), None, str(error))
-    if answer is None:
+    if found is None:
         return None
-    snapshot = answer.get("snapshot") if isinstance(answer, dict) else None
-    if isinstance(snapshot, dict):
-        return Answer(str(path), {**snapshot, "pending": _pending(path)} if waits else snapshot)
-    said = answer.get("error") if isinstance(answer, dict) else None
-    return Answer(str(path), None, str(said or "its answer is no snapshot: another version of multiworld?"))
+    return Answer(str(path), {**found, "pending": _pending(path)} if waits else found)
 
 
 def _pending(path: Path) -> dict[str, list[dict[str, Any]]]:

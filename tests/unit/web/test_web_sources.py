@@ -29,13 +29,13 @@ class Launcher:
         self.error = None
         self.slow = threading.Event()
         self.slow.set()
-        for name in ("question", "look", "snapshots"):
+        for name in ("own_snapshot", "look", "snapshots"):
             monkeypatch.setattr(sources, name, getattr(self, name))
 
-    def question(self, path, message, timeout):
+    def own_snapshot(self, path, timeout):
         if self.error is not None:
             raise self.error
-        return None if self.snapshot is None else {"snapshot": self.snapshot}
+        return self.snapshot
 
     def look(self, path, worlds, timeout, members):
         self.looked.append(worlds)
