@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from multiworld import settings
 from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
+from multiworld.run.configuration import configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.elastic_feed import ElasticFeed
@@ -40,7 +41,6 @@ from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.rendezvous import shut_down
 from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
-from multiworld.run.options import configure
 from multiworld.run.signals import Wake, numbers
 from multiworld.run.view.log import EventLog
 from multiworld.run.view.screen import NO_TERMINAL, open_screen

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.argparse_util import check_env, env
-from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
+from torch.distributed.run import get_args_parser
 
 from multiworld import __version__, settings
 from multiworld.errors import MultiworldError
@@ -17,20 +16,15 @@ from multiworld.run.errors import ArgumentsError
 from multiworld.web.address import host_and_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from multiworld.run.worldsfile.worlds_plan import WorldsPlan
-
-__all__ = ["Options", "build_parser", "configure", "parse"]
+__all__ = ["TOLD_APART", "Options", "build_parser", "parse"]
 
 _DESCRIPTION = """\
 Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
 A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run
 here; `m8d-run scale` and `m8d-run retire` start and retire workers of a running run.\
 """
-_NPROC_DEFAULT = "1"
 _MAX_RESTARTS = (
     "How often a worker that failed is started again: each worker so many times, with --restart group all "
     "together. (default: 0, the first failure ends the run)"
@@ -53,8 +47,7 @@ class Options:
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
         grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.
-        nproc_given: whether the number of workers for each node was given.
-        static_meant: whether --rdzv-backend or --node-rank was given.
+        given: names of those of torchrun's options that were given, of `TOLD_APART`.
     """
 
     torch: argparse.Namespace
@@ -69,12 +62,11 @@ class Options:
     on_node_loss: str
     node_hang_timeout: float
     grace: float | None
-    nproc_given: bool
-    static_meant: bool = False
+    given: frozenset[str] = frozenset()
 
 
-_TOLD_APART = {"nproc_per_node", "rdzv_backend", "node_rank"}
-"""Options whose absence means something else than torch's default."""
+TOLD_APART: dict[str, Any] = {"nproc_per_node": "1", "rdzv_backend": "static", "node_rank": 0}
+"""Options whose absence means something else than torch's default, and that default."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -177,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
     for action in parser._actions:  # noqa: SLF001  (argparse offers no way to ask for an option)
         if action.dest == "max_restarts":
             action.help = _MAX_RESTARTS
-        if action.dest in _TOLD_APART and settings.environment(f"PET_{action.dest.upper()}") is None:
+        if action.dest in TOLD_APART and settings.environment(f"PET_{action.dest.upper()}") is None:
             action.default = None  # parse() puts it back, and knows that it was not given
     return parser
 
@@ -203,15 +195,10 @@ def parse(argv: Sequence[str]) -> Options:
         on_node_loss=_one_of("--on-node-loss", args.on_node_loss, "continue", "stop"),
         node_hang_timeout=_seconds("--node-hang-timeout", args.node_hang_timeout, least=0.3),
         grace=None if args.grace is None else _seconds("--grace", args.grace),
-        nproc_given=args.nproc_per_node is not None,
-        static_meant=args.rdzv_backend is not None or args.node_rank is not None,
+        given=frozenset(name for name in TOLD_APART if getattr(args, name) is not None),
     )
-    if not options.nproc_given:
-        args.nproc_per_node = _NPROC_DEFAULT
-    if args.rdzv_backend is None:
-        args.rdzv_backend = "static"
-    if args.node_rank is None:
-        args.node_rank = 0
+    for name in TOLD_APART.keys() - options.given:
+        setattr(args, name, TOLD_APART[name])
     for name in (
         "restart",
         "worlds",
@@ -258,80 +245,3 @@ def _seconds(name: str, value: float, least: float = 0.0) -> float:
             f"{name} {value:g}", rule=f"It is a number of seconds, at least {least:g}", next_step="Change it"
         )
     return value
-
-
-def configure(
-    options: Options, plan: WorldsPlan | None = None
-) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """Return torchrun's configuration, and the program (or function) with its arguments.
-
-    Args:
-        options: of the command line; ``options.torch`` is completed as torchrun does it.
-        plan: of the worlds file; has the number of workers where --nproc-per-node is not given.
-
-    Raises:
-        ArgumentsError: torchrun would refuse the options, or the only node has another number of workers than
-            the worlds file.
-    """
-    args = options.torch
-    try:
-        least, most = parse_min_max_nnodes(args.nnodes)
-    except (ValueError, RuntimeError) as exc:
-        raise ArgumentsError(
-            f"--nnodes {args.nnodes}", rule="It is a number, or MIN:MAX", next_step="As in --nnodes 2:3"
-        ) from exc
-    if plan is not None and not options.nproc_given:
-        args.nproc_per_node = str(_share(plan, least))
-    if not options.static_meant and args.rdzv_endpoint and most > 1:
-        # torchrun's default is "static", where an endpoint without a node rank makes every node the first
-        # one.
-        args.rdzv_backend = "c10d"
-    _complete_rendezvous(args, most)
-    try:
-        config, entrypoint, arguments = config_from_args(args)
-    except (ValueError, RuntimeError, AssertionError, TypeError, OSError) as exc:
-        raise ArgumentsError(
-            str(exc) or type(exc).__name__,
-            rule="torchrun does not take it either",
-            next_step="See m8d-run --help",
-        ) from exc
-    asked = {"--nproc-per-node": config.nproc_per_node, "--monitor-interval": config.monitor_interval}
-    for name, value in asked.items():
-        if not value > 0:  # torch's agent would fail with a bare assertion
-            raise ArgumentsError(f"{name} {value:g}", rule="It is above 0", next_step="Change it")
-    if plan is not None:
-        _fits(plan, config.nproc_per_node, most)
-    if not config.run_id:
-        config.run_id = uuid.uuid4().hex
-    return config, entrypoint, arguments
-
-
-def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:
-    """Complete the rendezvous options as torchrun does, with one default of --master-port."""
-    if args.rdzv_backend == "standalone":
-        args.standalone = True
-    alone = (
-        args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and most == 1
-    )
-    if args.standalone or alone:
-        args.rdzv_backend = "c10d"
-        args.rdzv_endpoint = "localhost:0"
-        args.rdzv_id = str(uuid.uuid4())
-    if args.master_port is None:
-        args.master_port = 29500
-
-
-def _share(plan: WorldsPlan, nodes: int) -> int:
-    """Return the workers per node with which `nodes` nodes have room for all workers that a run needs."""
-    return -(-plan.least_workers // max(1, nodes))
-
-
-def _fits(plan: WorldsPlan, share: int, most: int) -> None:
-    """Check the number of workers of a single node; `MultiNode.settle` checks that of several."""
-    if most == 1 and not plan.least_workers <= share <= plan.world_size:
-        sizes = f"{plan.least_workers} to " * bool(plan.changing) + f"{plan.world_size}"
-        raise ArgumentsError(
-            f"--nproc-per-node {share} on one node, for {sizes} workers of {plan.path}",
-            rule="One node has all workers of the worlds file",
-            next_step="Leave --nproc-per-node out, or change --nnodes",
-        )

@@ -19,8 +19,9 @@ import torch.distributed.launch as old_launch
 from torch.distributed import run as torchrun
 
 import multiworld
+from multiworld.run.configuration import configure
 from multiworld.run.errors import ArgumentsError
-from multiworld.run.options import build_parser, configure, parse
+from multiworld.run.options import build_parser, parse
 from multiworld.run.worldsfile.load import load
 from multiworld.run.worldsfile.parse import parse as parse_worlds
 from multiworld.run.worldsfile.worlds_plan import Role, WorldsPlan
