@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "load", "run_id", "set_default_environment",
+    "MAX_TIMEOUT", "MIN_HANG_TIMEOUT", "Settings", "environment", "environment_with", "load", "run_id", "set_default_environment",
     "set_environment",
 ]  # fmt: skip
 
@@ -135,6 +135,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 def environment(name: str) -> str | None:
     """Return one variable of the process's environment; None where it is not set."""
     return os.environ.get(name)
+
+
+def environment_with(*prefixes: str) -> dict[str, str]:
+    """Return the variables of the process's environment whose names begin with one of `prefixes`."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def run_id(environ: Mapping[str, str] | None = None) -> str:

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from multiworld import settings
 from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
+from multiworld.run.clusters.filling import PREFIXES, fill
 from multiworld.run.configuration import configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
@@ -127,6 +128,12 @@ def launch(options: Options, stream: TextIO) -> int:
     Raises:
         RunError: the worlds file or an argument is wrong; nothing was started.
     """
+    if options.drain and options.restart == "group":
+        raise ArgumentsError(
+            f"--drain {options.drain:g} with --restart group",
+            rule="Workers retire one by one only under --restart worker",
+            next_step="Leave one of them out",
+        )
     plan = None
     if options.worlds is not None:
         plan = load(options.worlds)
@@ -140,6 +147,7 @@ def launch(options: Options, stream: TextIO) -> int:
         screen = open_screen(state) if options.ui else None
         if screen is not None and options.torch.tee == "0" and options.torch.redirects == "0":
             options.torch.tee = "3"  # workers' output is shown above the view
+        cluster = fill(options, settings.environment_with(*PREFIXES), socket.getfqdn)
         config, entrypoint, arguments = configure(options, plan)
         if plan is not None:
             _planned(options, config, plan)
@@ -169,6 +177,8 @@ def launch(options: Options, stream: TextIO) -> int:
                 socket.gethostname(),
             )
         )
+        if cluster:
+            bus.publish(Note(time.time(), logging.INFO, cluster))
         try:
             end = _run_to_end(run, state)
         except BaseException as exc:
@@ -346,6 +356,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
             wake=wake,
             signals=numbers(names or _SIGNALS),
             grace=run.grace,
+            drain=run.options.drain,
             plan=run.plan,
             environment=environment,
             commands=commands,

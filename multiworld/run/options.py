@@ -47,6 +47,7 @@ class Options:
         on_node_loss: "continue" or "stop".
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
         grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.
+        drain: seconds that workers have to retire when the launcher gets SIGTERM; 0: they get it at once.
         given: names of those of torchrun's options that were given, of `TOLD_APART`.
     """
 
@@ -62,10 +63,20 @@ class Options:
     on_node_loss: str
     node_hang_timeout: float
     grace: float | None
+    drain: float = 0.0
     given: frozenset[str] = frozenset()
 
 
-TOLD_APART: dict[str, Any] = {"nproc_per_node": "1", "rdzv_backend": "static", "node_rank": 0}
+TOLD_APART: dict[str, Any] = {
+    "nproc_per_node": "1",
+    "nnodes": "1:1",
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_id": "none",
+    "node_rank": 0,
+    "master_addr": "127.0.0.1",
+    "local_addr": None,
+}
 """Options whose absence means something else than torch's default, and that default."""
 
 
@@ -158,6 +169,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="Between the signal that asks workers to end and SIGKILL. (default: torchrun's shutdown "
         "timeout, 30)",
     )
+    add(
+        "drain",
+        default=0.0,
+        type=float,
+        metavar="SECONDS",
+        help="When the launcher gets SIGTERM, first retire this node's workers that the run can do without, "
+        "for at most so long; then the others get the signal. (default: 0, all get it at once)",
+    )
     own.add_argument(
         "--use-env",
         "--use_env",
@@ -195,6 +214,7 @@ def parse(argv: Sequence[str]) -> Options:
         on_node_loss=_one_of("--on-node-loss", args.on_node_loss, "continue", "stop"),
         node_hang_timeout=_seconds("--node-hang-timeout", args.node_hang_timeout, least=0.3),
         grace=None if args.grace is None else _seconds("--grace", args.grace),
+        drain=_seconds("--drain", args.drain),
         given=frozenset(name for name in TOLD_APART if getattr(args, name) is not None),
     )
     for name in TOLD_APART.keys() - options.given:
@@ -210,7 +230,7 @@ def parse(argv: Sequence[str]) -> Options:
         "restart_backoff_max",
     ):
         delattr(args, name)
-    for name in ("on_node_loss", "node_hang_timeout", "grace"):
+    for name in ("on_node_loss", "node_hang_timeout", "grace", "drain"):
         delattr(args, name)
     if args.no_python and not args.use_env:
         raise ArgumentsError(

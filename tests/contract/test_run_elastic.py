@@ -126,6 +126,21 @@ def test_workers_are_started_and_retired_while_the_world_works(tmp_path):
         assert run.leftovers() == []
 
 
+def test_sigterm_lets_workers_leave_first(tmp_path):
+    with started(tmp_path, 3, options=["--drain", "60"]) as run:
+        together(run, 3, 0, 1, 2)
+        run.signal(signal.SIGTERM)
+        run.wait_told("left", 2)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert [(each.rank, each.retiring) for each in sorted(run.told("left"), key=lambda it: it.rank)] == [
+            (1, True),
+            (2, True),
+        ]
+        assert run.told("broken") == []
+        assert "got SIGTERM: workers retire first, 2 of 3" in run.text("err")
+        assert run.leftovers() == []
+
+
 def test_the_run_goes_on_without_a_worker_that_was_killed(tmp_path):
     with started(tmp_path, 3, "plain") as run:
         together(run, 3, 0, 1, 2)

@@ -74,6 +74,7 @@ class AgentContext:
         wake: waits for descriptors, signals and the time of the loop.
         signals: that end the run.
         grace: seconds between the signal and SIGKILL.
+        drain: seconds that workers have to retire when the launcher gets SIGTERM; 0: they get it at once.
         plan: of the worlds file.
         environment: for every worker.
         commands: requests to start or retire workers, from other threads, which then rouse `wake`.
@@ -87,6 +88,7 @@ class AgentContext:
     wake: Wake
     signals: tuple[Signals, ...]
     grace: float
+    drain: float = 0.0
     plan: WorldsPlan | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     commands: SimpleQueue[Request] = field(default_factory=SimpleQueue)
@@ -317,7 +319,7 @@ class WorkerAgent(LocalElasticAgent):
             number = self._context.wake.signalled()
             if number == DRAIN_SIGNAL and number not in self._context.signals:
                 self._scaler.drain()
-            elif number is not None:
+            elif number is not None and not self._scaler.drains_first(number, self._context.drain):
                 raise SignalException(f"the launcher got {number.name}", sigval=number)
             result = self._step()
             if result is not None:
@@ -325,10 +327,15 @@ class WorkerAgent(LocalElasticAgent):
                 # torch's agent records an event for each of them.
                 group.workers = [each for each in group.workers if each.global_rank in self._crew.wanted]
                 return result
+            if self._scaler.drained():
+                raise SignalException("the launcher got SIGTERM", sigval=Signals.SIGTERM)
             self._context.wake.wait(self._until())
 
     def _until(self) -> float:
-        return min([self._tick, self._crew.retirements.at(), *self._crew.due.values()]) - time.monotonic()
+        first = min(
+            [self._tick, self._crew.retirements.at(), self._scaler.drain_end, *self._crew.due.values()]
+        )
+        return first - time.monotonic()
 
     def _step(self) -> RunResult | None:
         nodes = self._context.nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from signal import Signals
@@ -83,6 +84,9 @@ class Scaler:
         bus: gets the run's events.
         tell_retiring: tells the workers of these ranks, and no others, that they retire.
         start: starts the worker of a rank.
+
+    Attributes:
+        drain_end: monotonic seconds at which the drain that SIGTERM began ends; infinity: none was begun.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Scaler:
     ) -> None:
         self._crew, self._plan, self._bus = crew, plan, bus
         self._tell_retiring, self._start = tell_retiring, start
+        self.drain_end = math.inf
 
     @property
     def signals(self) -> tuple[Signals, ...]:
@@ -130,10 +135,33 @@ class Scaler:
         started = [f"starts {names[rank]}" for rank in change.start]
         request.answer({"done": started + [f"retires {names[rank]}" for rank in change.retire]})
 
-    def drain(self) -> None:
-        """Retire every worker of this node that the run can do without."""
+    def drain(self, seconds: float = scaling.DRAIN) -> None:
+        """Retire every worker of this node that the run can do without; each has so many seconds."""
         retire = scaling.spared(self._plan, tuple(self._crew.places), self._crew.going_on())
-        self._change(scaling.Change(retire=retire))
+        self._change(scaling.Change(retire=retire, drain=seconds))
+
+    def drains_first(self, number: Signals, seconds: float) -> bool:
+        """Retire workers at the first SIGTERM; return whether the end of the run waits for them.
+
+        Args:
+            number: of the signal to the launcher.
+            seconds: of --drain; 0: no signal is waited with.
+        """
+        if number != Signals.SIGTERM or not seconds or self.drain_end != math.inf or not self.signals:
+            return False
+        self.drain(seconds)
+        retiring = len(self._crew.retirements.ranks)
+        if retiring:
+            self.drain_end = time.monotonic() + seconds
+            text = f"got SIGTERM: workers retire first, {retiring} of {len(self._crew.processes)}"
+            self._bus.publish(Note(time.time(), logging.WARNING, text))
+        return retiring > 0
+
+    def drained(self) -> bool:
+        """Whether the drain that SIGTERM began is over."""
+        return self.drain_end != math.inf and (
+            not self._crew.retirements.ranks or time.monotonic() >= self.drain_end
+        )
 
     def _change(self, change: scaling.Change) -> None:
         crew = self._crew

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections import deque
 from types import SimpleNamespace
 
@@ -105,6 +107,34 @@ def test_the_drain_signal():
         assert other.scaler.signals == ()
         other.scaler.drain()
         assert other.crew.wanted == {0, 1}
+
+
+def test_sigterm_retires_first_and_only_once():
+    node = Node()
+    assert not node.scaler.drains_first(signal.SIGINT, 9.0)
+    assert not node.scaler.drains_first(signal.SIGTERM, 0.0), "without --drain all get it at once"
+    assert not node.scaler.drained()
+    assert node.scaler.drains_first(signal.SIGTERM, 9.0)
+    assert node.told.pop() == (1,)
+    assert [event.drain for event in node.seen if isinstance(event, WorkerRetiring)] == [9.0]
+    assert 0 < node.scaler.drain_end - time.monotonic() <= 9.0
+    assert not node.scaler.drained()
+    assert not node.scaler.drains_first(signal.SIGTERM, 9.0), "a second one ends the run"
+    node.ends(1)
+    assert node.scaler.drained()
+
+
+def test_sigterm_does_not_wait_for_longer():
+    node = Node()
+    assert node.scaler.drains_first(signal.SIGTERM, 1e-9)
+    assert node.scaler.drained()
+
+
+@pytest.mark.parametrize("text", ["[roles]\ntrainer = 4\n", '[roles]\ntrainer = "2:4"\n'])
+def test_sigterm_ends_workers_at_once_that_the_run_needs(text):
+    node = Node(parse(text, "p"))
+    assert not node.scaler.drains_first(signal.SIGTERM, 9.0)
+    assert not node.scaler.drained()
 
 
 def test_a_worker_that_is_lost_for_good():
