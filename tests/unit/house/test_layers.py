@@ -22,7 +22,7 @@ PROBES = TOOLCHAIN / "check" / "probes"  # programs that run in a foreign enviro
 
 # multiworld's layers, lowest first; imports run downward or stay in their layer.
 LAYERS = (
-    ("errors", "events", "pending", "settings"),
+    ("errors", "events", "logs", "pending", "settings"),
     ("_core",),
     ("_c10d", "_net"),
     (

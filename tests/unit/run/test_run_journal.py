@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.runstatekit import ANYTHING, AT, begun, killed
 
+from multiworld.logs.lines import as_json, as_text
 from multiworld.run import events as h
-from multiworld.run.view.log import EventLog, as_json, as_text
+from multiworld.run.view.log import EventLog
 from multiworld.run.view.log_filter import LogFilter
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run-output.md").read_text(encoding="utf-8")
