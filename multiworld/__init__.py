@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         subscribe,
     )
     from multiworld.joinall import join_all, join_all_async, retiring
+    from multiworld.logs.handler import log_worlds
     from multiworld.metrics.server import serve_metrics
     from multiworld.pending import PendingOperation
     from multiworld.tracing import trace_worlds
@@ -91,6 +92,7 @@ _LAZY = {
     **dict.fromkeys(("join_all", "join_all_async", "retiring"), "multiworld.joinall"),
     "PendingOperation": "multiworld.pending",
     "trace_worlds": "multiworld.tracing",
+    "log_worlds": "multiworld.logs.handler",
     "serve_metrics": "multiworld.metrics.server",
     "serve_page": "multiworld.web.server",
     **dict.fromkeys(("World", "worlds"), "multiworld.world"),
@@ -105,7 +107,7 @@ __all__ = [
     "StoreUnreachableError", "UnknownWorldError", "World",
     "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError", "WorldError", "WorldJoinFailed",
     "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WorldUnblocked", "WrongDeviceError", "__version__", "join", "join_all",
-    "join_all_async", "join_async", "joined", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds", "worlds",
+    "join_all_async", "join_async", "joined", "log_worlds", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds", "worlds",
 ]  # fmt: skip
 
 

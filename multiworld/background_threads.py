@@ -7,11 +7,12 @@ the end of the program waits for them.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ _STEPS = (
 )
 """What takes steps in the background."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def _loaded(names: tuple[tuple[str, str], ...]) -> Iterator[Any]:

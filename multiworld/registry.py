@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from multiworld import background_threads
 from multiworld.errors import InvalidJoinError, StaleGenerationError
 from multiworld.events import State
 from multiworld.exiting import failure
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ EXIT_BUDGET = 1.0
 """Seconds that closing all worlds may take when the program ends (the contract allows 2 for the whole
 exit)."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Closable(Protocol):

@@ -13,7 +13,6 @@ attach, report and leave; every wait has a deadline.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import secrets
@@ -40,6 +39,7 @@ from multiworld.errors import (
     MultiworldError,
 )
 from multiworld.events import Breakage, Cause
+from multiworld.logs.source import logger
 from multiworld.notices import WatchDog
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 
+
+_log = logger(__name__)
 _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
 _LONGEST_WAIT = 5.0  # seconds, while nothing is due
@@ -435,8 +437,8 @@ class Watchdog:
         try:
             self._peers.early_close.own_wanted = table is not None and table.opened()
             self._loop(sockets, Executor(sockets, table), helper)
-        except Exception as error:
-            logging.getLogger(__name__).exception("the watchdog failed; its worlds are broken")
+        except Exception as error:  # noqa: BLE001  (logged, and its worlds break)
+            _log.exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
         finally:
             with self._lock:

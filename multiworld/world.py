@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -12,6 +11,7 @@ from multiworld._core import durations
 from multiworld._core.state_machine import CloseAsked
 from multiworld.errors import InvalidJoinError, JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
+from multiworld.logs.source import about, logger
 from multiworld.objects import ObjectCollectives
 from multiworld.registry import registry
 from multiworld.selecting import Selecting
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["World", "worlds"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
@@ -499,7 +499,9 @@ class _Watcher:
         try:
             self._fn(world)
         except Exception:  # noqa: BLE001  (a user's fault stays with that function)
-            _log.exception("world %r: a function given to on_break failed", world.name)
+            _log.exception(
+                "world %r: a function given to on_break failed", world.name, extra=about(world.name)
+            )
 
 
 def _nothing() -> None:

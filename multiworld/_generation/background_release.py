@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import os
 import threading
 import time
 from typing import TYPE_CHECKING
+
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ __all__ = ["THREADS", "Releaser", "releaser"]
 THREADS = 4
 """At most: so many steps can hang at a time without holding up the next one."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Releaser:

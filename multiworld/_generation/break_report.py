@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import re
 import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.operations.report import as_dict
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generation_id", "write"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def write(
@@ -73,9 +73,20 @@ def write(
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        _log.warning("no report of the breakage of world %r: %s", roster.world, error)
+        _log.warning(
+            "no report of the breakage of world %r: %s",
+            roster.world,
+            error,
+            extra=about(roster.world, roster.generation),
+        )
         return None
-    _log.info("world %r (generation %d): report in %s", roster.world, roster.generation, path)
+    _log.info(
+        "world %r (generation %d): report in %s",
+        roster.world,
+        roster.generation,
+        path,
+        extra=about(roster.world, roster.generation),
+    )
     return path
 
 

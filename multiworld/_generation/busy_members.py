@@ -6,8 +6,11 @@ import threading
 import time
 
 from multiworld.events import MemberBusy, bus
+from multiworld.logs.source import about, logger
 
 __all__ = ["BusyMembers"]
+
+_log = logger(__name__)
 
 
 class BusyMembers:
@@ -34,4 +37,9 @@ class BusyMembers:
         with self._lock:
             others = tuple(rank for rank in self.ranks if rank not in ranks)
             self.ranks = tuple(sorted({*others, *ranks})) if busy else others
+        which, extra = ", ".join(map(str, ranks)), about(self._world, self._generation, self._rank)
+        if busy:
+            _log.warning("world %r: ranks %s run, but give no sign of life", self._world, which, extra=extra)
+        else:
+            _log.info("world %r: ranks %s answer again", self._world, which, extra=extra)
         bus.publish(MemberBusy(self._world, self._generation, self._rank, time.monotonic(), ranks, busy))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from multiworld._generation.stacks import stacks
 from multiworld._net.foreign_stack import foreign_stack
 from multiworld.errors import MultiworldError
 from multiworld.events import Cause
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ _ANSWERS = 1.0
 _SAME = 0.25
 """Seconds for which an answer with stacks is given again."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _ROOTED = frozenset({"broadcast", "reduce"})
 
 _BUSY = "runs and does not answer: most likely it holds the GIL"
@@ -140,7 +140,9 @@ class GenerationOperations:
             path = break_report.write(folder, self._roster, breakage, reports, self.pending_among(reports))
             process_totals.reported(written=path is not None)
         except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
-            _log.exception("no report of the breakage of world %r", self._roster.world)
+            _log.exception(
+                "no report of the breakage of world %r", self._roster.world, extra=about(self._roster.world)
+            )
 
     def freeze(self) -> None:
         """The generation is over."""

@@ -1,7 +1,7 @@
 """The stage of one generation in this process: one setter, which logs every change.
 
-To see them: ``logging.getLogger("multiworld.state").setLevel("DEBUG")``. Changes of `State` are at INFO, the
-stages in between at DEBUG.
+The logger is "multiworld.state" (docs/logs.md): breakages are at WARNING, other changes of `State` at INFO,
+the stages in between at DEBUG.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.state_machine import STATES, Broke, Forked, Replaced, Stage, StageEvent, step, why
+from multiworld.events import Cause
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StateMachine"]
 
-_log = logging.getLogger("multiworld.state")
+_log = logger("multiworld.state")
 
 
 class StateMachine:
@@ -99,12 +101,15 @@ class StateMachine:
 
     def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:
         level = logging.DEBUG if STATES[before] is STATES[stage] else logging.INFO
+        if stage is Stage.BROKEN and self.breakage is not None and self.breakage.cause is not Cause.LEFT:
+            level = logging.WARNING
         if not _log.isEnabledFor(level):
             return
         if stage is Stage.BROKEN and self.breakage is not None:  # perhaps one that was seen before
             event = Broke(self.breakage)
         what = (self.world, self.generation, self.rank, before.value, stage.value, why(event))
-        _log.log(level, "world %r, generation %d, rank %d: %s -> %s (%s)", *what)
+        extra = about(self.world, self.generation, self.rank)
+        _log.log(level, "world %r, generation %d, rank %d: %s -> %s (%s)", *what, extra=extra)
 
     def forked(self) -> None:
         """In a forked child: the generation is the parent's. Another thread may have held the lock."""

@@ -7,7 +7,6 @@ worlds. What is asked and told then has a thread of the pool.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from multiworld import settings
 from multiworld._c10d.waiter_pool import pool
 from multiworld._core.operations.log import GROUP, KIND, NUMBER, PEER, TAG
 from multiworld.events import WorldStuck, bus
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from multiworld._core.operations.log import Entry
@@ -34,7 +34,7 @@ LOOKS = 8
 MOST = 600.0
 """Seconds between two questions about a receive that waits for members which have nothing to do."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Watched(Protocol):
@@ -167,7 +167,11 @@ class StuckWatch:
                             stacks[rank] = gen.operations.stack_from_outside(rank)
                     _tell(gen, operation, {rank: stack for rank, stack in stacks.items() if stack})
         except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
-            _log.exception("world %r: who is missing could not be found out", gen.world)
+            _log.exception(
+                "world %r: who is missing could not be found out",
+                gen.world,
+                extra=about(gen.world, gen.number, gen.rank),
+            )
         finally:
             place.asking = False
 
@@ -196,7 +200,15 @@ def _tell(gen: Watched, operation: PendingOperation, stacks: dict[int, str]) -> 
     # Once among all that wait: their logs often go to one place.
     first = gen.rank == min(operation.waiting)
     text = "".join(f"\nrank {rank}, {stack}" for rank, stack in missing.items() if first)
-    _log.warning("world %r (generation %d), rank %d: %s%s", gen.world, gen.number, gen.rank, operation, text)
+    _log.warning(
+        "world %r (generation %d), rank %d: %s%s",
+        gen.world,
+        gen.number,
+        gen.rank,
+        operation,
+        text,
+        extra=about(gen.world, gen.number, gen.rank),
+    )
     bus.publish(WorldStuck(gen.world, gen.number, gen.rank, time.monotonic(), operation))
 
 

@@ -27,6 +27,8 @@ from multiworld.errors import (
     StaleGenerationError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
+from multiworld.logs.handler import from_environment
+from multiworld.logs.source import about, logger
 from multiworld.registry import Reservation, registry
 from multiworld.work import seen
 from multiworld.world import Rejoins, World
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
 
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
+
+_log = logger(__name__)
 
 AGAIN = 0.005
 """Seconds until an attempt that failed is followed by the next, where a world goes on without the lost."""
@@ -208,6 +212,7 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
+    from_environment()
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: F401, PLC0415
     from multiworld._join import steps  # noqa: F401, PLC0415
@@ -269,7 +274,7 @@ def _join_once(
             kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)
             world._join_began(machine)  # noqa: SLF001
         try:
-            bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
+            _begins(plan)
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
                 kept.callback(registry.watchdog().keep())
@@ -323,6 +328,12 @@ def _join_once(
     finally:
         machine.apply(Announced())
     return handle
+
+
+def _begins(plan: JoinPlan) -> None:
+    where = plan.store if isinstance(plan.store, str) else type(plan.store).__name__
+    _log.info("world %r: %s joins at %s", plan.name, plan.who, where, extra=about(plan.name))
+    bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
 
 
 def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int, ...], tuple[int, ...]]:

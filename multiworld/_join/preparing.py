@@ -10,7 +10,6 @@ The old generation is released when the last member has left it: no member sees 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from multiworld._generation.stage import StateMachine
 from multiworld._join.succession_store import SuccessionStore
 from multiworld.errors import JoinAbandonedError, MultiworldError, StoreUnreachableError
 from multiworld.events import Breakage, Cause, State
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ WAIT_AT_MOST = 0.05
 SILENCES = 4
 """After so many calls in a row without an answer of the store, an old generation is released unasked."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 watcher = Releaser(threads=2)
 """Looks at the stores of all worlds that advance."""
 
@@ -147,7 +147,12 @@ class Preparing:
             if not due and not self.leaving:
                 return LOOK_EVERY
         except MultiworldError as error:
-            _log.info("world %r cannot see who waits to join it: %s", gen.world, error)
+            _log.info(
+                "world %r cannot see who waits to join it: %s",
+                gen.world,
+                error,
+                extra=about(gen.world, gen.number, gen.rank),
+            )
             self._store.reopen()
             return AGAIN_AT_MOST
         thread = threading.Thread(
@@ -165,9 +170,18 @@ class Preparing:
             if not leaving or (not self._departed(gen, succession) and succession.due()):
                 self._build(gen, succession)
         except MultiworldError as error:
-            _log.info("world %r: the next generation is not prepared: %s", gen.world, error)
+            _log.info(
+                "world %r: the next generation is not prepared: %s",
+                gen.world,
+                error,
+                extra=about(gen.world, gen.number, gen.rank),
+            )
         except Exception:  # noqa: BLE001  (logged: the world goes on)
-            _log.exception("world %r: the next generation could not be prepared", gen.world)
+            _log.exception(
+                "world %r: the next generation could not be prepared",
+                gen.world,
+                extra=about(gen.world, gen.number, gen.rank),
+            )
         finally:
             if self._thread is threading.current_thread():
                 self._thread = None
@@ -237,7 +251,12 @@ class Preparing:
                 if not said:
                     raise
                 # The others may have its limit, and go by it: this member stays at it until it knows.
-                _log.info("world %r: the store does not say when this member leaves: %s", gen.world, error)
+                _log.info(
+                    "world %r: the store does not say when this member leaves: %s",
+                    gen.world,
+                    error,
+                    extra=about(gen.world, gen.number, gen.rank),
+                )
                 time.sleep(WAIT_AT_MOST)
                 continue
             if found.entry:
@@ -278,7 +297,13 @@ class Preparing:
                     break
                 silent = 0
             except StoreUnreachableError as error:
-                _log.info("world %r, generation %d, cannot be seen off: %s", gen.world, gen.number, error)
+                _log.info(
+                    "world %r, generation %d, cannot be seen off: %s",
+                    gen.world,
+                    gen.number,
+                    error,
+                    extra=about(gen.world, gen.number, gen.rank),
+                )
                 silent += 1
                 if silent == SILENCES:
                     break

@@ -16,6 +16,7 @@ from multiworld.errors import (
     WorldClosedError,
 )
 from multiworld.events import Cause, State
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ timeout."""
 _LONG = 1.0
 _LOOK_EVERY = 0.5
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Rejoiner:
@@ -87,7 +88,7 @@ class Rejoiner:
                 # The program has joined it already, or ends.
                 _log.debug("world %r: %s", world.name, exc)
             except StaleGenerationError as exc:
-                _log.warning("world %r is not joined again: %s", world.name, exc)
+                _log.warning("world %r is not joined again: %s", world.name, exc, extra=about(world.name))
                 return False
             except MultiworldError as exc:
                 if type(exc).__name__ not in told and world.state is not State.CLOSED:

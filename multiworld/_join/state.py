@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld._core.membership.state_sources import sources
 from multiworld.errors import MismatchError
 from multiworld.events import WorldReady, WorldStateReceived, bus
+from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from multiworld.world import World
 
 __all__ = ["bring_up_to_date"]
+
+_log = logger(__name__)
 
 TELL_EVERY = 0.1
 """Seconds between two events of one transfer."""
@@ -59,6 +62,10 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         raise gen.error()
     world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
     now = time.monotonic()
+    if provider is not None:
+        text = "world %r: rank %d has its state from rank %d, in %.3f s"
+        extra = about(gen.world, gen.number, gen.rank)
+        _log.info(text, gen.world, gen.rank, provider, now - began, extra=extra)
     bus.publish(
         WorldReady(gen.world, gen.number, gen.rank, now, -1 if provider is None else provider, now - began)
     )

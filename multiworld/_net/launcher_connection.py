@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import os
 import selectors
 import socket
@@ -18,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import MultiworldError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ _MOST_WAITING = 10_000
 _TURN = 30.0
 """Seconds between two checks without events."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ProtocolError(MultiworldError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from multiworld.errors import MultiworldError
 from multiworld.events import Event, State, WorldActive, bus
+from multiworld.logs.source import about, logger
 from multiworld.world import worlds
 
 __all__ = ["Retirement"]
@@ -14,7 +14,7 @@ __all__ = ["Retirement"]
 _LOOK_EVERY = 0.5
 """Seconds between two looks at the worlds; one that becomes active is looked at at once."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Retirement:
@@ -54,6 +54,6 @@ class Retirement:
                     world.leave()
                     asked[name] = number
                 except MultiworldError as error:  # it broke, or its store is silent: it is asked again
-                    _log.info("world %r is not left yet: %s", name, error)
+                    _log.info("world %r is not left yet: %s", name, error, extra=about(name))
             self._news.wait(_LOOK_EVERY)
             self._news.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import socket
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from multiworld.errors import MultiworldError
+from multiworld.logs.source import logger
 from multiworld.metrics import health
 from multiworld.metrics.collector import client
 from multiworld.metrics.recorder import recorder
@@ -30,7 +30,7 @@ CLIENTS = 16
 _PATIENCE = 5.0  # seconds that a client may take to say what it wants
 _TEXT = "text/plain; charset=utf-8"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class MetricsServer:

@@ -44,6 +44,7 @@ from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
 from multiworld.run.signals import Wake, numbers
 from multiworld.run.view.log import EventLog
+from multiworld.run.view.log_notes import take_notes
 from multiworld.run.view.screen import NO_TERMINAL, open_screen
 from multiworld.run.view.state import RunState
 from multiworld.run.web_page import WebPage, check_installed
@@ -161,6 +162,7 @@ def launch(options: Options, stream: TextIO) -> int:
         else:
             screen.start()
             faces.callback(screen.stop)
+        faces.callback(take_notes(bus))
         if options.ui and screen is None:
             bus.publish(Note(time.time(), logging.WARNING, NO_TERMINAL))
         grace = getattr(config, "shutdown_timeout", None)

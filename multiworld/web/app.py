@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from multiworld.errors import MultiworldError, UnknownWorldError
+from multiworld.logs.source import logger
 from multiworld.run.control.client import LauncherSilentError
 from multiworld.web.access import COOKIE, allowed, known_host
 from multiworld.web.feed import Feed, in_a_thread
@@ -52,7 +52,7 @@ _HEADERS = {
 _OPEN = frozenset({"/live", "/ready"})
 _MOST_BYTES = 1 << 16
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def make_app(source: Source, *, token: str, hosts: Collection[str] = ()) -> Starlette:

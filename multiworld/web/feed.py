@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld.logs.source import logger
 from multiworld.web.patches import patch
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_VIEWERS = 32
 
 _KEEP_ALIVE = 15.0
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 async def in_a_thread(function: Callable[[], T]) -> T:

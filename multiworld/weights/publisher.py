@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -22,6 +21,7 @@ from multiworld.errors import (
     StoreUnreachableError,
 )
 from multiworld.events import State
+from multiworld.logs.source import logger
 from multiworld.registry import registry
 from multiworld.weights import wire
 from multiworld.weights.announcing import Announcements
@@ -49,7 +49,7 @@ JOINS, AGAIN_JOIN = 5, 0.1
 BEATS = 4
 """In each `timeout` an engine hears so often that there is nothing new."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Publisher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -15,6 +14,7 @@ from multiworld._core.weights import Head
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
 from multiworld.errors import MultiworldError, StateError, StateTransferError
+from multiworld.logs.source import logger
 from multiworld.registry import registry
 from multiworld.weights import wire
 from multiworld.weights.announcing import Announcements
@@ -34,7 +34,7 @@ __all__ = ["Subscriber"]
 AGAIN = 0.1
 """Seconds until an engine makes itself known again, when the trainer was lost."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Subscriber:

@@ -10,7 +10,6 @@ accepts connections that send the number of one of the group's pairs. Where the 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import socket
 import struct
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._c10d.gloo import sockets
 from multiworld._core.packet_filter import DROP_ALL, NUMBER_SIZE, encode, pair_numbers
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +31,7 @@ __all__ = ["Gate", "address_of", "deafen"]
 _ATTACH, _DETACH = 26, 27  # SO_ATTACH_FILTER, SO_DETACH_FILTER of asm-generic/socket.h
 _UNUSUAL = {"sparc64": (0x1A, 0x1B), "parisc64": (0x401A, 0x401B), "parisc": (0x401A, 0x401B)}
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _known: dict[sockets.Address, sockets.TcpSocket] = {}
 _lock = threading.Lock()
 

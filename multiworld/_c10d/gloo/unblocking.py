@@ -15,7 +15,6 @@ kernel says at which address a thread waits (``/proc/self/task/ID/syscall``).
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
@@ -27,6 +26,7 @@ from multiworld._c10d.gloo import cxx, sockets
 from multiworld._c10d.nccl import inflight
 from multiworld._c10d.waiter_pool import pool
 from multiworld._net import procfs
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +60,7 @@ _MANY = 512
 """Works after which those that are gone are taken out of the books."""
 
 _TASKS = Path("/proc/self/task")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Worker(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import socket
 from pathlib import Path
@@ -14,13 +13,14 @@ from multiworld._core.lane.greeting import VERSION
 from multiworld._core.membership.roster import LaneAddress
 from multiworld._net.liveness.listeners import bound, is_numeric
 from multiworld.errors import MultiworldError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Door", "end", "unix_name"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")

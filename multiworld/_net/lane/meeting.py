@@ -5,7 +5,6 @@ Each dials all members of lower rank and accepts those of higher rank. One threa
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -16,6 +15,7 @@ from multiworld._net.lane.dialing import dials
 from multiworld._net.lane.door import end
 from multiworld._net.lane.greeter import Greeter
 from multiworld.errors import JoinTimeoutError, MultiworldError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Met", "meet"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _CHECK_EVERY = 0.01  # seconds
 _STRANGERS = 16  # accepted connections beyond the world's size whose handshake goes on at a time

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import hmac
-import logging
 import os
 import secrets
 import select
@@ -21,13 +20,14 @@ import weakref
 from typing import TYPE_CHECKING
 
 from multiworld._net import procfs
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["ANSWER_SIZE", "OFFER_SIZE", "Copied", "MemoryReader", "Proof", "reader_of"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _PIECE = 16 << 20  # bytes of one system call, about a millisecond: signals are handled between two
 _SECRET_SIZE = 16

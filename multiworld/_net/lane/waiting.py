@@ -7,7 +7,6 @@ it. Event loops look at connections themselves, and are told here what they cann
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import threading
@@ -18,6 +17,7 @@ from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane import reading_threads, wakes
 from multiworld._net.lane.connections import Connections, Next
 from multiworld._net.lane.reading import Piece, Reading
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     import socket
@@ -30,7 +30,7 @@ __all__ = ["Operation", "Waiting"]
 
 Operation = Send | Receive
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _Each = TypeVar("_Each")
 

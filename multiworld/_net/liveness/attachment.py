@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +12,7 @@ from multiworld._core.liveness.detector import SIGN_GRACE
 from multiworld._net.liveness.inquiry import Inquiry
 from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
 from multiworld.events import Breakage, Cause
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attachment", "Owner"]
 
+
+_log = logger(__name__)
 _REPORT_GRACE = SIGN_GRACE + 1.0
 """Seconds that a failed operation, or a lost connection, waits at most for the watchdog to say why."""
 
@@ -259,8 +261,8 @@ class Attachment:
         """Return what this member is doing; b"" where that is not known. Called by the watchdog's thread."""
         try:
             return b"" if self._describe is None else self._describe(deep)
-        except Exception:
-            logging.getLogger(__name__).exception("no answer to what %s is doing", self.roster.key)
+        except Exception:  # noqa: BLE001  (logged: the watchdog goes on)
+            _log.exception("no answer to what %s is doing", self.roster.key)
             return b""
 
     def heard(self, number: int, rank: int, piece: bytes, *, last: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.actions import (
@@ -24,6 +23,7 @@ from multiworld._core.liveness.questions import pieces
 from multiworld._core.liveness.wire import Beat, Close
 from multiworld._net.liveness.evidence import Answered
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, SocketEvent, Sockets
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from multiworld.events import Breakage
 
 __all__ = ["Executor", "feed", "report"]
+
+_log = logger(__name__)
 
 
 def feed(peers: Peers, event: SocketEvent, now: float) -> None:
@@ -55,10 +57,8 @@ def report(attachment: Attachment, breakage: Breakage) -> None:
     """Report a verdict to a world; an exception of its callback is logged."""
     try:
         attachment.broke(breakage)
-    except Exception:
-        logging.getLogger("multiworld.watchdog").exception(
-            "what was to be done about %s failed", attachment.roster.key
-        )
+    except Exception:  # noqa: BLE001  (logged: the watchdog goes on)
+        _log.exception("what was to be done about %s failed", attachment.roster.key)
 
 
 class Executor:

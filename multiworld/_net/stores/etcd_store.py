@@ -6,7 +6,6 @@ signs of life, belong to a lease of the process: they go with it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,7 @@ from multiworld._net.stores.etcd_client import EtcdClient, b64, text_of
 from multiworld._net.stores.shared import Shared, StoreHandle, registry
 from multiworld._net.stores.torchstore import AskingStore, octets
 from multiworld.errors import StoreUnreachableError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ _KEYS = 100
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_etcd(

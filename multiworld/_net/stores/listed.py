@@ -8,7 +8,6 @@ second that it has a server, and that no newer one has come.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import threading
@@ -28,6 +27,7 @@ from multiworld._net.stores.server import StoreServer
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.errors import StoreUnreachableError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ _MISSED_AFTER = 5.0
 
 _NEWER, _BEGAN = "m8d/newer", "m8d/began"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _known: dict[str, int] = {}
 """The highest epoch of each list that this process knows, for its whole life."""
 

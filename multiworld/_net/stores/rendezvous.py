@@ -13,7 +13,6 @@ The store is trusted: it holds the tokens with which the members of a generation
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -35,6 +34,7 @@ from multiworld.errors import (
     StaleGenerationError,
     StoreUnreachableError,
 )
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +69,7 @@ _SEAL_AFTER = 0.02
 T = TypeVar("T")
 _TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
 """Errors of a join after which a member of a world whose ranks are assigned tries again."""
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Rendezvous:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import socket
 import time
@@ -29,6 +28,7 @@ from multiworld._net.stores.shared import ANSWER, ATTEMPT, Shared, StoreHandle, 
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld._net.stores.torchstore import PollingStore, TcpStore
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ _SERVING = 10.0
 _MISSED_AFTER = 5.0
 """Seconds after which a member logs that its store has no server; the interval then doubles."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_store(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import queue
 import selectors
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiworld._net.launcher_connection import MAX_LINE, Lines, ProtocolError, encode
+from multiworld.logs.source import logger
 from multiworld.run.control.looks import Look
 from multiworld.run.errors import RunError
 from multiworld.run.events import CallsRaised, StateProgress, WorldChanged
@@ -55,7 +55,7 @@ _HELLO = 10.0
 _MOST_SILENT = 64
 """Clients without a hello; the oldest is cut off for one more."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ControlServer:

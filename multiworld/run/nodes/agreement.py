@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from multiworld.logs.source import logger
 from multiworld.run.errors import RunError
 from multiworld.run.nodes import rank_assignment, slots
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreement", "newest_membership"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 GATHERING = 15.0
 """Seconds for which the first node waits for the others' records: one that died since the rendezvous has

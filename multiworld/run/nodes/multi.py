@@ -24,6 +24,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from multiworld.logs.source import logger
 from multiworld.run.errors import RunError
 from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiNode"]
 
+
+_log = logger(__name__)
 _POLL = 0.5
 """Seconds between two polls of the rendezvous store."""
 
@@ -270,8 +273,9 @@ class MultiNode(Nodes):
             if not self._closing:
                 try:
                     self._turn(time.monotonic())
-                except Exception as error:  # a bug in here must not silently leave the run unwatched
-                    logging.getLogger(__name__).exception("the watch over the other nodes failed")
+                # A bug in here must not silently leave the run unwatched.
+                except Exception as error:  # noqa: BLE001  (logged, and the run ends)
+                    _log.exception("the watch over the other nodes failed")
                     self._emit(
                         Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}")
                     )

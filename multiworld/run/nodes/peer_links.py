@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from multiworld._core.membership.roster import Endpoint, Member, Roster
 from multiworld._net.blocking import BlockingCall
 from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import Cause
+from multiworld.logs.source import logger
 from multiworld.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerLinks", "PeerSignal", "link_epoch"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 CONNECTING = 30.0
 """Seconds that two agents have to connect once both are in the membership."""

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from multiworld._net.blocking import BlockingCall
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agreed", "BackgroundRendezvous", "shut_down"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _LOOK = 1.0  # seconds; torch's handlers ask their store no oftener either
 _FIRST_AGAIN, _LAST_AGAIN = 0.5, 10.0  # seconds before a rendezvous that failed is repeated

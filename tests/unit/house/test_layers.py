@@ -22,9 +22,9 @@ PROBES = TOOLCHAIN / "check" / "probes"  # programs that run in a foreign enviro
 
 # multiworld's layers, lowest first; imports run downward or stay in their layer.
 LAYERS = (
-    ("errors", "events", "logs", "pending", "settings"),
+    ("errors", "events", "pending", "settings"),
     ("_core",),
-    ("_c10d", "_net"),
+    ("_c10d", "_net", "logs"),
     (
         "_generation",
         "_join",

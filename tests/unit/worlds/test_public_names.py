@@ -20,7 +20,7 @@ def test_the_public_names_of_multiworld_are_these():
         "StoreUnreachableError",
         "UnknownWorldError", "World", "WorldActive", "WorldBroken", "WorldClosed", "WorldClosedError",
         "WorldError", "WorldJoinFailed", "WorldJoining", "WorldReady", "WorldStateReceived", "WorldStuck", "WorldUnblocked", "WrongDeviceError",
-        "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds",
+        "__version__", "join", "join_all", "join_all_async", "join_async", "joined", "log_worlds", "retiring", "serve_metrics", "serve_page", "subscribe", "trace_worlds",
         "worlds",
     ]  # fmt: skip
 

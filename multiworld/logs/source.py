@@ -1,0 +1,64 @@
+"""`logger`: the standard library's logger of a module, whose lines are limited and name their world.
+
+Programs configure the loggers as any others, below "multiworld". A line above DEBUG of which there were too
+many (`multiworld.logs.limit`) is left out, for every handler; the next one of its kind says how many were.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from multiworld.logs.limit import RateLimit
+
+__all__ = ["FIELDS", "about", "logger"]
+
+FIELDS = ("world", "generation", "rank")
+"""Attributes of a record that is about a member of a world."""
+
+
+class _Limited(logging.Filter):
+    """Leaves out what is too much, of one place in the code and one world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = RateLimit()
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        kind = (record.name, record.lineno, getattr(record, "world", None))
+        # A signal's handler may log in the middle of this: it must not wait for itself.
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            left_out = self._limit.take(kind, time.monotonic())
+        finally:
+            self._lock.release()
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} more of these were left out)", ()
+        return left_out is not None
+
+
+_LIMITED = _Limited()
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger `name` of the standard library, with its lines limited."""
+    found = logging.getLogger(name)
+    found.addFilter(_LIMITED)
+    return found
+
+
+def about(world: str, generation: int | None = None, rank: int | None = None) -> dict[str, object]:
+    """Return what a line about a world has as ``extra``.
+
+    Args:
+        world: name.
+        generation: its number; None where the line is about none.
+        rank: of this process in it; None where it has none.
+    """
+    values = dict(zip(FIELDS, (world, generation, rank), strict=True))
+    return {name: value for name, value in values.items() if value is not None}

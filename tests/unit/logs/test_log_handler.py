@@ -1,0 +1,172 @@
+"""Lines of multiworld's loggers: their form, their fields, and what happens when nothing reads them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import multiworld
+from multiworld.errors import MultiworldError
+from multiworld.logs.source import about, logger
+
+
+@pytest.fixture
+def root():
+    found = logging.getLogger("multiworld")
+    before = found.level, found.propagate, list(found.handlers)
+    yield found
+    assert (found.level, found.propagate, found.handlers) == before
+
+
+def lines(stream):
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_has_its_run_world_generation_and_rank(root, monkeypatch):
+    monkeypatch.setenv("M8D_RUN_ID", "job7")
+    stream = io.StringIO()
+    end = multiworld.log_worlds("INFO", "json", stream)
+    logger("multiworld.test.fields").info("world %r joins", "w", extra=about("w", 3, 1))
+    logger("multiworld.test.fields").debug("too low")
+    logger("multiworld.test.fields").warning("about none")
+    end()
+    end()
+    first, second = lines(stream)
+    assert first.pop("time")[4] == "-"
+    assert first == {
+        "program": "multiworld", "pid": os.getpid(), "level": "info", "logger": "multiworld.test.fields",
+        "run": "job7", "world": "w", "generation": 3, "rank": 1, "message": "world 'w' joins",
+    }  # fmt: skip
+    assert "world" not in second
+
+
+def test_text_is_one_line_also_of_a_traceback(root):
+    stream = io.StringIO()
+    end = multiworld.log_worlds("ERROR", stream=stream)
+    try:
+        int("two\nlines")
+    except ValueError:
+        logger("multiworld.test.text").exception("it failed")
+    end()
+    (line,) = stream.getvalue().splitlines()
+    assert ' level=error logger=multiworld.test.text message="it failed" exception="Traceback' in line
+
+
+def test_what_is_too_much_is_counted_for_every_handler(root, caplog):
+    log = logger("multiworld.test.rate")
+    with caplog.at_level("INFO", "multiworld"):
+        for number in range(50):
+            log.info("stranger %d", number, extra=about("a"))
+        log.info("stranger elsewhere", extra=about("b"))
+        for _ in range(50):
+            log.info("from another line", extra=about("a"))
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "stranger" in text] == [f"stranger {number}" for number in range(10)] + [
+        "stranger elsewhere"
+    ]
+    assert said.count("from another line") == 10
+
+
+def test_lines_for_debugging_are_not_limited(root, caplog):
+    with caplog.at_level("DEBUG", "multiworld"):
+        for _ in range(50):
+            logger("multiworld.test.debug").debug("again")
+    assert len(caplog.records) == 50
+
+
+@pytest.mark.parametrize(("level", "form"), [("LOUD", "text"), ("INFO", "xml"), ("", "text")])
+def test_unknown_values_are_refused(root, level, form):
+    with pytest.raises(MultiworldError, match="It is one of"):
+        multiworld.log_worlds(level, form)
+
+
+def test_a_pipe_that_nothing_reads_holds_up_no_caller(root):
+    reading, writing = os.pipe()
+    came = []
+    with os.fdopen(reading) as source, os.fdopen(writing, "w") as stream:
+        end = multiworld.log_worlds("DEBUG", "json", stream)
+        log = logger("multiworld.test.blocked")
+
+        def talk():
+            for number in range(11_000):  # more than a pipe holds, and more than may wait
+                log.debug("%d %s", number, "x" * 100)
+
+        talking = threading.Thread(target=talk, daemon=True)
+        talking.start()
+        talking.join(120.0)
+        assert not talking.is_alive()
+        drain = threading.Thread(target=lambda: came.extend(source), daemon=True)
+        drain.start()
+        log.debug("last")
+        end()
+        stream.close()
+        drain.join(60.0)
+    said = [json.loads(line)["message"] for line in came]
+    assert said[0].startswith("0 x")
+    assert any("lines were left out" in message for message in said)
+
+
+PROGRAM = """
+import logging, os, sys
+{before}
+from multiworld.logs.handler import from_environment
+from multiworld.logs.source import logger
+from_environment()
+from_environment()
+log = logger("multiworld.test")
+log.info("one")
+log.warning("two")
+if "fork" in sys.argv:
+    if os.fork() == 0:
+        log.warning("child")
+        logging.shutdown()
+        sys.exit()
+    os.wait()
+"""
+
+
+def said(before="", *args, **environment):
+    program = PROGRAM.format(before=before)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("M8D_", "TORCHELASTIC"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args], env={**kept, **environment}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    return done.stderr.splitlines()
+
+
+def test_without_settings_logging_is_as_the_program_has_it():
+    assert said() == ["two"]
+    assert said("logging.basicConfig(level='INFO', format='mine %(message)s')") == ["mine one", "mine two"]
+
+
+def test_the_level_of_the_environment():
+    assert [line.rpartition("message=")[2] for line in said(M8D_LOG_LEVEL="info")] == ["one", "two"]
+    assert said(M8D_LOG_LEVEL="ERROR") == []
+    assert said(M8D_LOG_LEVEL="OFF") == []
+    basic = "logging.basicConfig(level='INFO', format='mine %(message)s')"
+    assert said(basic, M8D_LOG_LEVEL="WARNING") == ["mine two"]
+
+
+def test_the_format_of_the_environment_takes_the_place_of_the_programs():
+    basic = "logging.basicConfig(level='INFO', format='mine %(message)s')"
+    found = [json.loads(line) for line in said(basic, M8D_LOG_FORMAT="json")]
+    assert [each["message"] for each in found] == ["one", "two"]
+
+
+def test_a_forked_child_has_lines_of_its_own():
+    found = [json.loads(line) for line in said("", "fork", M8D_LOG_FORMAT="json")]
+    assert sorted(each["message"] for each in found) == ["child", "one", "two"]
+    assert len({each["pid"] for each in found}) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("M8D_LOG_LEVEL", "LOUD"), ("M8D_LOG_FORMAT", "xml")])
+def test_a_wrong_setting_is_an_error(name, value):
+    assert f"{name}='{value}'. It is one of" in said(**{name: value})[-1]
