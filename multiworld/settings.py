@@ -16,7 +16,7 @@
 | ``M8D_CHECK`` | ``1``: members compare each collective's kind and sizes first, if all have it so; for debugging | 0 |
 | ``M8D_STUCK_AFTER`` | seconds after which an operation that still waits is told, with who is missing; 0: never | 10 |
 | ``M8D_REPORTS`` | folder into which each member writes a report when its world breaks (docs/pending.md) | none |
-| ``M8D_LOG_LEVEL`` | lines of the log (docs/logs.md) below it are left out: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``OFF`` | by the program |
+| ``M8D_LOG_LEVEL`` | lines of the log below it are left out (docs/logs.md): ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``OFF`` | by the program |
 | ``M8D_LOG_FORMAT`` | ``text`` or ``json``: lines of this form on standard error | by the program |
 | ``M8D_WEB_TOKEN`` | what requests to the page must have (docs/web.md) | drawn |
 | ``M8D_WEB_HOSTS`` | names by which browsers reach the page, beside this host's own, with commas | none |

@@ -64,6 +64,7 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert (defaults.host, defaults.ifname) == ("", "")
     assert (said.pop("M8D_REPORTS"), defaults.reports) == ("none", "")
     assert (said.pop("M8D_WEB_TOKEN"), said.pop("M8D_WEB_HOSTS")) == ("drawn", "none")
+    assert {said.pop("M8D_LOG_LEVEL"), said.pop("M8D_LOG_FORMAT")} == {"by the program"}
     assert said.pop("M8D_RUN_ID") == "`TORCHELASTIC_RUN_ID`"
     assert settings.run_id({"TORCHELASTIC_RUN_ID": "a"}) == "a"
     assert said == {}

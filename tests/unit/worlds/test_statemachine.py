@@ -48,7 +48,7 @@ def test_every_change_is_logged_with_its_reason(machine, caplog):
     assert [(each.levelname, each.getMessage().removeprefix(place)) for each in caplog.records] == [
         ("INFO", "connecting -> opening (every member has committed)"),
         ("DEBUG", "opening -> active (subscribers know)"),
-        ("INFO", "active -> broken (crashed: rank 1 crashed)"),
+        ("WARNING", "active -> broken (crashed: rank 1 crashed)"),
         ("INFO", "broken -> closed (closed by this process)"),
     ]
 
