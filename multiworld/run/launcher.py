@@ -47,6 +47,7 @@ from multiworld.run.view.log import EventLog
 from multiworld.run.view.log_notes import take_notes
 from multiworld.run.view.screen import NO_TERMINAL, open_screen
 from multiworld.run.view.state import RunState
+from multiworld.run.view.waiting import Waiting
 from multiworld.run.web_page import WebPage, check_installed
 from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.interface import Nodes
     from multiworld.run.options import Options
+    from multiworld.run.view.screen import Screen
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
 __all__ = ["launch"]
@@ -101,6 +103,7 @@ class _Run:
     plan: WorldsPlan | None
     bus: EventBus
     grace: float
+    screen: Screen | None = None
 
     @property
     def logs_specs(self) -> LogsSpecs:
@@ -168,7 +171,9 @@ def launch(options: Options, stream: TextIO) -> int:
         grace = getattr(config, "shutdown_timeout", None)
         if options.grace is not None:
             grace = options.grace
-        run = _Run(options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace))
+        run = _Run(
+            options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace), screen
+        )
         bus.publish(
             RunStarted(
                 time.time(),
@@ -329,8 +334,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     )
     control.start()
     parts.callback(control.close)
-    if run.options.web is not None:
-        parts.callback(WebPage(control.path, run.options.web, run.bus).close)
+    _show(run, Path(control.path), parts)
     environment = control.env()
     if settings.environment("M8D_RUN_ID") is None and (
         run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
@@ -371,6 +375,17 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     handler_name = getattr(config, "event_log_handler", "null")
     run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
     return _result_of(run, agent, leave)
+
+
+def _show(run: _Run, control: Path, parts: ExitStack) -> None:
+    """Start the faces of a run that ask its control socket: operations in the live view, the page."""
+    if run.screen is not None:
+        waiting = Waiting(control)
+        run.screen.show_waiting(waiting)
+        parts.callback(waiting.close)
+        parts.callback(run.screen.show_waiting, None)
+    if run.options.web is not None:
+        parts.callback(WebPage(str(control), run.options.web, run.bus).close)
 
 
 def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> _End:

@@ -46,6 +46,39 @@ def test_the_live_view_of_a_real_run(tmp_path):
     assert told.rindex("\x1b[?25h") > told.rindex("\x1b[?25l")  # the cursor is back
 
 
+LATE = """
+import pathlib, sys, time, torch, multiworld as mw
+world = mw.join_all()["all"]
+if world.rank == 1:
+    deadline = time.monotonic() + 120
+    while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+world.all_reduce(torch.ones(1))
+"""
+
+
+def test_the_live_view_says_who_is_missing(tmp_path):
+    script, seen = tmp_path / "script.py", tmp_path / "seen"
+    script.write_text(LATE)
+    (tmp_path / "worlds.toml").write_text(
+        '[roles]\nworker = 2\n[worlds.all]\nmembers = ["worker:*"]\ntimeout = 120\n'
+    )
+
+    def watch(told):
+        if "all: all_reduce" in told:
+            seen.touch()
+
+    code, told = on_a_terminal(
+        sys.executable, "-m", "multiworld.run", "--ui", "--worlds", str(tmp_path / "worlds.toml"), str(script), str(seen),
+        watch=watch, columns=160, TMPDIR=str(tmp_path), XDG_RUNTIME_DIR="", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    assert code == 0, told
+    assert seen.exists(), told
+    (line, *_) = (line for line in text_of(told) if line.startswith("all: all_reduce"))
+    assert "rank 0" in line
+    assert "rank 1" in line
+
+
 def test_without_a_terminal_there_is_the_log_and_one_note(tmp_path):
     import subprocess
 

@@ -12,6 +12,10 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -26,8 +30,21 @@ def text_of(told: str) -> list[str]:
     ]
 
 
-def on_a_terminal(*command: str, columns: int = 100, lines: int = 30, **more: str) -> tuple[int, str]:
-    """Run a program on a terminal of its own; return its exit code and what it wrote there."""
+def on_a_terminal(
+    *command: str,
+    columns: int = 100,
+    lines: int = 30,
+    watch: Callable[[str], None] = lambda _: None,
+    **more: str,
+) -> tuple[int, str]:
+    """Run a program on a terminal of its own; return its exit code and what it wrote there.
+
+    Args:
+        command: the program and its arguments.
+        columns, lines: of the terminal.
+        watch: called with all that was written so far, whenever there is more.
+        more: environment variables.
+    """
     ours, its = pty.openpty()
     try:
         ioctl(its, TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -51,6 +68,7 @@ def on_a_terminal(*command: str, columns: int = 100, lines: int = 30, **more: st
                 if not part:
                     break
                 told += part
+                watch(told.decode(errors="replace"))
             return process.wait(max(1, deadline - time.monotonic())), told.decode()
         finally:
             process.kill()

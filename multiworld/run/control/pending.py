@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiworld.run.control.client import look
+from multiworld.run.control.client import LauncherSilentError, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["ASK_AFTER", "pending_operations", "waiting_worlds", "waits_in"]
+__all__ = ["ASK_AFTER", "blocked_operations", "pending_operations", "waiting_worlds", "waits_in"]
 
 ASK_AFTER = 0.5
 """Seconds that an operation waits before members are asked who is missing."""
@@ -58,6 +58,16 @@ def pending_operations(path: Path, timeout: float) -> dict[str, list[dict[str, A
         return {}
     told = look(path, asked, max(0.1, deadline - time.monotonic()), {}) or []
     return {name: waits["pending"] for name, waits in waits_in(told).items() if waits["pending"]}
+
+
+def blocked_operations(path: Path, timeout: float) -> dict[str, list[dict[str, Any]]]:
+    """Return the same, without what only waits to be given something to do; {}: the launcher is silent."""
+    try:
+        found = pending_operations(path, timeout)
+    except LauncherSilentError:
+        return {}
+    told = {name: [each for each in rows if not each["idle"]] for name, rows in sorted(found.items())}
+    return {name: rows for name, rows in told.items() if rows}
 
 
 def waits_in(told: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.view.layout import Line
     from multiworld.run.view.state import RunState
+    from multiworld.run.view.waiting import Waiting
 
 __all__ = ["NO_TERMINAL", "Screen", "coloured", "open_screen"]
 
@@ -104,6 +105,11 @@ class Screen:
         self._seen: tuple[object, ...] = ()
         self._shown: object = None
         self._age = 0.0
+        self._waiting: Waiting | None = None
+
+    def show_waiting(self, waiting: Waiting | None) -> None:
+        """Show the operations that wait from now on; None: no more."""
+        self._waiting = waiting
 
     def start(self) -> None:
         """Draw, and go on in a thread. It redirects workers' output: call it before they are started."""
@@ -159,12 +165,14 @@ class Screen:
     def _frame(self) -> _Frame | None:
         """Return a new frame, or None if it would be the same as the last."""
         size = self._console.size
-        seen = (self._state.changes, size)
+        operations = {} if self._waiting is None else self._waiting.operations
+        seen = (self._state.changes, size, operations)
         self._age += TICK
         if seen == self._seen and self._age < _AGES:
             return None
         self._seen, self._age = seen, 0.0
-        lines = layout(self._state.snapshot(), size.width, size.height - 1)
+        snapshot = {**self._state.snapshot(), "pending": operations}
+        lines = layout(snapshot, size.width, size.height - 1)
         if (lines, size) == self._shown:
             return None
         self._shown = (lines, size)

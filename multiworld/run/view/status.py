@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multiworld._net.blocking import BlockingCall
 from multiworld.cli.console import complain, say
 from multiworld.run.control.client import LauncherSilentError, own_snapshot
-from multiworld.run.control.pending import pending_operations
+from multiworld.run.control.pending import blocked_operations
 from multiworld.run.control.sockets import sockets
 from multiworld.run.errors import RunError
 from multiworld.run.view.layout import layout, plain
@@ -105,17 +105,7 @@ def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:
         return Answer(str(path), None, str(error))
     if found is None:
         return None
-    return Answer(str(path), {**found, "pending": _pending(path)} if waits else found)
-
-
-def _pending(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return what waits, by world; not what only waits to be given something to do."""
-    try:
-        found = pending_operations(path, _PENDING)
-    except LauncherSilentError:
-        return {}
-    told = {name: [each for each in rows if not each["idle"]] for name, rows in sorted(found.items())}
-    return {name: rows for name, rows in told.items() if rows}
+    return Answer(str(path), {**found, "pending": blocked_operations(path, _PENDING)} if waits else found)
 
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:

@@ -35,7 +35,7 @@ def root(monkeypatch):
     monkeypatch.setattr(
         "multiworld.run.view.status._TIMEOUT", 30.0
     )  # a busy machine is no launcher that hangs
-    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: {})
+    monkeypatch.setattr("multiworld.run.control.pending.pending_operations", lambda path, timeout: {})
     path = Path(folder) / "m8d-run"
     path.mkdir(mode=0o700)
     yield path
@@ -244,7 +244,7 @@ def waiting(name, since, *, idle=False):
 
 def test_what_waits_is_shown_with_who_is_missing(root, capsys, monkeypatch):
     found = {"w0": [waiting("all_reduce", 5.0)], "w1": [waiting("recv", 1.0, idle=True)]}
-    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: found)
+    monkeypatch.setattr("multiworld.run.control.pending.pending_operations", lambda path, timeout: found)
     with launcher(root, "job7-1", answer(), answer()):
         assert main([]) == 0
         assert "\nw0: all_reduce #3: rank 0 waits; rank 1 is in no operation\n" in capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_what_waits_is_shown_with_who_is_missing(root, capsys, monkeypatch):
 
 def test_only_the_longest_are_shown(root, capsys, monkeypatch):
     found = {f"w{i}": [waiting(f"op{i}", float(9 - i))] for i in range(9)}
-    monkeypatch.setattr("multiworld.run.view.status.pending_operations", lambda path, timeout: found)
+    monkeypatch.setattr("multiworld.run.control.pending.pending_operations", lambda path, timeout: found)
     with launcher(root, "job7-1", answer()):
         assert main([]) == 0
     out = capsys.readouterr().out
