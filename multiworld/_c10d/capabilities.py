@@ -38,6 +38,11 @@ __all__ = [
 NCCL_BACKENDS = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 """Names under which torch registers its own NCCL, in some version."""
 
+_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+"""Makes torch record NCCL's last operations, for M8D_REPORTS; the number is torch's own default in 2.12."""
+_RECORDER_NOW = "TORCH_FR_BUFFER_SIZE"
+"""The variable's name from torch 2.9 on."""
+
 _BUILTIN = ("gloo", *NCCL_BACKENDS, "mpi", "ucc", "xccl")
 _HEADERS = "include/torch/csrc"
 
@@ -202,7 +207,8 @@ def prepare_nccl(
             rule="M8D_REQUIRE_PATCH=1 asks for a torch whose NCCL has no known defects",
             next_step=decision.next_step,
         )
-    _Prepared.ours |= _settings.set_default_environment(dict(decision.environment))
+    recorder = _RECORDER if chosen.reports and _settings.environment(_RECORDER_NOW) is None else {}
+    _Prepared.ours |= _settings.set_default_environment({**recorder, **dict(decision.environment)})
     text = decision.warning()
     if text and _Prepared.first(text):
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld.events import Breakage
     from multiworld.pending import PendingOperation
 
-__all__ = ["generation_id", "write"]
+__all__ = ["generation_id", "write", "write_flight"]
 
 _log = logger(__name__)
 
@@ -90,11 +90,32 @@ def write(
     return path
 
 
+def write_flight(report: Path, roster: Roster, record: bytes) -> None:
+    """Write torch's record of this process's operations beside its report.
+
+    Args:
+        report: as `write` returned it.
+        roster: of the generation that broke.
+        record: content of the file, whose name is one that ``torchfrtrace --prefix`` reads: the same for
+            all members, but for the rank at its end.
+    """
+    path = report.parent / f"{_stem(roster)}.flight{roster.rank}"
+    try:
+        path.write_bytes(record)
+    except OSError as error:
+        text = "world %r: torch's record is not beside the report: %s"
+        _log.warning(text, roster.world, error, extra=about(roster.world, roster.generation))
+
+
 def _name(roster: Roster) -> str:
+    return f"{_stem(roster)}.rank{roster.rank}.json"
+
+
+def _stem(roster: Roster) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", roster.world)[:80]
     if plain != roster.world:  # two names that differ in other characters have two files
         plain += "-" + hashlib.sha256(roster.world.encode()).hexdigest()[:8]
-    return f"{plain}.{roster.generation}.{generation_id(roster)}.rank{roster.rank}.json"
+    return f"{plain}.{roster.generation}.{generation_id(roster)}"
 
 
 def generation_id(roster: Roster) -> str:

@@ -16,6 +16,7 @@ from multiworld._c10d.lane.channels import Channels
 from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.logged_calls import LoggedCalls
+from multiworld._c10d.nccl.flight_recorder import recorded
 from multiworld._core.lane.greeting import COLLECTIVES
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
@@ -118,6 +119,7 @@ class Generation:
             resources.attachment,
             resources.busy,
             frozenset() if resources.lane is None else resources.lane.readable,
+            bytes if c10d.traffic is None else recorded,
         )
         c10d.operations = LoggedCalls(self.operations.log, c10d)
         made = group.pg if group.late is None else None  # one that is late may be there, or not

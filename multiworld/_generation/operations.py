@@ -55,6 +55,7 @@ class GenerationOperations:
         attachment: the generation's place in the watchdog.
         busy: the members that run and do not answer.
         readable: ranks of the members whose memory this process may read.
+        flight: returns torch's record of this process's operations, empty: it has none.
 
     Attributes:
         log: of this member's operations.
@@ -62,7 +63,12 @@ class GenerationOperations:
     """
 
     def __init__(
-        self, roster: Roster, attachment: Attachment, busy: BusyMembers, readable: frozenset[int]
+        self,
+        roster: Roster,
+        attachment: Attachment,
+        busy: BusyMembers,
+        readable: frozenset[int],
+        flight: Callable[[], bytes],
     ) -> None:
         self.log = OperationLog(roster.rank, roster.size)
         self.totals = self.log.totals
@@ -70,6 +76,7 @@ class GenerationOperations:
         self._attachment = attachment
         self._busy = busy
         self._readable = readable
+        self._flight = flight
         self._told = -math.inf, b""
         attachment.describe_with(self._describe)
         process_totals.begin(roster.world, self.totals)
@@ -139,6 +146,8 @@ class GenerationOperations:
             reports = self.reports(_ANSWERS)
             path = break_report.write(folder, self._roster, breakage, reports, self.pending_among(reports))
             process_totals.reported(written=path is not None)
+            if path is not None and (record := self._flight()):
+                break_report.write_flight(path, self._roster, record)
         except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
             _log.exception(
                 "no report of the breakage of world %r", self._roster.world, extra=about(self._roster.world)

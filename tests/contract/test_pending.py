@@ -522,8 +522,8 @@ def breaks(me, size, folder, rounds):
         w.close()
 
 
-def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path):
-    rounds, size = 5, 3
+def test_each_survivor_writes_what_all_of_them_did(cast, tmp_path, soak_seconds):
+    rounds, size = (100 if soak_seconds > 60 else 5), 3
     survivors = [cast.start(breaks, rank, size=size, folder=str(tmp_path), rounds=rounds) for rank in (0, 1)]
     for number in range(rounds):
         lost = cast.start(breaks_once, size - 1, size=size, number=number)

@@ -5,6 +5,7 @@ Run with ``-s`` it prints the milliseconds from the loss to the exception.
 
 from __future__ import annotations
 
+import pickle
 import statistics
 
 import pytest
@@ -28,12 +29,16 @@ LATE = 20_000  # ms, of the slowest: a busy machine's stall is no fault
 HANG = 4.0  # seconds: longer than such a stall
 
 
-def lose(launch, backend, cases, how, **more):
+def lose(launch, backend, cases, how, env=None, **more):
     """Run the cases; return the milliseconds from the loss to the exception of each."""
     took, slowest = [], (0.0, "")
     listed = [{"way": way, "name": name} for way, name in cases]
     with launch(
-        "worlds_faults:survives", 2, config={"backend": backend, "cases": listed, **more}, timeout=400
+        "worlds_faults:survives",
+        2,
+        config={"backend": backend, "cases": listed, **more},
+        env=env,
+        timeout=400,
     ) as ranks:
         port = ranks.wait("store")[0].fields["port"]
         for number, (way, name) in enumerate(cases):
@@ -110,3 +115,14 @@ def test_a_member_is_stopped(launch, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_leaves(launch, backend):
     lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave)
+
+
+@pytest.mark.backend("nccl")
+def test_what_torch_recorded_is_beside_the_report(launch, tmp_path):
+    lose(launch, "nccl", [("method", "all_reduce")], kill, env={"M8D_REPORTS": str(tmp_path)})
+    records = sorted(tmp_path.glob("*.flight*"))
+    assert [path.name[-1] for path in records] == ["0", "1"]
+    for path in records:
+        assert len(list(tmp_path.glob(path.name.partition(".flight")[0] + ".rank*.json"))) == 2
+        seen = pickle.loads(path.read_bytes())  # noqa: S301  (as torchfrtrace reads it)
+        assert {"nccl:all_reduce"} <= {entry["profiling_name"] for entry in seen["entries"]}

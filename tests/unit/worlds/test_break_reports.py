@@ -161,13 +161,25 @@ class Attached:
 @pytest.mark.parametrize("cause", Cause)
 def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, monkeypatch, cause):
     monkeypatch.setattr(operations.pool, "run", lambda job: job())
-    made = operations.GenerationOperations(roster(0), Attached(), BusyMembers("w", 2, 0), frozenset())
+    busy = BusyMembers("w", 2, 0)
+    made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), bytes)
     breakage = Breakage(cause, (2,), "it ended", time.monotonic())
     made.report_later(breakage)
     assert not list(tmp_path.iterdir()), "no folder is named"
     monkeypatch.setenv("M8D_REPORTS", str(tmp_path))
     made.report_later(breakage)
     assert len(list(tmp_path.iterdir())) == (cause is not Cause.LEFT)
+
+
+def test_what_torch_recorded_is_beside_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations.pool, "run", lambda job: job())
+    monkeypatch.setenv("M8D_REPORTS", str(tmp_path))
+    busy = BusyMembers("w", 2, 0)
+    made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), lambda: b"recorded")
+    made.report_later(Breakage(Cause.CRASHED, (2,), "it ended", time.monotonic()))
+    record, report = sorted(tmp_path.iterdir())
+    assert record.read_bytes() == b"recorded"
+    assert report.name == record.name.removesuffix("flight0") + "rank0.json"
 
 
 def test_names_of_worlds_that_are_no_names_of_files(tmp_path):

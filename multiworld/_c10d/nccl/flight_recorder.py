@@ -1,0 +1,25 @@
+"""What torch's Flight Recorder has of this process's NCCL operations, for reports of breakages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["recorded"]
+
+
+def recorded() -> bytes:
+    """Return the record of all NCCL groups of this process, in the form that torch's analyser reads.
+
+    The recorder keeps the last operations (TORCH_NCCL_TRACE_BUFFER_SIZE) of all groups together.
+
+    Returns:
+        A pickle of torch's; empty where this build has no recorder, or it recorded nothing.
+    """
+    dump: Callable[[], Any] | None = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+    found = b"" if dump is None else bytes(dump())
+    return found if b"entries" in found else b""
