@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures.figure import Figure, quantile, ratio, summary
+from benchmarks.figures.figure import Figure, Goal, quantile, ratio, summary
 from benchmarks.measuring.part import Part, Run
 from benchmarks.measuring.ranks import ROOT, Ranks
 from benchmarks.measuring.rounds import interleaved
@@ -78,6 +78,22 @@ def measure(run: Run) -> Iterator[Figure]:
         run.progress("loops")
         loops = interleaved(LOOPS, rounds, lambda form: members[0].call("loop", form=form, repeat=repeat))
         yield from _loops(loops)
+        run.progress("the log of operations")
+        found = interleaved(
+            ("messages", "log"),
+            rounds,
+            lambda form: (
+                both(form, repeat=repeat // 20)
+                if form == "messages"
+                else members[0].call(form, repeat=repeat)
+            ),
+        )
+        yield ratio(
+            "overheads", "operations_log/4B",
+            [message + log for message, log in zip(found["messages"], found["log"], strict=True)],
+            found["messages"], absolute_unit="us", goal=Goal(at_most=1.02),
+            note="World.send or recv of 4 bytes, and the log of operations once more, against the former",
+        )  # fmt: skip
         run.progress("joins with subscribers")
         joins = interleaved(
             _SUBSCRIBERS,

@@ -13,6 +13,7 @@ import torch.distributed
 import multiworld as mw
 from benchmarks.measuring.rounds import quiet
 from benchmarks.measuring.store import Meeting
+from benchmarks.overheads.unlogged import Calls
 from multiworld._c10d.routing import router
 from multiworld.events import Bus, WorldActive
 
@@ -103,6 +104,25 @@ class Member(Meeting):
             bus.subscribe(_counter())
         event = WorldActive("overheads", 1, 0, time.monotonic(), 2)
         return _timer("publish(event)", publish=bus.publish, event=event)
+
+    def messages(self, repeat: int) -> float:
+        """4 bytes to the other member and back, so many times; µs of each send or receive."""
+        other, tensor, send, recv = 1 - self._rank, torch.zeros(1), self._world.send, self._world.recv
+        with quiet():
+            self._world.barrier()
+            began = time.perf_counter()
+            for _ in range(repeat):
+                if self._rank == 0:
+                    send(tensor, other)
+                    recv(tensor, other)
+                else:
+                    recv(tensor, other)
+                    send(tensor, other)
+            return 1e6 * (time.perf_counter() - began) / repeat / 2
+
+    def log(self, repeat: int) -> float:
+        """What the log of operations takes of a send or receive; µs."""
+        return Calls().log(repeat)
 
     def join_and_close(self, subscribers: int, repeat: int) -> float:
         """Join, use once and close a world of two, with so many subscribers of events; ms of each time."""

@@ -77,6 +77,9 @@ def test_overheads():
     assert found["with/world"].value > found["with/bare"].value > 0
     assert found["publish/10"].value > found["publish/0"].value > 0
     assert found["get_rank/world"].samples == 2
+    log = found["operations_log/4B"]
+    assert log.baseline > 0
+    assert log.goal is not None
     assert found["join_and_close/10_subscribers"].value > 0
 
 
