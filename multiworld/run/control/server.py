@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiworld._net.launcher_connection import MAX_LINE, Lines, ProtocolError, encode
+from multiworld._net.launcher_connection import ProtocolError, encode
 from multiworld.logs.source import logger
+from multiworld.run.control.connection import MOST_LOOKED, Client
 from multiworld.run.control.looks import Look
+from multiworld.run.control.planned_worlds import planned_worlds
+from multiworld.run.control.reports import event_of, whole
 from multiworld.run.errors import RunError
-from multiworld.run.events import CallsRaised, StateProgress, WorldChanged
-from multiworld.run.worldsfile.worlds_plan import LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,12 +35,7 @@ __all__ = ["VARIABLE", "ControlServer"]
 VARIABLE = "M8D_CONTROL"
 """Environment variable with the socket's path, for workers."""
 
-STATES = frozenset({"joining", "active", "broken", "closed", "failed"})
 _BLOCK = 1 << 16
-_MOST_UNREAD = 4 << 20
-"""Bytes that may wait for a client that does not read; with more it is cut off."""
-_MOST_LOOKED = 64 << 20
-"""The same for one that gets the answers of many workers, each up to 1 MiB."""
 _LONGEST = 32 << 20
 """Bytes of a snapshot, the line of a client that asks for it. One of 256 worlds of 32 workers has 1 MiB."""
 _LOOK_EVERY = 0.5
@@ -96,13 +92,13 @@ class ControlServer:
         self._store = store
         self._command = command
         self._others = others
-        self._answers: queue.SimpleQueue[tuple[_Client, dict[str, Any]]] = queue.SimpleQueue()
-        self._looks: dict[int, tuple[_Client, Look]] = {}
+        self._answers: queue.SimpleQueue[tuple[Client, dict[str, Any]]] = queue.SimpleQueue()
+        self._looks: dict[int, tuple[Client, Look]] = {}
         self._numbers = itertools.count(1)
         self._retiring: frozenset[int] = frozenset()
         self._known = ""
         self._paused_until = 0.0
-        self._clients: set[_Client] = set()
+        self._clients: set[Client] = set()
         self._attempts: dict[int, int] = {}
         self._listener: socket.socket | None = None
         self._made_folder = False
@@ -208,7 +204,7 @@ class ControlServer:
                 self._accept()
             elif key.fileobj is self._awake:
                 self._awake.recv(_BLOCK)
-            elif isinstance(key.data, _Client) and key.data in self._clients:
+            elif isinstance(key.data, Client) and key.data in self._clients:
                 self._serve(key.data, ready)
         if self._paused_until and time.monotonic() > self._paused_until and self._listener is not None:
             self._paused_until = 0.0
@@ -229,7 +225,7 @@ class ControlServer:
                 client.told = address
                 self._send(client, {"store": address})
 
-    def _silent(self) -> list[_Client]:
+    def _silent(self) -> list[Client]:
         """Clients without a hello, the oldest first."""
         return sorted((each for each in self._clients if not each.said), key=lambda each: each.since)
 
@@ -253,11 +249,11 @@ class ControlServer:
         silent = self._silent()
         if len(silent) >= _MOST_SILENT:
             self._cut(silent[0], f"{len(silent)} clients say nothing")
-        client = _Client(sock)
+        client = Client(sock)
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _serve(self, client: _Client, ready: int) -> None:
+    def _serve(self, client: Client, ready: int) -> None:
         try:
             if ready & selectors.EVENT_WRITE:
                 self._flush(client)
@@ -273,7 +269,7 @@ class ControlServer:
         except (OSError, ProtocolError) as exc:
             self._cut(client, str(exc))
 
-    def _send(self, client: _Client, message: dict[str, Any]) -> None:
+    def _send(self, client: Client, message: dict[str, Any]) -> None:
         if client not in self._clients:
             return
         try:
@@ -290,14 +286,14 @@ class ControlServer:
         except OSError as exc:
             self._cut(client, str(exc))
 
-    def _flush(self, client: _Client) -> None:
+    def _flush(self, client: Client) -> None:
         with contextlib.suppress(BlockingIOError):
             while client.out:
                 del client.out[: client.sock.send(client.out[:_BLOCK])]
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
         self._selector.modify(client.sock, wanted, client)
 
-    def _cut(self, client: _Client, why: str) -> None:
+    def _cut(self, client: Client, why: str) -> None:
         self._clients.discard(client)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)
@@ -307,10 +303,10 @@ class ControlServer:
 
     # -- messages
 
-    def _hear(self, client: _Client, message: dict[str, Any]) -> None:
+    def _hear(self, client: Client, message: dict[str, Any]) -> None:
         if message.get("hello") == "worker":
             rank, attempt = message.get("rank"), message.get("attempt", 0)
-            if rank is None or not _whole(rank) or not _whole(attempt):
+            if rank is None or not whole(rank) or not whole(attempt):
                 raise ProtocolError(f"hello of rank {rank!r}, attempt {attempt!r}")
             client.said = True
             client.rank, client.attempt = int(rank), int(attempt)
@@ -318,14 +314,14 @@ class ControlServer:
             self._send(client, self._worlds(client, client.rank))
         elif message.get("hello") == "status":
             client.said = True
-            client.most, client.longest = _MOST_LOOKED, _LONGEST
+            client.most, client.longest = MOST_LOOKED, _LONGEST
             if message.get("nodes") is True:
                 self._ask_nodes(client)
             else:
                 self._send(client, self._status())
         elif message.get("hello") == "look":
             client.said = True
-            client.most = _MOST_LOOKED
+            client.most = MOST_LOOKED
             self._look(client, message.get("worlds"), message.get("members"))
         elif message.get("hello") == "command":
             client.said = True
@@ -336,14 +332,10 @@ class ControlServer:
             self._send(client, {**self._worlds(client, client.rank), "id": message.get("id")})
         elif "look" in message:
             self._seen(client, client.rank, message)
-        elif "world" in message and "received" in message:
-            self._progress(client, client.rank, message)
-        elif "world" in message and "raised" in message:
-            self._raised(client, client.rank, message)
         elif "world" in message:
-            self._report(client, client.rank, message)
+            self._reported(client, client.rank, message)
 
-    def _obey(self, client: _Client, said: object) -> None:
+    def _obey(self, client: Client, said: object) -> None:
         if not isinstance(said, dict):
             raise ProtocolError(f"command {str(said)[:200]!r}")
         if self._command is None:
@@ -356,7 +348,7 @@ class ControlServer:
 
         self._command(said, answer)
 
-    def _look(self, client: _Client, worlds: object, members: object) -> None:
+    def _look(self, client: Client, worlds: object, members: object) -> None:
         """Ask all workers how their worlds stand, and hand each answer on as it comes."""
         wanted = worlds if isinstance(worlds, dict) else {}
         named = members if isinstance(members, dict) else None
@@ -369,8 +361,8 @@ class ControlServer:
         if not workers:
             self._looked(number)
 
-    def _seen(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
-        asker, look = self._looks.get(message["look"] if _whole(message["look"]) else 0, (None, None))
+    def _seen(self, client: Client, rank: int, message: dict[str, Any]) -> None:
+        asker, look = self._looks.get(message["look"] if whole(message["look"]) else 0, (None, None))
         if asker is None or look is None or not look.answered(rank):
             return  # it comes too late, or twice
         said = {key: message.get(key) for key in ("status", "waits")}
@@ -382,49 +374,12 @@ class ControlServer:
         asker, look = self._looks.pop(number)
         self._send(asker, {"over": True, "silent": look.silent})
 
-    def _progress(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
-        world, received, total = message["world"], message["received"], message.get("total")
-        if not isinstance(world, str) or not all(_whole(each, 1 << 63) for each in (received, total)):
-            raise ProtocolError(f"report {str(message)[:200]!r}")
-        if client.attempt >= self._attempts.get(rank, 0):
-            self._bus.publish(StateProgress(time.time(), rank, world[:200], int(received), int(total or 0)))
-
-    def _raised(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
-        world, generation, at = message["world"], message.get("generation"), message["raised"]
-        number = isinstance(at, int | float) and not isinstance(at, bool)
-        if not (isinstance(world, str) and _whole(generation) and number):
-            raise ProtocolError(f"report {str(message)[:200]!r}")
-        if client.attempt >= self._attempts.get(rank, 0):
-            self._bus.publish(
-                CallsRaised(min(float(at), time.time()), rank, world[:200], int(generation or 0))
-            )
-
-    def _report(self, client: _Client, rank: int, message: dict[str, Any]) -> None:
-        world, state = message["world"], message.get("state")
-        generation, detail = message.get("generation", 0), message.get("detail", "")
-        cause = message.get("cause", "")
-        size, sizes, ranks = message.get("size", 0), message.get("sizes", ""), message.get("ranks", [])
-        texts = all(isinstance(each, str) for each in (world, state, detail, cause, sizes))
-        whole = _whole(generation) and _whole(size) and isinstance(ranks, list) and all(map(_whole, ranks))
-        if not texts or state not in STATES or not whole:
-            raise ProtocolError(f"report {str(message)[:200]!r}")
+    def _reported(self, client: Client, rank: int, message: dict[str, Any]) -> None:
+        event = event_of(message, rank, time.time())
         if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
-            self._bus.publish(
-                WorldChanged(
-                    time.time(),
-                    rank,
-                    world[:200],
-                    state,
-                    int(generation),
-                    detail[:2000],
-                    cause[:20],
-                    int(size),
-                    sizes[:40],
-                    tuple(ranks[:1024]),
-                )
-            )
+            self._bus.publish(event)
 
-    def _ask_nodes(self, client: _Client) -> None:
+    def _ask_nodes(self, client: Client) -> None:
         """Send the other nodes' snapshots, one a line, and then this one's."""
 
         def ask() -> None:
@@ -445,36 +400,10 @@ class ControlServer:
             _log.exception("control socket: no snapshot could be made")
             return {"error": f"no snapshot: {exc}"}
 
-    def _worlds(self, client: _Client, rank: int) -> dict[str, Any]:
+    def _worlds(self, client: Client, rank: int) -> dict[str, Any]:
         """Return the worlds of one worker, with the store's present address."""
-        address = client.told = self._address()
-        answer: dict[str, Any] = {"worlds": [], "store": address}
-        if self._plan is None:
-            return {**answer, "error": "this run has no worlds file"}
-        if not 0 <= rank < self._plan.world_size:
-            return {
-                **answer,
-                "error": f"{self._plan.path} has ranks 0 to {self._plan.world_size - 1}, not {rank}",
-            }
-        member = self._plan.member_at(rank)
-        answer["worlds"] = [
-            {
-                "name": world.name,
-                "rank": None if world.assigned else world.members.index(member),
-                "world_size": f"{world.least}:{world.most}" if world.assigned else len(world.members),
-                "backend": world.backend,
-                "store": address if world.store == LAUNCHER else world.store,
-                "launcher": world.store == LAUNCHER,
-                "timeout": world.timeout,
-                "hang_timeout": world.hang_timeout,
-                "device": world.device,
-                "after": list(world.after),
-                "members": [[each.role, each.index] for each in world.members],
-                **({"seat": str(member), "last_call": world.last_call} if world.assigned else {}),
-            }
-            for world in self._plan.worlds_of(rank)
-        ]
-        return answer
+        client.told = self._address()
+        return planned_worlds(self._plan, rank, client.told)
 
     def _address(self) -> str:
         try:
@@ -482,27 +411,3 @@ class ControlServer:
         except Exception:  # noqa: BLE001  (a faulty store must not end the server)
             _log.exception("control socket: the store's address is not known")
         return self._known
-
-
-class _Client:
-    """One connection."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.lines = Lines()
-        self.out = bytearray()
-        self.most = _MOST_UNREAD
-        self.longest = MAX_LINE
-        self.since = time.monotonic()
-        self.said = False
-        self.rank: int | None = None
-        self.attempt = 0
-        self.told = ""
-        self.retires = False
-
-    def __str__(self) -> str:
-        return "a client" if self.rank is None else f"worker {self.rank}"
-
-
-def _whole(value: object, end: int = 1 << 31) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
