@@ -34,8 +34,11 @@ DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "d
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
 PAGE = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "page")
+CLUSTERS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "clusters")
 NO_TESTS = 5
 """pytest's exit code where all were skipped before they were collected: there is no browser."""
+ELSEWHERE = "--ignore=tests/clusters"
+"""What `nox -s clusters` runs: it needs more packages, and programs of a cluster."""
 
 
 @nox.session(tags=["ci"])
@@ -52,7 +55,7 @@ def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: about fifteen minutes (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
     session.install(*DIGITS)
-    chosen = session.posargs or ["-m", "not long"]
+    chosen = session.posargs or ["-m", "not long", ELSEWHERE]
     session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
 
 
@@ -64,7 +67,7 @@ def tests_all(session: nox.Session) -> None:
     """
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
     session.install(*DIGITS)
-    chosen = []
+    chosen = [ELSEWHERE]
     for each in session.posargs:
         chosen += [f"--ignore={path}" for path in CORE_TESTS] if each == "--but-covered" else [each]
     session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
@@ -117,6 +120,15 @@ def page(session: nox.Session) -> None:
     """The page in a real browser: Chromium, if it is on the PATH (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *PAGE)
     session.run("python", "-m", "pytest", "tests/web", *session.posargs, env=ENV, success_codes=[0, NO_TESTS])
+
+
+@nox.session(tags=["ci"])
+def clusters(session: nox.Session) -> None:
+    """What deploy/ has, on real clusters of this machine, as far as their programs are here (`-- ARGS`)."""
+    session.install(*TOOLCHAIN, *TEST, *CLUSTERS, *TORCH)
+    session.run(
+        "python", "-m", "pytest", "tests/clusters", *session.posargs, env=ENV, success_codes=[0, NO_TESTS]
+    )
 
 
 MATRIX = argparse.ArgumentParser(prog="nox -s tests-torch --", epilog="Other arguments go to pytest.")
