@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from netkit import Network
+from kits.netkit import Network
 from runningkit import MEGABYTE, runner
 from worldkit import HANG, SOON, enter_netns, outcome
 

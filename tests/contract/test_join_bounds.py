@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from netkit import Network
+from kits.netkit import Network
 from worldkit import SOON, enter_netns
 
 import multiworld as mw

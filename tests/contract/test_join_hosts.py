@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from netkit import Network, ip
+from kits.netkit import Network, ip
 from worldkit import SOON, enter_netns
 
 import multiworld as mw

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from hubkit import Hub, kill_host
-from netkit import Network
+from kits.netkit import Network
 
 log = logging.getLogger("measured")
 

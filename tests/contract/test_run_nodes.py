@@ -6,7 +6,7 @@ import logging
 import signal
 
 import pytest
-from netkit import Network
+from kits.netkit import Network
 from nodekit import Cluster, free_port
 
 log = logging.getLogger("measured")

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from kits.meetkit import until
-from netkit import Network
+from kits.netkit import Network
 from test_elastic import LONG, enter, member, of_seat, tell
 from worldkit import SOON, enter_netns, free_port
 
