@@ -88,7 +88,10 @@ class Hosts(contextlib.ExitStack):
 
     def pids(self, name, containing=""):
         """The processes of a machine whose command lines contain a text, but for the first, as this one sees them."""
-        space = _space(self._inits[name])
+        try:
+            space = _space(self._inits[name])
+        except FileNotFoundError:  # it is lost
+            return []
         found = []
         for each in Path("/proc").iterdir():
             if not each.name.isdecimal() or int(each.name) == self._inits[name]:

@@ -34,10 +34,10 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
 ReturnToService=2
 JobRequeue=1
-SlurmdTimeout=10
+SlurmdTimeout=5
 KillWait={kill_wait}
 MpiDefault=none
-MpiParams=ports=12000-12999
+{more}
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
@@ -45,7 +45,8 @@ JobCompType=jobcomp/none
 NodeName={nodes} CPUs=2 RealMemory=1000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-"""`cred_expire`: a job that is requeued waits that long (120 s by default)."""
+"""`SlurmdTimeout`: a node that does not answer is lost after so many seconds (300 by default), and a step that has
+ended elsewhere waits for that. `cred_expire`: a job that is requeued waits that long (120 s by default)."""
 
 
 class Slurm(contextlib.ExitStack):
@@ -55,14 +56,16 @@ class Slurm(contextlib.ExitStack):
         folder: for all its files.
         nodes: how many there are.
         kill_wait: seconds between a job's SIGTERM and its SIGKILL.
+        more: lines of slurm.conf.
     """
 
-    def __init__(self, folder, nodes=3, kill_wait=15):
+    def __init__(self, folder, nodes=3, *, kill_wait=15, more=""):
         super().__init__()
         self.folder = Path(folder)
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.hosts = Hosts(self.folder, ["ctl", *self.nodes])
         self.kill_wait = kill_wait
+        self._more = more
         self.env = {
             **os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "XDG_RUNTIME_DIR": "/run",
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
@@ -75,7 +78,7 @@ class Slurm(contextlib.ExitStack):
             self._munge()
             (self.folder / "state").mkdir()
             nodes = f"n[1-{len(self.nodes)}]"
-            conf = CONF.format(folder=self.folder, nodes=nodes, kill_wait=self.kill_wait)
+            conf = CONF.format(folder=self.folder, nodes=nodes, kill_wait=self.kill_wait, more=self._more)
             (self.folder / "slurm.conf").write_text(conf)
             # Not looked for: a machine's /sys is this one's, and no control group is made there.
             (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
