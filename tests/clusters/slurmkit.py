@@ -25,6 +25,7 @@ SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+SlurmctldLogFile={folder}/ctl.log
 SlurmctldPidFile={folder}/ctl.pid
 SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
@@ -32,9 +33,11 @@ TaskPlugin=task/affinity
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
 ReturnToService=2
 JobRequeue=1
-SlurmdTimeout=5
+SlurmdTimeout=8
+MessageTimeout=5
 KillWait={kill_wait}
 MpiDefault=none
 {more}

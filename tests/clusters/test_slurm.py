@@ -13,6 +13,7 @@ from clusterworker import WORLDS, told
 from slurmkit import Slurm
 
 ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "deploy" / "slurm"
 WORKER = Path(__file__).parent / "clusterworker.py"
 PATIENCE = 120.0
 """Seconds, of jobs that all import torch on two cores with other work."""
@@ -77,7 +78,7 @@ class Job:
 
 
 def test_a_job_joins_worlds_between_its_nodes(slurm, tmp_path):
-    job = Job(slurm, tmp_path, ROOT / "deploy/slurm/m8d.sbatch", "--nproc-per-node", "1", workers=1)
+    job = Job(slurm, tmp_path, SLURM / "m8d.sbatch", "--nproc-per-node", "1", workers=1)
     born = job.wait(2, "born")
     assert {each["host"] for each in born} == {"n1", "n2"}
     assert {each["run"] for each in born} == {f"slurm-{job.number}.0"}
@@ -91,7 +92,7 @@ def test_a_job_joins_worlds_between_its_nodes(slurm, tmp_path):
 def test_a_spare_node_takes_the_place_of_a_lost_one(slurm, tmp_path):
     """Its machine ends: Slurm's daemons on it, the launcher and the workers. The first node has the job's script."""
     job = Job(
-        slurm, tmp_path, ROOT / "deploy/slurm/m8d-spare.sbatch", "--nproc-per-node", "2", "--node-hang-timeout", "3",
+        slurm, tmp_path, SLURM / "m8d-spare.sbatch", "--nproc-per-node", "2", "--node-hang-timeout", "3",
         workers=3,
     )  # fmt: skip
     job.wait(6, "active", generation=1)
@@ -122,23 +123,44 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(slurm, tmp_path):
     slurm.idle()
 
 
-def test_a_job_that_is_requeued_runs_again_under_a_name_of_its_own(slurm, tmp_path):
-    job = Job(slurm, tmp_path, ROOT / "deploy/slurm/m8d.sbatch", "--nproc-per-node", "1", workers=1)
+@pytest.fixture
+def chained(tmp_path):
+    """m8d.sbatch with the line that queues a job again which its time limit ended."""
+    text = (SLURM / "m8d.sbatch").read_text()
+    line = '[ "$code" != 143 ] || scontrol requeue'
+    assert f"# {line}" in text
+    path = tmp_path / "chained.sbatch"
+    path.write_text(text.replace(f"# {line}", line))
+    return path
+
+
+@pytest.mark.parametrize("how", ["time limit", "lost node"])
+def test_a_job_that_is_queued_again_has_a_run_of_its_own(slurm, tmp_path, chained, how):
+    """The time limit's signal comes by scancel, which sends it to the same processes."""
+    file = chained if how == "time limit" else SLURM / "m8d.sbatch"
+    job = Job(slurm, tmp_path, file, "--nproc-per-node", "1", workers=1)
     name = f"slurm-{job.number}.0"
     job.wait(2, "active", run=name)
-    slurm.ask("scontrol", "requeue", job.number, check=True)
-    job.wait(2, "active", run=f"{name}-r1")
+    if how == "time limit":
+        slurm.ask("scancel", "--signal=TERM", job.number, check=True)
+    else:
+        slurm.hosts.lose("n2")
+    active = job.wait(2, "active", run=f"{name}-r1")
+    assert {each["host"] for each in active} == {"n1", "n2" if how == "time limit" else "n3"}
     job.go()
     assert job.ended() == ("COMPLETED", "0:0"), job.log()
     assert {each["run"] for each in job.told("end")} == {f"{name}-r1"}
     assert slurm.job(job.number)["Restarts"] == "1"
     assert job.left() == []
+    if how == "lost node":
+        slurm.boot("n2")
+        slurm.idle()
 
 
 def test_scancel_ends_workers_within_the_grace_period(slurm, tmp_path):
     """These ignore SIGTERM; the launcher has sent SIGKILL long before Slurm does."""
     job = Job(
-        slurm, tmp_path, ROOT / "deploy/slurm/m8d.sbatch", "--nproc-per-node", "1", "--grace", "2", workers=1,
+        slurm, tmp_path, SLURM / "m8d.sbatch", "--nproc-per-node", "1", "--grace", "2", workers=1,
         worker=["--deaf"],
     )  # fmt: skip
     job.wait(2, "active")
