@@ -67,7 +67,8 @@ class Worker:
                 assert t[0].item() == world.world_size
                 if world.generation != generation:
                     generation = world.generation
-                    self.tell("active", world=world.name, generation=generation)
+                    reads = sorted(world._gen.lane.endpoint._reading._readers)  # whose memory it may
+                    self.tell("active", world=world.name, generation=generation, reads=reads)
                 if t[1].item():
                     return
                 time.sleep(0.02)
