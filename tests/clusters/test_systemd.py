@@ -105,11 +105,14 @@ def may_read_memory():
 
 def test_workers_and_the_launcher_are_restarted_and_a_stop_ends_all(system):
     unit = Units(system, "m8d-run")
-    system.ctl("start", "m8d-run")
+    system.ctl("enable", "--now", "m8d-run")
     active = unit.wait(2, "active", generation=1)
     if may_read_memory():  # the unit does not forbid it
         assert [each["reads"] for each in sorted(active, key=lambda each: each["rank"])] == [[1], [0]]
     launcher = system.main("m8d-run")
+
+    status = ("env", "XDG_RUNTIME_DIR=/run/m8d", "/opt/m8d/bin/m8d-run", "status")
+    assert "1 world: 1 active" in system.run("runuser", "-u", "m8d", "--", *status)
 
     (worker,) = unit.told("born", rank=1)
     system.run("kill", "-9", str(worker["pid"]))
