@@ -45,16 +45,23 @@ class Hosts(contextlib.ExitStack):
     def __enter__(self):
         super().__enter__()
         self.enter_context(self._network)
+        try:
+            self._try()
+        except BaseException:
+            self.close()
+            raise
+        lines = [f"{self.address(name)} {name}\n" for name in self.names]
+        (self.folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+        return self
+
+    def _try(self):
+        """Skip the test where machines cannot be made."""
         tried = subprocess.run(
             ["unshare", *SPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"],
             capture_output=True, text=True, timeout=SOON, check=False,
         )  # fmt: skip
         if tried.returncode:
             pytest.skip(f"machines of namespaces are not permitted here: {tried.stderr.strip()}")
-        (self.folder / "hosts").write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{self.address(name)} {name}\n" for name in self.names)
-        )
-        return self
 
     def address(self, name):
         return self._network.address(self._number(name))
