@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from multiworld import settings
 from multiworld._core.state_machine import Announced, Joined, JoinFailed, Stage
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
@@ -213,6 +214,10 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
 def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) -> World:
     """Join, or join again; where ranks are assigned, without members that are lost meanwhile."""
     from_environment()
+    if settings.environment("M8D_CONTROL"):
+        from multiworld.launched import reports  # noqa: PLC0415  (only workers of a launcher need it)
+
+        reports.connect_once()
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: F401, PLC0415
     from multiworld._join import steps  # noqa: F401, PLC0415

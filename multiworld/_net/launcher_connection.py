@@ -174,6 +174,11 @@ class ControlClient:
         """Introduce this worker, once; return the answer, or None without one in time."""
         return self._question(message, self._hello, deadline)
 
+    def introduce(self, message: dict[str, Any]) -> None:
+        """Introduce this worker, without waiting for the answer; before all questions and reports."""
+        self._questions.append(encode(message))
+        self._rouse()
+
     def ask(self, what: str, *, deadline: float) -> dict[str, Any] | None:
         """Send a question; return the answer, or None without one in time or without the launcher."""
         number, waiter = next(self._ids), _Waiter()

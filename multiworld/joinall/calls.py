@@ -129,8 +129,7 @@ def _here() -> Joins:
 
 
 def _forked() -> None:
-    """Drop the parent's connection in a forked child, which makes its own."""
-    _mine[-1].launcher.forked()
+    """Begin anew in a forked child: the worlds are the parent's, and so is its connection."""
     _mine.append(Joins())
 
 

@@ -20,6 +20,7 @@ from multiworld.errors import (
 )
 from multiworld.events import State
 from multiworld.joinall.launcher_client import LauncherClient
+from multiworld.launched.reports import reports
 from multiworld.world import worlds
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Joins:
     """
 
     def __init__(self) -> None:
-        self.launcher = LauncherClient()
+        self.launcher = LauncherClient(reports())
         self._lock = threading.Lock()
         self._pending: dict[str, PendingJoin] = {}
         self._kept: dict[str, Rejoiner] = {}

@@ -62,7 +62,7 @@ def run(_index: int, job: Job) -> None:
         job.result_file.began()
         # SIGINT was blocked while modules were loaded, where Ctrl-C would print a traceback.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        settings.set_environment(environment_of(job.cfg))
+        settings.set_environment({**environment_of(job.cfg), "M8D_CONTROL": None})
         if job.setup is not None:
             job.setup(job.cfg)
         result = job.func(job.cfg, *job.args, **job.kwargs)

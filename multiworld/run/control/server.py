@@ -100,6 +100,7 @@ class ControlServer:
         self._paused_until = 0.0
         self._clients: set[Client] = set()
         self._attempts: dict[int, int] = {}
+        self._reporters: dict[int, Client] = {}
         self._listener: socket.socket | None = None
         self._made_folder = False
         self._closing = False
@@ -310,6 +311,9 @@ class ControlServer:
                 raise ProtocolError(f"hello of rank {rank!r}, attempt {attempt!r}")
             client.said = True
             client.rank, client.attempt = int(rank), int(attempt)
+            known = self._reporters.get(client.rank)
+            if known is None or known not in self._clients or known.attempt < client.attempt:
+                self._reporters[client.rank] = client  # not a child of the worker that has its environment
             self._attempts[client.rank] = max(client.attempt, self._attempts.get(client.rank, 0))
             self._send(client, self._worlds(client, client.rank))
         elif message.get("hello") == "status":
@@ -353,7 +357,7 @@ class ControlServer:
         wanted = worlds if isinstance(worlds, dict) else {}
         named = members if isinstance(members, dict) else None
         number = next(self._numbers)
-        workers = {each.rank: each for each in self._clients if each.rank is not None}
+        workers = {rank: each for rank, each in self._reporters.items() if each in self._clients}
         self._looks[number] = client, Look(frozenset(workers), time.monotonic() + _LOOKING)
         for rank, each in workers.items():
             question = {"look": number, "worlds": wanted.get(str(rank), [])}
@@ -376,7 +380,8 @@ class ControlServer:
 
     def _reported(self, client: Client, rank: int, message: dict[str, Any]) -> None:
         event = event_of(message, rank, time.time())
-        if client.attempt >= self._attempts.get(rank, 0):  # else a late report of a process that was replaced
+        # Else it is a late report of a process that was replaced, or of another one beside the worker.
+        if client.attempt >= self._attempts.get(rank, 0) and self._reporters.get(rank) is client:
             self._bus.publish(event)
 
     def _ask_nodes(self, client: Client) -> None:

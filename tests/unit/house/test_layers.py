@@ -40,6 +40,7 @@ LAYERS = (
         "registry",
         "background_threads",
         "exiting",
+        "launched",
         "notices",
         "status",
     ),

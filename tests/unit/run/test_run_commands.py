@@ -14,7 +14,7 @@ from kits.meetkit import until
 
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.events import State
-from multiworld.joinall.retirement import Retirement
+from multiworld.launched.retirement import Retirement
 from multiworld.run.control import commands
 from multiworld.run.control.server import ControlServer
 from multiworld.run.events import EventBus, StateProgress
@@ -150,7 +150,7 @@ def test_worlds_of_a_range_are_left_in_each_generation(monkeypatch):
         )
 
     found = {"range": handle("range", True), "fixed": handle("fixed", False)}
-    monkeypatch.setattr("multiworld.joinall.retirement.worlds", lambda: found)
+    monkeypatch.setattr("multiworld.launched.retirement.worlds", lambda: found)
     retirement = Retirement()
     assert not retirement.begun
     retirement.begin()

@@ -9,7 +9,7 @@ import pytest
 from kits.runstatekit import AT, run_of
 
 from multiworld.events import WorldActive, WorldStateReceived
-from multiworld.joinall.launcher_client import AssignedWorld, LauncherClient
+from multiworld.launched.reports import LauncherReports
 from multiworld.run import events as h
 from multiworld.run.view.layout import layout, plain
 from multiworld.run.view.log import EventLog
@@ -106,15 +106,17 @@ def test_the_log_has_it():
     assert len(lines) == 5
 
 
-def test_a_worker_tells_its_launcher():
+def test_a_worker_tells_its_launcher(monkeypatch):
     said = []
-    client = LauncherClient()
-    client._client = SimpleNamespace(report=said.append)
-    client._assigned["train"] = AssignedWorld.read(
-        {"name": "train", "rank": None, "world_size": "1:4", "seat": "trainer:0", "backend": "gloo", "store": "x"}, "0"
-    )  # fmt: skip
-    client._tell(WorldActive("train", 3, 0, 1.0, 2))
-    client._tell(WorldActive("other", 3, 0, 1.0, 2))
-    client._tell(WorldStateReceived("train", 3, 0, 1.0, 1, 10, 30))
-    assert (said[0]["size"], said[0]["sizes"], "size" in said[1]) == (2, "1:4", False)
+    client = LauncherReports()
+    client.client = SimpleNamespace(report=said.append)
+    joined = {
+        "train": SimpleNamespace(_plan=SimpleNamespace(assigned=True, least=1, world_size=4)),
+        "other": SimpleNamespace(_plan=SimpleNamespace(assigned=False)),
+    }
+    monkeypatch.setattr("multiworld.launched.reports.worlds", lambda: joined)
+    client.tell(WorldActive("train", 3, 0, 1.0, 2))
+    client.tell(WorldActive("other", 3, 0, 1.0, 2))
+    client.tell(WorldStateReceived("train", 3, 0, 1.0, 1, 10, 30))
+    assert [(each["size"], each["sizes"]) for each in said[:2]] == [(2, "1:4"), (2, "")]
     assert said[2] == {"world": "train", "received": 10, "total": 30}

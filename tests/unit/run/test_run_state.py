@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kits.runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.events import MemberBusy
-from multiworld.joinall.launcher_client import LauncherClient
+from multiworld.launched.reports import LauncherReports
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
 from multiworld.run.view.state import LAST, UP_AFTER, RunState
@@ -293,11 +293,11 @@ def test_a_member_that_is_busy_is_noted_until_it_answers_or_its_world_breaks():
 
 def test_a_worker_tells_its_launcher_which_member_is_busy():
     told = []
-    launcher = LauncherClient()
-    launcher._client = SimpleNamespace(report=told.append)
-    launcher._tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
-    launcher._tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
-    launcher._tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
+    launcher = LauncherReports()
+    launcher.client = SimpleNamespace(report=told.append)
+    launcher.tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
+    launcher.tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
+    launcher.tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
     assert {(each["world"], each["state"], each["generation"], each["cause"]) for each in told} == {
         ("w", "active", 2, "")
     }

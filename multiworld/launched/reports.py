@@ -1,0 +1,225 @@
+"""`LauncherReports`: this process's connection to its launcher, which is told the states of its worlds.
+
+The first join of a process makes it, where ``M8D_CONTROL`` names a launcher's socket: the launcher's log,
+page, numbers and `m8d-run status` then know the process's worlds, whether or not a worlds file has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiworld import settings
+from multiworld._c10d.waiter_pool import pool
+from multiworld._net.launcher_connection import ControlClient
+from multiworld.events import (
+    MemberBusy,
+    WorldActive,
+    WorldBroken,
+    WorldClosed,
+    WorldJoinFailed,
+    WorldJoining,
+    WorldStateReceived,
+    WorldUnblocked,
+    bus,
+)
+from multiworld.launched.retirement import Retirement
+from multiworld.logs.source import logger
+from multiworld.status import fitting, process_status, waits_of
+from multiworld.world import worlds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from multiworld.events import Event
+
+__all__ = ["LauncherReports", "connect_once", "reports"]
+
+CONTROL = "M8D_CONTROL"
+"""Environment variable with the path of the launcher's socket."""
+
+_CONNECTING = 1.0
+"""Seconds that the launcher's socket has to accept before a join goes on without it."""
+
+_WAITS = 1.0
+"""Seconds that members have to say what they are doing, when the launcher looks."""
+
+_STATES: dict[type[Event], str] = {
+    WorldJoining: "joining",
+    WorldActive: "active",
+    MemberBusy: "active",
+    WorldBroken: "broken",
+    WorldClosed: "closed",
+    WorldJoinFailed: "failed",
+}
+
+_log = logger(__name__)
+
+
+class LauncherReports:
+    """See the module.
+
+    Attributes:
+        client: the connection; None before it is made.
+        retirement: whether the launcher retires this worker.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.client: ControlClient | None = None
+        self.retirement = Retirement()
+        self._connecting = threading.Lock()
+        self._causes: dict[str, str] = {}
+        self._closed: set[str] = set()
+
+    def connect(self, deadline: float) -> ControlClient:
+        """Return the connection; the first call makes it, and says who this worker is.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds until which to connect.
+
+        Raises:
+            LookupError: this process has no launcher.
+            OSError: the launcher's socket does not accept.
+        """
+        with self._connecting:
+            if self.client is None:
+                path, rank = settings.environment(CONTROL), settings.environment("RANK") or ""
+                if not path or not rank.isdigit():
+                    raise LookupError(f"{CONTROL} is {path!r} and RANK is {rank!r}")
+                attempt = settings.environment("TORCHELASTIC_RESTART_COUNT") or ""
+                client = ControlClient(
+                    path, deadline=deadline, retired=self.retirement.begin, looked=self._look
+                )
+                client.introduce({
+                    "hello": "worker",
+                    "rank": int(rank),
+                    "pid": os.getpid(),
+                    "attempt": int(attempt) if attempt.isdigit() else 0,
+                })  # fmt: skip
+                self.client = client
+                bus.subscribe(self.tell)
+            return self.client
+
+    def tell(self, event: Event) -> None:
+        """Report an event of a world to the launcher. Never blocks."""
+        client, state = self.client, _STATES.get(type(event))
+        if client is None or os.getpid() != self._pid:
+            return
+        if isinstance(event, WorldStateReceived):
+            client.report({"world": event.world, "received": event.received, "total": event.total})
+        if isinstance(event, WorldUnblocked):
+            at = time.time() - (time.monotonic() - event.at)
+            client.report({"world": event.world, "generation": event.generation, "raised": at})
+        if state is None:
+            return
+        world, detail, cause = event.world, "", ""
+        ranks: tuple[int, ...] = ()
+        if isinstance(event, WorldBroken):
+            detail, cause = event.breakage.detail, str(event.breakage.cause)
+            ranks = event.breakage.ranks
+            self._causes[world] = cause
+        elif isinstance(event, WorldJoinFailed):
+            if world in self._closed:
+                return  # it was given up because of the close, which was reported
+            detail, cause = str(event.error), self._causes.get(world, "")
+        elif isinstance(event, MemberBusy):
+            if event.busy and len(event.ranks) == 1:
+                detail = f"rank {event.ranks[0]} busy: runs, but does not answer"
+            elif event.busy:
+                detail = f"ranks {', '.join(map(str, event.ranks))} busy: run, but do not answer"
+        elif isinstance(event, WorldClosed):
+            self._closed.add(world)
+        elif isinstance(event, WorldJoining):
+            self._closed.discard(world)
+        else:
+            self._causes.pop(world, None)
+        said = {
+            "world": world,
+            "state": state,
+            "generation": event.generation,
+            "detail": detail[:2000],
+            "cause": cause,
+            **({"ranks": list(ranks)} if ranks else {}),
+        }
+        if isinstance(event, WorldActive):
+            said |= {"size": event.world_size, "sizes": _sizes(world)}
+        client.report(said)
+
+    def _look(self, question: dict[str, Any]) -> None:
+        """Answer how this process's worlds stand, in another thread: members are asked."""
+        with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
+            pool.run(lambda: self._answer(question))
+
+    def _answer(self, question: dict[str, Any]) -> None:
+        client = self.client
+        if client is None or os.getpid() != self._pid:
+            return
+        names = [each for each in question.get("worlds") or () if isinstance(each, str)]
+        found = {
+            "look": question["look"],
+            "status": process_status(members=_members(question.get("members"))),
+            "waits": waits_of(names, _WAITS),
+        }
+        client.report(fitting(found))
+
+    def forked(self) -> None:
+        """Close the parent's connection in a forked child."""
+        if self.client is not None:
+            self.client.close()
+
+
+def _sizes(name: str) -> str:
+    """Return the sizes that a world of a range may have, as "MIN:MAX"; "" for one of a single size."""
+    world = worlds().get(name)
+    plan = None if world is None else world._plan  # noqa: SLF001  (joins make worlds)
+    return "" if plan is None or not plan.assigned else f"{plan.least}:{plan.world_size}"
+
+
+def _members(named: object) -> Collection[str] | None:
+    """Return the names of worlds whose members are asked for; None: of all."""
+    return [each for each in named if isinstance(each, str)] if isinstance(named, list) else None
+
+
+class _Mine:
+    """This process's reports, from the first question for them on."""
+
+    def __init__(self) -> None:
+        self._reports: LauncherReports | None = None
+        self._lock = threading.Lock()
+        self._tried = False
+
+    def __call__(self) -> LauncherReports:
+        if self._reports is None:
+            with self._lock:
+                if self._reports is None:
+                    os.register_at_fork(after_in_child=self._forked)
+                    self._reports = LauncherReports()
+        return self._reports
+
+    def connect_once(self) -> None:
+        """Connect with the launcher, if this process has one; only the first call tries."""
+        if self._tried:
+            return
+        self._tried = True
+        try:
+            self().connect(time.monotonic() + _CONNECTING)
+        except (LookupError, OSError) as error:
+            _log.info("no launcher is told of this process's worlds: %s", error)
+
+    def _forked(self) -> None:
+        """Drop the parent's connection in a forked child, which makes its own."""
+        self._lock, self._tried = threading.Lock(), False
+        if self._reports is not None:
+            self._reports.forked()
+            self._reports = LauncherReports()
+
+
+reports = _Mine()
+"""Return this process's `LauncherReports`."""
+
+connect_once: Callable[[], None] = reports.connect_once
+"""Connect with the launcher, if this process has one; only the first call in a process tries."""
