@@ -1,6 +1,6 @@
-"""What frameworks take instead of their copies of torch's private functions: see docs/rl-weights.md.
+"""`init_custom_process_group`: what frameworks take instead of their copies of torch's private functions.
 
-Importing it loads torch.
+See docs/rl-weights.md. Importing it loads torch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,181 @@
+"""Worlds of Ray's actors, with Ray itself: actors killed and started again, nodes lost, beside Train and Serve."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from raykit import PATIENCE, Member, Replica, back, nodes, ray, train_loop, until
+
+import multiworld as mw
+from multiworld.integrations.ray import serve_store, store_address
+
+pytestmark = [pytest.mark.everyday, pytest.mark.filterwarnings("ignore")]  # Ray's own, and its packages'
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with nodes() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def store(cluster):
+    return serve_store()
+
+
+@pytest.fixture
+def actors(store):
+    """Starts members: `actors({"w": 0}, {"w": 1})`; all end with the test."""
+    made = []
+
+    def start(*ranks, **options):
+        kind = ray.remote(num_cpus=0.1, max_restarts=-1)(Member).options(**options)
+        new = [kind.remote(store, each) for each in ranks]
+        made.extend(new)
+        return new
+
+    yield start
+    for each in made:
+        ray.kill(each)
+
+
+def get(*refs):
+    found = ray.get(list(refs), timeout=PATIENCE)
+    return found[0] if len(refs) == 1 else found
+
+
+def test_a_killed_actor_comes_back_into_its_world_and_the_other_world_goes_on(actors):
+    hub, one, two = actors({"one": 0, "two": 0}, {"one": 1}, {"two": 1}, max_concurrency=2)
+    assert get(hub.add.remote("one"), one.add.remote("one")) == [(2, 1), (2, 1)]
+    pid, _ = get(one.where.remote())
+    waiting = hub.receive.remote("one")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(mw.BrokenWorldException) as caught:
+        get(waiting)
+    # Ray's error is one of multiworld's too; its `cause` is the error as it was raised.
+    assert isinstance(caught.value, ray.exceptions.RayTaskError)
+    assert (caught.value.cause.cause, caught.value.cause.ranks) == (mw.Cause.CRASHED, (1,))
+    assert get(hub.add.remote("two"), two.add.remote("two")) == [(2, 1), (2, 1)]
+    back(one, pid)
+    assert get(hub.add.remote("one"), one.add.remote("one")) == [(2, 2), (2, 2)]
+    assert get(hub.add.remote("two"), two.add.remote("two")) == [(2, 1), (2, 1)]
+
+
+def test_member_and_store_are_lost_together(actors, store):
+    first, second = actors({"w": 0}, {"w": 1})
+    assert get(first.add.remote("w"), second.add.remote("w")) == [(2, 1), (2, 1)]
+    where, (pid, _) = store_address(store), get(second.where.remote())
+    ray.kill(store, no_restart=False)
+    ray.kill(second, no_restart=False)
+    back(second, pid)
+    (total, number), same = get(first.add.remote("w"), second.add.remote("w"))
+    assert (total, number) == same
+    assert total == 2
+    assert number > 1
+    assert store_address(store) != where
+
+
+@pytest.mark.parametrize("how", ["exit", "handle"])
+def test_an_actor_that_ends_in_good_order_has_left(actors, store, how):
+    (stays,) = actors({how: 0})
+    goes = ray.remote(num_cpus=0.1)(Member).remote(store, {how: 1})
+    get(goes.where.remote())
+    waiting = stays.receive.remote(how)
+    if how == "exit":
+        goes.__ray_terminate__.remote()
+    del goes  # its last handle
+    with pytest.raises(mw.BrokenWorldException) as caught:
+        get(waiting)
+    assert caught.value.cause.cause == mw.Cause.LEFT
+
+
+def test_a_join_in_init_outlasts_members_that_come_late(actors, store):
+    # Ray does not restart an actor whose __init__ raises, so a join must not raise because another one is late.
+    kind = ray.remote(num_cpus=0.1, max_restarts=-1)(Member)
+    gives_up = kind.remote(store, {"missed": 0}, timeout=0.5, patience=0)
+    with pytest.raises(ray.exceptions.ActorDiedError, match="JoinTimeoutError"):
+        get(gives_up.where.remote())
+    waits = kind.remote(store, {"late": 0}, timeout=0.5)
+    began = time.monotonic()
+    seen = waits.where.remote()
+    assert not ray.wait([seen], timeout=1.5)[0]
+    (late,) = actors({"late": 1})
+    assert get(waits.add.remote("late"), late.add.remote("late")) == [(2, 1), (2, 1)]
+    assert time.monotonic() - began > 1.0
+    ray.kill(waits)
+
+
+def test_a_node_is_lost_and_its_bundle_and_actor_go_to_another(actors, cluster):
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    first, second = (cluster.add(num_cpus=1, resources={"seat": 1}) for _ in range(2))
+    group = placement_group([{"CPU": 1, "seat": 1}] * 2, strategy="STRICT_SPREAD")
+    assert group.wait(PATIENCE)
+    members = []
+    for rank in range(2):
+        bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        members += actors({"spread": rank}, num_cpus=1, scheduling_strategy=bundle)
+    assert get(*(each.add.remote("spread") for each in members)) == [(2, 1), (2, 1)]
+    places = get(*(each.where.remote() for each in members))
+    assert {node for _, node in places} == {first.node_id, second.node_id}
+    spare = cluster.add(num_cpus=1, resources={"seat": 1})
+    lost = next(rank for rank, (_, node) in enumerate(places) if node == first.node_id)
+    waiting = members[1 - lost].receive.remote("spread")
+    cluster.cluster.remove_node(first, allow_graceful=False)
+    with pytest.raises(mw.BrokenWorldException) as caught:
+        get(waiting)
+    assert caught.value.cause.ranks == (lost,)
+    assert back(members[lost], places[lost][0])[1] == spare.node_id
+    assert get(*(each.add.remote("spread") for each in members)) == [(2, 2), (2, 2)]
+    assert get(members[1 - lost].where.remote()) == places[1 - lost]
+    for each in members:
+        ray.kill(each)
+    remove_placement_group(group)
+
+
+def test_beside_train_its_default_group_works_as_ever(actors, store, tmp_path):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    (outside,) = actors({"train-0": 0})
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config={"store": store, "outside": outside},
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=False, resources_per_worker={"CPU": 0.5}),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    assert trainer.fit().error is None
+
+
+def test_beside_serve_a_replica_is_replaced_and_requests_go_on(cluster, store):
+    from ray import serve
+
+    options = {"num_replicas": 2, "health_check_period_s": 1, "ray_actor_options": {"num_cpus": 0.1}}
+    handle = serve.run(serve.deployment(**options)(Replica).bind(store), route_prefix=None)
+    answers, failures = [], []
+
+    def ask():
+        try:
+            answers.append(handle.remote().result(timeout_s=PATIENCE))
+        except Exception as error:  # noqa: BLE001  (a request that was inside the replica, or on its way there)
+            failures.append(error)
+        return answers
+
+    try:
+        assert until(lambda: len({pid for pid, *_ in ask()}) == 2)
+        assert {state for *_, state in answers} == {("active", 1)}
+        pid = answers[0][0]
+        os.kill(pid, signal.SIGKILL)
+        answers.clear()
+        assert until(lambda: len({each for each, _, state in ask() if state == ("active", 2)}) == 2)
+    finally:
+        serve.shutdown()
+    while_broken = [each for each, _, (state, _) in answers if state != "active"]
+    assert while_broken
+    assert pid not in {each for each, *_ in answers}
+    assert {each for _, each, state in answers if state == ("active", 2)} == {0, 1}
+    assert len(failures) <= 2, failures
