@@ -10,7 +10,9 @@ import importlib
 import logging
 import threading
 import time
-from dataclasses import replace
+import uuid
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld._core import durations
@@ -28,13 +30,14 @@ from multiworld.errors import (
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     import torch
 
     from multiworld._join.arguments import JoinPlan, Size, StateLike
     from multiworld.world import World
 
-__all__ = ["join", "serve_store", "store_address"]
+__all__ = ["RayStore", "join", "serve_store"]
 
 PATIENCE = 300.0
 """Seconds for which a join waits for actors that Ray has not placed yet, by default."""
@@ -51,6 +54,42 @@ _RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class RayStore:
+    """A store that an actor serves, by the actor's name: give it to the actors that join worlds there.
+
+    Attributes:
+        name: of the actor.
+        namespace: Ray's, in which that is its name.
+    """
+
+    name: str
+    namespace: str
+
+    def address(self, timeout: float | dt.timedelta = ASKING) -> str:
+        """Return where it is served now, for `multiworld.join`, `World.rejoin`, or `multiworld.weights`.
+
+        Args:
+            timeout: seconds, or a timedelta, that the actor has to answer; Ray may be starting it again.
+
+        Raises:
+            StoreUnreachableError: it did not, or there is no such actor.
+            MultiworldError: Ray is not installed.
+        """
+        return _ask(self.name, self, durations.seconds(timeout) or 0.0)[1]
+
+    def end(self) -> None:
+        """End the actor. Active worlds go on; a join fails. Harmless when repeated."""
+        ray = _ray()
+        _kept.pop(self, None)
+        with contextlib.suppress(ValueError):  # it has ended
+            ray.kill(ray.get_actor(self.name, namespace=self.namespace))
+
+
+_kept: dict[RayStore, tuple[str, Any]] = {}
+"""The actors that this process started, with its job: Ray ends an actor whose handles are gone."""
+
+
 class _StoreServer:
     """Serves a store at a free port of its node's address, as long as its process lives."""
 
@@ -64,52 +103,47 @@ class _StoreServer:
         return self._store.address
 
 
-def serve_store(**options: Any) -> Any:
+def serve_store(name: str | None = None, **options: Any) -> RayStore:
     """Start an actor that serves a store for worlds, and is no member of any.
 
     Ray starts it again where its process or node is lost; it serves another, empty store then, which `join`
     finds. Active worlds go on meanwhile. It takes no CPU, and runs on the node of the caller while that is
-    there.
+    there. It lives as long as the process that calls this, until `RayStore.end`, or, with
+    ``lifetime="detached"``, as long as the cluster.
 
     Args:
-        options: of ``ActorClass.options``, in the place of these: as name="worlds", namespace="rl",
+        name: of the actor; None makes one.
+        options: of ``ActorClass.options``, in the place of these, or beside them: as namespace="rl",
             lifetime="detached", get_if_exists=True.
 
-    Returns:
-        The actor's handle: give it to the actors that join. Ray ends it with the last handle, or with the
-        job, unless it is detached.
-
     Raises:
+        ValueError: Ray's, where an actor has that name.
         MultiworldError: Ray is not installed.
     """
     ray = _ray()
+    here = ray.get_runtime_context()
     given: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, **options}
-    if "scheduling_strategy" not in given and "resources" not in given and "label_selector" not in given:
+    if not given.keys() & {"scheduling_strategy", "resources", "label_selector"}:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        here = ray.get_runtime_context().get_node_id()
-        given["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-    return ray.remote(_StoreServer).options(**given).remote()
-
-
-def store_address(store: Any, timeout: float | dt.timedelta = ASKING) -> str:
-    """Return the present address of a store, for `multiworld.join`, `World.rejoin`, or `multiworld.weights`.
-
-    Args:
-        store: what `serve_store` returned.
-        timeout: seconds, or a timedelta, that its actor has to answer.
-
-    Raises:
-        StoreUnreachableError: it did not, or it is gone for good.
-        MultiworldError: Ray is not installed.
-    """
-    return _ask("ray", store, durations.seconds(timeout) or 0.0)
+        given["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(
+            here.get_node_id(), soft=True
+        )
+    store = RayStore(
+        f"m8d-store-{uuid.uuid4().hex[:12]}" if name is None else name,
+        given.setdefault("namespace", here.namespace),
+    )
+    job = here.get_job_id()
+    for old in [each for each, (its_job, _) in _kept.items() if its_job != job]:  # before a `ray.shutdown`
+        del _kept[old]
+    _kept[store] = job, ray.remote(_StoreServer).options(name=store.name, **given).remote()
+    return store
 
 
 def join(
     name: str,
     rank: int | None,
     world_size: Size,
-    store: Any,
+    store: RayStore,
     backend: str = "gloo",
     timeout: float | dt.timedelta | None = None,
     hang_timeout: float | dt.timedelta | None = None,
@@ -142,7 +176,7 @@ def join(
         rejoin: whether the world, whenever it breaks, is joined again in the background, at the store's
             present address, until it is active or closed. Operations raise BrokenWorldException meanwhile,
             and `World.wait_active` waits. Not with a `state`: call `World.rejoin` where it breaks, with
-            ``store=store_address(store)``.
+            ``store=store.address()``.
         patience: seconds, or a timedelta, for which it is tried.
 
     Raises:
@@ -153,11 +187,11 @@ def join(
     """
     _ray()
     left = durations.seconds(patience)
-    if not callable(getattr(getattr(store, "address", None), "remote", None)) or left is None or left < 0:
+    if not isinstance(store, RayStore) or left is None or left < 0:
         raise InvalidJoinError(
             str(name),
             f"world {name!r}: store={store!r}, patience={patience!r}",
-            rule="The store is an actor's handle; patience is seconds, or a timedelta, from 0 on",
+            rule="The store is a RayStore; patience is seconds, or a timedelta, from 0 on",
             next_step="Give what serve_store() returned; for an address use multiworld.join",
         )
     plan = make_plan(
@@ -171,7 +205,7 @@ def join(
     return world
 
 
-def _join(plan: JoinPlan, store: Any, deadline: float) -> World:
+def _join(plan: JoinPlan, store: RayStore, deadline: float) -> World:
     """Join, and try again until the deadline; the first try lasts as long as its timeout says."""
     last: Exception | None = None
     while True:
@@ -194,7 +228,7 @@ def _join(plan: JoinPlan, store: Any, deadline: float) -> World:
         time.sleep(AGAIN)
 
 
-def _rejoin(world: World, store: Any, closed: Callable[[], bool]) -> None:
+def _rejoin(world: World, store: RayStore, closed: Callable[[], bool]) -> None:
     """Join a world again that broke, at the store's present address."""
     place = _Place(world.name, store)
     joining.rejoin(world, store=place.address, cancelled=lambda: closed() or place.moved())
@@ -210,16 +244,15 @@ class _Place:
         StoreUnreachableError: its actor does not answer.
     """
 
-    def __init__(self, world: str, store: Any, timeout: float = ASKING) -> None:
-        self.address = _ask(world, store, timeout)
-        self._store = store
+    def __init__(self, world: str, store: RayStore, timeout: float = ASKING) -> None:
+        self._actor, self.address = _ask(world, store, timeout)
         self._present = self.address
-        self._question: Any = None
+        self._answer: Future[str] | None = None
         self._next = time.monotonic() + LOOK_EVERY
         self._asking = threading.Lock()
 
     def moved(self) -> bool:
-        """Whether the store has another address by now. Never blocks: the answer is that of the last look."""
+        """Whether the store has another address by now. Does not wait: it goes by the last answer."""
         if self._asking.acquire(blocking=False):
             try:
                 self._look()
@@ -228,26 +261,28 @@ class _Place:
         return self._present != self.address
 
     def _look(self) -> None:
-        ray = _ray()
-        if self._question is None:
+        if self._answer is None:
             if time.monotonic() >= self._next:
-                self._question = self._store.address.remote()
-        elif ray.wait([self._question], timeout=0)[0]:
-            question, self._question, self._next = self._question, None, time.monotonic() + LOOK_EVERY
-            with contextlib.suppress(ray.exceptions.RayError):  # gone for good: the join's timeout ends it
-                self._present = ray.get(question)
+                self._answer = self._actor.address.remote().future()
+        elif self._answer.done():
+            answer, self._answer, self._next = self._answer, None, time.monotonic() + LOOK_EVERY
+            if answer.exception() is None:  # else it has ended: the join's timeout tells of it
+                self._present = answer.result()
 
 
-def _ask(world: str, store: Any, timeout: float) -> str:
+def _ask(world: str, store: RayStore, timeout: float) -> tuple[Any, str]:
+    """Return the actor that serves a store, and its address."""
     ray = _ray()
     try:
-        return str(ray.get(store.address.remote(), timeout=timeout))
-    except ray.exceptions.RayError as exc:
+        actor = ray.get_actor(store.name, namespace=store.namespace)
+        # A future, because `ray.get` complains where an async actor's thread calls it.
+        return actor, str(actor.address.remote().future().result(timeout))
+    except (ray.exceptions.RayError, FutureTimeoutError, ValueError) as exc:
         raise StoreUnreachableError(
             world,
-            f"the actor that serves the store did not tell its address: {type(exc).__name__}",
-            rule=f"It answers within {timeout:g} s, as long as a handle of it is kept and a node has room",
-            next_step="See that its job and its handle live, and what Ray says of the actor",
+            f"the actor {store.name!r} did not tell the store's address: {type(exc).__name__}",
+            rule=f"It answers within {timeout:g} s, as long as the process lives that started it",
+            next_step="Keep that process, or start the actor with lifetime='detached'",
         ) from exc
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -54,6 +55,18 @@ class Member:
         world.recv(torch.zeros(1), src=1 - world.rank)
 
 
+class Async:
+    """An async actor in a world of two."""
+
+    async def join(self, store, name):
+        self.world = await asyncio.to_thread(join, name, 1, 2, store)
+
+    async def add(self):
+        one = torch.ones(1)
+        await self.world.aio.all_reduce(one)
+        return one.item()
+
+
 class Nodes:
     """The nodes of a Ray cluster, each at an address of its own."""
 
@@ -62,7 +75,7 @@ class Nodes:
 
         self._count = 0
         self.cluster = Cluster()
-        self.head = {"num_cpus": 16, "include_dashboard": False, "temp_dir": str(folder / "ray")}
+        self.head = {"num_cpus": 16, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
 
     def add(self, **options):
         self._count += 1
@@ -74,21 +87,9 @@ class Nodes:
 @contextlib.contextmanager
 def nodes():
     """A cluster with one node, which this process is connected to; nothing of it is left afterwards."""
-    mark = secrets.token_hex(8)
-    folder = Path(tempfile.mkdtemp(prefix="m8d-ray-"))  # short: names of sockets have 107 characters
-    (folder / "ray").mkdir()  # RAY_TMPDIR's default, where Ray writes its address
+    mark, folder = secrets.token_hex(8), tempfile.mkdtemp(prefix="m8d-ray-")
     before = dict(os.environ)
-    here = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *filter(None, [before.get("PYTHONPATH")])])
-    os.environ.update(
-        {
-            MARK: mark,
-            "PYTHONPATH": here,
-            "RAY_TMPDIR": str(folder),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-    )
+    os.environ.update(environment(mark, folder))
     made = Nodes(folder)
     try:
         made.add(**made.head)
@@ -104,13 +105,32 @@ def nodes():
         made.cluster.shutdown()
         os.environ.clear()
         os.environ.update(before)
-        until(lambda: not processes(mark), 20)
-        left = processes(mark)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
-        assert not left, f"processes of Ray are left: {left}"
+        end(mark, folder)
+
+
+def environment(mark, folder):
+    """Variables of a Ray of its own, whose processes bear a mark; names of sockets have 107 characters at most."""
+    (Path(folder) / "ray").mkdir(exist_ok=True)  # RAY_TMPDIR's default, where Ray writes its address
+    path = [str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        MARK: mark,
+        "PYTHONPATH": os.pathsep.join(path),
+        "RAY_TMPDIR": folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def end(mark, folder):
+    """All processes with the mark end by themselves: what does not is killed, and the test fails."""
+    until(lambda: not processes(mark), 20)
+    left = processes(mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"processes of Ray are left: {left}"
 
 
 def processes(mark):

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
-from raykit import PATIENCE, Member, Replica, back, nodes, ray, train_loop, until
+from raykit import (
+    PATIENCE,
+    ROOT,
+    Async,
+    Member,
+    Replica,
+    back,
+    end,
+    environment,
+    nodes,
+    ray,
+    train_loop,
+    until,
+)
 
 import multiworld as mw
-from multiworld.integrations.ray import serve_store, store_address
+from multiworld.integrations.ray import serve_store
 
 pytestmark = [pytest.mark.everyday, pytest.mark.filterwarnings("ignore")]  # Ray's own, and its packages'
 
@@ -67,15 +85,22 @@ def test_a_killed_actor_comes_back_into_its_world_and_the_other_world_goes_on(ac
 def test_member_and_store_are_lost_together(actors, store):
     first, second = actors({"w": 0}, {"w": 1})
     assert get(first.add.remote("w"), second.add.remote("w")) == [(2, 1), (2, 1)]
-    where, (pid, _) = store_address(store), get(second.where.remote())
-    ray.kill(store, no_restart=False)
+    where, (pid, _) = store.address(), get(second.where.remote())
+    ray.kill(ray.get_actor(store.name), no_restart=False)
     ray.kill(second, no_restart=False)
     back(second, pid)
     (total, number), same = get(first.add.remote("w"), second.add.remote("w"))
     assert (total, number) == same
     assert total == 2
     assert number > 1
-    assert store_address(store) != where
+    assert store.address() != where
+
+
+def test_an_async_actor_joins_in_a_thread(actors, store):
+    (other,) = actors({"async": 0})
+    member = ray.remote(num_cpus=0.1)(Async).remote()
+    get(member.join.remote(store, "async"))
+    assert get(member.add.remote(), other.add.remote("async")) == [2, (2, 1)]
 
 
 @pytest.mark.parametrize("how", ["exit", "handle"])
@@ -179,3 +204,19 @@ def test_beside_serve_a_replica_is_replaced_and_requests_go_on(cluster, store):
     assert pid not in {each for each, *_ in answers}
     assert {each for _, each, state in answers if state == ("active", 2)} == {0, 1}
     assert len(failures) <= 2, failures
+
+
+def test_the_example_ends_as_it_says(tmp_path):
+    mark, folder = secrets.token_hex(8), tempfile.mkdtemp(prefix="m8d-ray-")
+    environ = {**os.environ, **environment(mark, folder)}
+    try:
+        done = subprocess.run(
+            [sys.executable, ROOT / "examples" / "ray_actors.py"],
+            env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"world 'green' broke: rank 1 .* closed by its kernel\n", done.stdout)
+        assert "world 'green' is active again, generation 2" in done.stdout
+        assert done.stdout.endswith("as it should be\n")
+    finally:
+        end(mark, folder)

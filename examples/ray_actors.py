@@ -1,0 +1,168 @@
+"""Ray's actors in worlds: a trainer and its rollout engines; one engine is killed, and Ray starts it again.
+
+The trainer shares a world of two with each engine: weights go out, gradients come back. When an engine's process is
+killed, its world breaks; the others go on. Ray restarts the actor, its `__init__` joins again, and the world is
+active in its next generation.
+
+    python examples/ray_actors.py                     starts Ray on this machine; ends by itself
+    python examples/ray_actors.py --address auto      in a running cluster whose nodes have multiworld installed
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import NamedTuple
+
+import ray
+import torch
+
+import multiworld as mw
+from multiworld.integrations.ray import RayStore, join, serve_store
+
+ENGINES = ("red", "green", "blue")
+KILLED = "green"
+SIZE = 10_000
+STEPS = 100  # of each engine before the kill, and after the return
+PATIENCE = 60.0
+
+
+class Report(NamedTuple):
+    """What the trainer has seen, by engine."""
+
+    steps: dict[str, int]
+    generations: dict[str, int]
+    pids: dict[str, int]
+    broken: dict[str, tuple[float, str]]  # when, and why
+    longest: dict[str, float]  # seconds between two gradients
+
+
+class Engine:
+    """Plays with the weights that come, and sends back a gradient. Ray calls `__init__` again after a restart."""
+
+    def __init__(self, store: RayStore, name: str) -> None:
+        self.world = join(name, 1, 2, store, hang_timeout=3)
+
+    def play(self) -> int:
+        """Play until the trainer stops; the number of rounds. Ray calls this again after a restart as well."""
+        weights, rounds = torch.empty(SIZE), 0
+        while True:
+            self.world.recv(weights, src=0)
+            if weights[0].isnan():
+                self.world.close()
+                return rounds
+            time.sleep(0.01)  # as long as a game lasts
+            self.world.send(weights - 1 + 0.1 * torch.randn(SIZE), dst=0)  # the best weights are ones
+            rounds += 1
+
+
+class Trainer:
+    """Learns from all engines at once, each served by a task of its own."""
+
+    def __init__(self, store: RayStore, names: tuple[str, ...]) -> None:
+        self.weights = torch.zeros(SIZE)
+        self.worlds = {name: join(name, 0, 2, store, hang_timeout=3) for name in names}
+        self.steps = dict.fromkeys(names, 0)
+        self.longest = dict.fromkeys(names, 0.0)
+        self.broken: dict[str, tuple[float, str]] = {}
+        self.stopping = False
+
+    async def train(self) -> float:
+        """Train until `stop`; the error that is left."""
+        await asyncio.gather(*map(self.serve, self.worlds))
+        return float((self.weights - 1).abs().mean())
+
+    async def serve(self, name: str) -> None:
+        """Send weights to one engine and take its gradients, over generations of its world."""
+        world, gradient, last = self.worlds[name], torch.empty(SIZE), time.monotonic()
+        while not self.stopping:
+            try:
+                await world.aio.send(self.weights, dst=1)
+                await world.aio.recv(gradient, src=1)
+            except mw.BrokenWorldException as error:
+                self.broken[name] = time.time(), str(error.detail)
+                await asyncio.to_thread(world.wait_active, PATIENCE)
+                continue
+            self.weights -= 0.01 * gradient
+            self.steps[name] += 1
+            now = time.monotonic()
+            self.longest[name], last = max(self.longest[name], now - last), now
+        await world.aio.send(torch.full((SIZE,), torch.nan), dst=1)
+
+    async def seen(self) -> Report:
+        """What has happened so far."""
+        generations = {name: world.generation for name, world in self.worlds.items()}
+        pids = {name: world.members[1].pid for name, world in self.worlds.items()}
+        return Report(self.steps, generations, pids, self.broken, self.longest)
+
+    async def stop(self) -> None:
+        """Let `train` return."""
+        self.stopping = True
+
+
+def main() -> int:
+    """Start the actors, kill one, and look at what the others noticed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--address", default="local", help="of a Ray cluster (default: start one here)")
+    args = parser.parse_args()
+    began = time.time()
+
+    def say(text: str, at: float | None = None) -> None:
+        print(f"[{(at or time.time()) - began:5.1f} s] {text}", flush=True)
+
+    here = {"num_cpus": 8, "include_dashboard": False} if args.address == "local" else {}
+    ray.init(args.address, log_to_driver=False, logging_level="ERROR", **here)
+    say("Ray is there")
+    store = serve_store()
+    # Ray repeats a call that a restart has interrupted: the engine plays on.
+    kind = ray.remote(num_cpus=0.5, max_restarts=-1, max_task_retries=-1)(Engine)
+    engines = {name: kind.remote(store, name) for name in ENGINES}
+    trainer = ray.remote(num_cpus=0.5)(Trainer).remote(store, ENGINES)
+    playing, training = [engine.play.remote() for engine in engines.values()], trainer.train.remote()
+
+    def until(steps: dict[str, int], generation: int) -> Report:
+        """Wait until each engine has made so many steps, and the killed one's world is in this generation."""
+        deadline = time.time() + PATIENCE
+        while time.time() < deadline:
+            seen: Report = ray.get(trainer.seen.remote(), timeout=PATIENCE)
+            if seen.generations[KILLED] >= generation and all(seen.steps[n] >= steps[n] for n in ENGINES):
+                return seen
+            time.sleep(0.05)
+        raise TimeoutError(f"not so far after {PATIENCE:g} s: {seen}")
+
+    before = until(dict.fromkeys(ENGINES, STEPS), 1)
+    say(f"steps by engine {before.steps}; kill {KILLED}, pid {before.pids[KILLED]}")
+    ray.kill(engines[KILLED], no_restart=False)
+    back = until({**before.steps, KILLED: before.steps[KILLED] + 1}, 2)
+    when, why = back.broken[KILLED]
+    say(f"world {KILLED!r} broke: {why}", when)
+    say(f"world {KILLED!r} is active again, generation {back.generations[KILLED]}, pid {back.pids[KILLED]}")
+    after = until({name: count + STEPS for name, count in back.steps.items()}, 2)
+    ray.get(trainer.stop.remote())
+    error = ray.get(training, timeout=PATIENCE)
+    ray.get(playing, timeout=PATIENCE)
+    others = [name for name in ENGINES if name != KILLED]
+    meanwhile = {name: back.steps[name] - before.steps[name] for name in others}
+    longest = max(after.longest[name] for name in others)
+    say(f"steps by engine {after.steps}, {meanwhile} of them without {KILLED}")
+    say(
+        f"longest pause of the others {longest:.3f} s, of {KILLED} {after.longest[KILLED]:.3f} s; error {error:.3f}"
+    )
+    ray.shutdown()
+    good = (
+        set(after.broken) == {KILLED}
+        and all(after.generations[name] == 1 for name in others)
+        and min(meanwhile.values()) > 10
+        and longest < after.longest[KILLED]
+        and error < 0.1
+    )
+    say("as it should be" if good else "NOT as it should be")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
