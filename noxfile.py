@@ -210,7 +210,7 @@ def example(session: nox.Session) -> None:
         session.error(
             f"no example {name!r}. There are {', '.join(names)}. Name one: nox -s example -- NAME [ARGS]."
         )
-    session.install(*TORCH, *GAME, *BENCH)
+    session.install(*TORCH, *GAME, *BENCH, *(CLUSTERS if name == "ray_actors.py" else ()))
     session.install(*DIGITS)
     session.run("python", f"examples/{name}", *args, env=ENV)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from multiworld import weights
 from multiworld.errors import BrokenWorldException
 from multiworld.integrations.ray import join
 
@@ -65,6 +66,44 @@ class Async:
         one = torch.ones(1)
         await self.world.aio.all_reduce(one)
         return one.item()
+
+
+class Elastic:
+    """A member of a world of one or two."""
+
+    def __init__(self, store, seat):
+        self.world = join("range", None, "1:2", store, seat=seat, last_call=20, hang_timeout=3)
+
+    def members(self):
+        world = self.world.wait_active(PATIENCE)
+        return {member.seat: member.pid for member in world.members}
+
+    def work(self, size):
+        """Make steps until the world has so many members, and one with them; the sum of a one of each."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            world, one = self.world.wait_active(PATIENCE), torch.ones(1)
+            if world.world_size == size:
+                world.all_reduce(one)
+                return one.item()
+            world.advance()
+            time.sleep(0.02)  # as long as a step lasts
+        return None
+
+
+class Engine:
+    """An engine that takes weights."""
+
+    def __init__(self, store):
+        self.net = torch.nn.Linear(2, 1)
+        self.engine = weights.Subscriber("policy", self.net, store.address(), hang_timeout=3)
+
+    def where(self):
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    def weights(self, version):
+        until(lambda: self.engine.update() or self.engine.version == version)
+        return self.net.weight.tolist()
 
 
 class Nodes:

@@ -12,10 +12,13 @@ import tempfile
 import time
 
 import pytest
+import torch
 from raykit import (
     PATIENCE,
     ROOT,
     Async,
+    Elastic,
+    Engine,
     Member,
     Replica,
     back,
@@ -28,6 +31,7 @@ from raykit import (
 )
 
 import multiworld as mw
+from multiworld import weights
 from multiworld.integrations.ray import serve_store
 
 pytestmark = [pytest.mark.everyday, pytest.mark.filterwarnings("ignore")]  # Ray's own, and its packages'
@@ -162,6 +166,38 @@ def test_a_node_is_lost_and_its_bundle_and_actor_go_to_another(actors, cluster):
     remove_placement_group(group)
 
 
+def test_a_world_of_a_range_shrinks_and_lets_the_restarted_actor_in(store):
+    kind = ray.remote(num_cpus=0.1, max_restarts=-1, max_task_retries=-1)(Elastic)
+    stays, goes = (kind.remote(store, seat) for seat in ("stays", "goes"))
+    steps = [each.work.remote(2) for each in (stays, goes)]
+    assert get(*steps) == [2, 2]
+    members = get(stays.members.remote())
+    os.kill(members["goes"], signal.SIGKILL)
+    assert until(lambda: len(get(stays.members.remote())) == 1)
+    steps = [each.work.remote(2) for each in (stays, goes)]  # the second is called again in the new process
+    assert get(*steps) == [2, 2]
+    after = get(stays.members.remote())
+    assert after["stays"] == members["stays"]
+    assert after["goes"] != members["goes"]
+
+
+def test_weights_come_to_a_restarted_engine(cluster, store):
+    net = torch.nn.Linear(2, 1)
+    publisher = weights.Publisher("policy", net, store.address(), hang_timeout=3)
+    try:
+        engine = ray.remote(num_cpus=0.1, max_restarts=-1)(Engine).remote(store)
+        for version in range(2):
+            torch.nn.init.constant_(net.weight, version)
+            publisher.publish(version)
+            assert get(engine.weights.remote(version)) == [[version, version]]
+        pid, _ = get(engine.where.remote())
+        os.kill(pid, signal.SIGKILL)
+        back(engine, pid)
+        assert get(engine.weights.remote(1)) == [[1, 1]]
+    finally:
+        publisher.close()
+
+
 def test_beside_train_its_default_group_works_as_ever(actors, store, tmp_path):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -206,17 +242,32 @@ def test_beside_serve_a_replica_is_replaced_and_requests_go_on(cluster, store):
     assert len(failures) <= 2, failures
 
 
-def test_the_example_ends_as_it_says(tmp_path):
-    mark, folder = secrets.token_hex(8), tempfile.mkdtemp(prefix="m8d-ray-")
-    environ = {**os.environ, **environment(mark, folder)}
+def program(folder, *arguments):
+    """The output of a program that starts a Ray of its own, of which nothing is left."""
+    mark, temporary = secrets.token_hex(8), tempfile.mkdtemp(prefix="m8d-ray-")
     try:
         done = subprocess.run(
-            [sys.executable, ROOT / "examples" / "ray_actors.py"],
-            env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
+            [sys.executable, *arguments],
+            env={**os.environ, **environment(mark, temporary)}, cwd=folder,
+            capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert re.search(r"world 'green' broke: rank 1 .* closed by its kernel\n", done.stdout)
-        assert "world 'green' is active again, generation 2" in done.stdout
-        assert done.stdout.endswith("as it should be\n")
     finally:
-        end(mark, folder)
+        end(mark, temporary)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_example_ends_as_it_says(tmp_path):
+    told = program(tmp_path, ROOT / "examples" / "ray_actors.py")
+    assert re.search(r"world 'green' broke: rank 1 .* closed by its kernel\n", told)
+    assert "world 'green' is active again, generation 2" in told
+    assert told.endswith("as it should be\n")
+
+
+def test_the_page_has_a_program_and_what_it_prints(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.cluster.address)
+    page = (ROOT / "docs" / "ray.md").read_text()
+    source, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL).groups()
+    (tmp_path / "program.py").write_text(source)
+    told = program(tmp_path, "program.py")
+    assert [line for line in told.splitlines() if line.startswith("[")] == output.splitlines()
