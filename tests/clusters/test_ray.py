@@ -267,7 +267,9 @@ def test_the_example_ends_as_it_says(tmp_path):
 def test_the_page_has_a_program_and_what_it_prints(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", cluster.cluster.address)
     page = (ROOT / "docs" / "ray.md").read_text()
-    source, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL).groups()
+    source, output = re.search(
+        r"ray -->\n```python\n(.*?)```\n.*ray -->\n```text\n(.*?)```", page, re.DOTALL
+    ).groups()
     (tmp_path / "program.py").write_text(source)
     told = program(tmp_path, "program.py")
     assert [line for line in told.splitlines() if line.startswith("[")] == output.splitlines()

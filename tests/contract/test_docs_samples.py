@@ -2,7 +2,7 @@
 
 A sample is marked in the page: ``run: NAME ranks=N`` is started N times at once, with its rank as the argument;
 ``killed=R`` says that rank R is killed by a signal (its own); ``output: NAME rank=R`` before a text block is what
-rank R prints, ``...`` standing for anything; ``sample: NAME`` is a part of a longer story, told by a test here.
+rank R prints, ``...`` standing for anything; ``sample: NAME`` is a part of a longer story, told by a test here (that of docs/ray.md: in tests/clusters/test_ray.py).
 """
 
 from __future__ import annotations
@@ -145,5 +145,5 @@ def test_the_tutorials_worlds_break_and_come_back(stage: Stage) -> None:
 
 
 def test_every_part_of_a_story_is_told() -> None:
-    assert set(PARTS) == {"leader", "worker"}
+    assert set(PARTS) == {"leader", "worker", "ray"}
     assert len(RUN) > 4
