@@ -114,7 +114,7 @@ def main() -> int:
     def say(text: str, at: float | None = None) -> None:
         print(f"[{(at or time.time()) - began:5.1f} s] {text}", flush=True)
 
-    here = {"num_cpus": 8, "include_dashboard": False} if args.address == "local" else {}
+    here = {"num_cpus": 2, "include_dashboard": False} if args.address == "local" else {}
     ray.init(args.address, log_to_driver=False, logging_level="ERROR", **here)
     say("Ray is there")
     store = serve_store()

@@ -114,7 +114,7 @@ class Nodes:
 
         self._count = 0
         self.cluster = Cluster()
-        self.head = {"num_cpus": 16, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
+        self.head = {"num_cpus": 3, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
 
     def add(self, **options):
         self._count += 1
