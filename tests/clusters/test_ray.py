@@ -32,7 +32,7 @@ from raykit import (
 
 import multiworld as mw
 from multiworld import weights
-from multiworld.integrations.ray import serve_store
+from multiworld.integrations.ray import _kept, serve_store
 
 pytestmark = [pytest.mark.everyday, pytest.mark.filterwarnings("ignore")]  # Ray's own, and its packages'
 
@@ -164,6 +164,22 @@ def test_a_node_is_lost_and_its_bundle_and_actor_go_to_another(actors, cluster):
     for each in members:
         ray.kill(each)
     remove_placement_group(group)
+
+
+def test_a_store_outlives_its_node_and_a_detached_one_its_handle(cluster):
+    two = [cluster.add(resources={"shelf": 1}) for _ in range(2)]
+    options = {"namespace": "kept", "lifetime": "detached", "resources": {"shelf": 1}}
+    kept = serve_store("kept", **options)
+    first = kept.address(PATIENCE)
+    _kept.clear()  # as where the process that called `serve_store` has ended
+    assert serve_store("kept", get_if_exists=True, **options) == kept
+    lost, stays = sorted(two, key=lambda node: node.node_ip_address not in first)
+    cluster.cluster.remove_node(lost, allow_graceful=False)
+    assert until(lambda: stays.node_ip_address in kept.address(PATIENCE))
+    kept.end()
+    kept.end()
+    with pytest.raises(mw.StoreUnreachableError):
+        kept.address(5)
 
 
 def test_a_world_of_a_range_shrinks_and_lets_the_restarted_actor_in(store):
