@@ -107,8 +107,9 @@ def serve_store(name: str | None = None, **options: Any) -> RayStore:
     """Start an actor that serves a store for worlds, and is no member of any.
 
     Ray starts it again where its process or node is lost; it serves another, empty store then, which `join`
-    finds. Active worlds go on meanwhile. It takes no CPU, and prefers the node of the caller. It lives as long as the process that calls this, until `RayStore.end`, or, with
-    ``lifetime="detached"``, as long as the cluster.
+    finds. Active worlds go on meanwhile. It takes no CPU, and prefers the node of the caller. It lives as
+    long as the process that calls this, until `RayStore.end`, or, with ``lifetime="detached"``, as long as
+    the cluster.
 
     Args:
         name: of the actor; None makes one.
