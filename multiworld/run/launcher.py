@@ -144,8 +144,8 @@ def launch(options: Options, stream: TextIO) -> int:
         check_backends(plan)
     if options.web is not None:
         check_installed()
-    places = None if plan is None else plan.places()
-    state, bus = RunState(places=places), EventBus(signals=(SignalException,))
+    places, planned = (None, None) if plan is None else (plan.places(), plan.ranks())
+    state, bus = RunState(places=places, planned=planned), EventBus(signals=(SignalException,))
     bus.subscribe(state.apply)
     with ExitStack() as faces:
         screen = open_screen(state) if options.ui else None

@@ -263,7 +263,11 @@ class LaunchedRun:
         return Health(not self._trouble, self._trouble or "ok")
 
     def ready(self, worlds: Sequence[str]) -> Health:
-        """Whether these worlds, or all that are not closed, are active."""
+        """Whether these worlds are active, or all of this node's workers.
+
+        A world that the worlds file has and no worker has begun to join is not, and neither is one of which a
+        worker failed. A node that waits for others is not ready; a spare one is.
+        """
         from multiworld.metrics.health import Health  # noqa: PLC0415
 
         try:
@@ -271,8 +275,20 @@ class LaunchedRun:
         except (RunOverError, LauncherSilentError) as error:
             return Health(False, str(error))
         states = {each["name"]: each["state"] for each in view["worlds"]}
-        wanted = worlds or [name for name, state in states.items() if state != "closed"]
-        bad = [f"{name}: {states.get(name, 'not known')}" for name in wanted if states.get(name) != "active"]
+        with self._lock:
+            own = self._snapshot or {}
+        bad = []
+        if not worlds:
+            # What breaks elsewhere is no reason to send no work here.
+            worlds = [
+                each["name"]
+                for each in own["worlds"]
+                if each["members"] and states.get(each["name"]) != "closed"
+            ]
+            bad += [f"{name}: not joined" for name in own.get("awaited", ())]
+            if not own["nodes"]:
+                bad.append("it waits for the other nodes")
+        bad += [f"{name}: {states.get(name, 'not known')}" for name in worlds if states.get(name) != "active"]
         if self._trouble:
             bad.append(self._trouble)
         return Health(not bad, "; ".join(bad) or "ok")

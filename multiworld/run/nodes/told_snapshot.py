@@ -70,7 +70,7 @@ def _shorter(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
         kept = [{**each, "steps": each["steps"][:steps]} for each in snapshot.get("faults", ())[:faults]]
         yield {**snapshot, "faults": kept}
     yield {**snapshot, "faults": [], "last": []}
-    yield {**snapshot, "faults": [], "last": [], "worlds": [], "workers": []}
+    yield {**snapshot, "faults": [], "last": [], "worlds": [], "workers": [], "awaited": []}
 
 
 def decode(data: bytes) -> dict[str, Any] | None:

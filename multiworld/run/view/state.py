@@ -34,7 +34,7 @@ from multiworld.run.view.messages import describe, level_of, natural, one_line
 from multiworld.run.view.world_state import OVER, range_state, world_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from multiworld.run.events import RunEvent
 
@@ -53,6 +53,7 @@ _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
 _TOKEN = re.compile(r"\?token=\S+")
 _LIVE = frozenset({"starting", "up", "retiring"})
+_OVER = frozenset({"ended", "stopped"})
 
 
 @dataclass
@@ -95,6 +96,7 @@ class RunState:
     Args:
         clock: ``time.time`` or a test's.
         places: ranks in the worlds, where they are planned: (world, rank in the run) -> rank.
+        planned: ranks in the run of the workers that a worlds file has in each world.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class RunState:
         *,
         clock: Callable[[], float] = time.time,
         places: Mapping[tuple[str, int], int] | None = None,
+        planned: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         self._places = places or {}
+        self._planned = planned or {}
         self._clock = clock
         self._lock = threading.Lock()
         self._changes = 0
@@ -187,6 +191,7 @@ class RunState:
                     for rank, each in sorted(self._workers.items())
                 ],
                 "worlds": worlds,
+                "awaited": self._awaited(),
                 "faults": self._faults.faults(),
                 "totals": {**self._totals, "broken": dict(self._broken)},
                 "last": [dict(each) for each in self._last],
@@ -194,6 +199,18 @@ class RunState:
                 if self._ended is None
                 else {"exitcode": self._ended.exitcode, "reason": self._ended.reason},
             }
+
+    def _awaited(self) -> list[str]:
+        """Return the planned worlds of this node's workers that none of them has begun to join."""
+        running = {rank for rank, each in self._workers.items() if each.state not in _OVER}
+        return sorted(
+            (
+                name
+                for name, ranks in self._planned.items()
+                if name not in self._worlds and not running.isdisjoint(ranks)
+            ),
+            key=natural,
+        )
 
     def _place(self, name: str, rank: int) -> dict[str, int]:
         place = self._places.get((name, rank))

@@ -131,6 +131,12 @@ class WorldsPlan:
             for rank, member in enumerate(world.members)
         }
 
+    def ranks(self) -> dict[str, frozenset[int]]:
+        """Return the global ranks of each world's members, by world."""
+        return {
+            world.name: frozenset(self.rank_of(member) for member in world.members) for world in self.worlds
+        }
+
     def rank_of(self, member: PlannedMember) -> int:
         """Global rank of a member.
 

@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from kits.runstatekit import AT, begun
 from unit.web.test_views import WAITS, hub, members, snapshot
 
 from multiworld.errors import UnknownWorldError
+from multiworld.run import events
 from multiworld.run.control.client import LauncherSilentError
+from multiworld.run.view.state import RunState
 from multiworld.web import sources
 from multiworld.web.sources import LaunchedRun, RunOverError, tail
 
@@ -130,6 +133,44 @@ def test_ready_is_of_all_worlds_or_of_those_named(run):
     assert (run.ready(()).ok, run.ready(["w0"]).text) == (True, "ok")
     found = run.ready(["w0", "none"])
     assert (found.ok, found.text) == (False, "none: not known")
+
+
+def of_plan(*told):
+    state = RunState(clock=lambda: AT + 200, planned={"w0": {0, 1}, "w1": {0, 2}, "far": {7, 8}})
+    for each in told:
+        state.apply(each)
+    return state.snapshot()
+
+
+def test_a_node_is_not_ready_before_its_workers_have_joined_what_is_planned(run, launcher):
+    everything = begun(2)
+    launcher.snapshot = of_plan(everything[0])
+    assert run.ready(()).text == "it waits for the other nodes"
+    launcher.snapshot = of_plan(*(each for each in everything if not isinstance(each, events.WorldChanged)))
+    assert run.ready(()).text == "w0: not joined; w1: not joined"
+    assert not run.ready(["w0"]).ok
+    launcher.snapshot = of_plan(*(each for each in everything if getattr(each, "world", "") != "w1"))
+    assert run.ready(()).text == "w1: not joined"
+    assert run.ready(["w0"]).ok
+    launcher.snapshot = of_plan(*everything)
+    assert run.ready(()).ok
+    spare = events.SlotTaken(AT, None, 2)
+    launcher.snapshot = of_plan(everything[0], spare)
+    assert run.ready(()).ok, "nothing is missing on a spare node"
+    ended = [events.WorkerEnded(AT + 1, rank, 4000 + rank) for rank in range(3)]
+    launcher.snapshot = of_plan(
+        *everything[:2], *[each for each in everything if "Started" in str(each)], *ended
+    )
+    assert run.ready(()).ok, "a worker that has ended joins nothing any more"
+
+
+def test_a_world_of_other_nodes_that_breaks_leaves_this_one_ready(run, launcher):
+    launcher.snapshot["peers"] = [{"node": "beta", "seat": 1, "state": "seated", "since": 1.0}]
+    far = {"name": "far", "state": "broken", "generation": 1, "members": [], "note": ""}
+    launcher.others = [{**snapshot(), "node": "beta", "workers": [], "worlds": [far], "started": 1.0}]
+    until(run, lambda view: any(each["name"] == "far" for each in view["worlds"]))
+    assert run.ready(()).ok
+    assert not run.ready(["far"]).ok
 
 
 def test_other_nodes_are_in_it(run, launcher):
