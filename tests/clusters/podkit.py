@@ -109,7 +109,7 @@ class Pod(Container):
         security = Security(
             user=rights["runAsUser"],
             read_only=self.spec["securityContext"]["readOnlyRootFilesystem"],
-            # What containerd's filter refuses, and that of CRI-O allows.
+            # what the filters of Docker and containerd refuse, and that of CRI-O allows.
             seccomp=default_profile("unshare"),
         )
         volumes = {each["name"]: each for each in spec["volumes"]}
