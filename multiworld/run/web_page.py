@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["WebPage", "check_installed"]
 
 _ENDING = 3.0
+_AGAIN = 1.0
+"""Seconds before a page whose process has ended is served anew."""
 _LINES = 3
 
 
@@ -52,46 +54,68 @@ class WebPage:
     """
 
     def __init__(self, control: str, address: str, bus: EventBus) -> None:
+        self._command = [
+            sys.executable, "-m", "multiworld.run", "web", "--socket", control, "--at", address,
+        ]  # fmt: skip
         self._bus = bus
-        self._closing = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "multiworld.run", "web", "--socket", control, "--at", address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            text=True,
-        )  # fmt: skip
-        self._said: deque[str] = deque(maxlen=_LINES)
-        for function in (self._tell, self._read):
-            threading.Thread(target=function, name="m8d-web-page", daemon=True).start()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._process = self._start()
 
-    def _tell(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
-        link = self._process.stdout.readline().strip()
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, text=True,
+        )  # fmt: skip
+        said: deque[str] = deque(maxlen=_LINES)
+        for function, name in ((self._tell, "m8d-web-page"), (self._read, "m8d-web-page-errors")):
+            threading.Thread(target=function, args=(process, said), name=name, daemon=True).start()
+        return process
+
+    def _tell(self, process: subprocess.Popen[str], said: deque[str]) -> None:
+        """Say where the page is; when its process has ended, say so, and serve it anew.
+
+        Probes ask the page: without it a healthy launcher would be ended for nothing.
+        """
+        assert process.stdout is not None  # noqa: S101  (it is a pipe)
+        link = process.stdout.readline().strip()
         if link:
             self._note(logging.INFO, f"page: {link}")
-            self._process.stdout.read()
-        code = self._process.wait()
-        if not self._closing:
-            why = "; ".join(self._said) or f"exit code {code}"
+            process.stdout.read()
+        code = process.wait()
+        if self._closing.is_set():
+            return
+        why = "; ".join(said) or f"exit code {code}"
+        if not link:  # at an address that cannot be had, for instance
             self._note(logging.WARNING, f"the page has ended: {why}. m8d-run web serves it anew")
+            return
+        self._note(logging.WARNING, f"the page has ended: {why}. It is served anew")
+        if self._closing.wait(_AGAIN):
+            return
+        with self._lock:
+            if not self._closing.is_set():
+                self._process = self._start()
 
-    def _read(self) -> None:
+    def _read(self, process: subprocess.Popen[str], said: deque[str]) -> None:
         """Read what it says on standard error, so that it never waits; the last lines are told."""
-        assert self._process.stderr is not None  # noqa: S101  (it is a pipe)
-        for line in self._process.stderr:
+        assert process.stderr is not None  # noqa: S101  (it is a pipe)
+        for line in process.stderr:
             if line.strip():
-                self._said.append(line.strip()[:500])
+                said.append(line.strip()[:500])
 
     def _note(self, level: int, text: str) -> None:
         self._bus.publish(Note(time.time(), level, text))
 
     def close(self) -> None:
         """End it, within 3 s. Idempotent."""
-        self._closing = True
-        if self._process.stdin is not None:
+        self._closing.set()
+        with self._lock:
+            process = self._process
+        if process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                process.stdin.close()
         try:
-            self._process.wait(_ENDING)
+            process.wait(_ENDING)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()

@@ -113,6 +113,20 @@ def run(tmp_path, runtime):
 
 
 @pytest.mark.timeout(300)
+def test_a_page_that_is_killed_is_served_anew(run):
+    """Kubernetes' probes ask it: without it they would end the launcher."""
+    run.wait_line("page: http")
+    (victim,) = [pid for pid in run.alive() if b"\0web\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(victim, signal.SIGKILL)
+    run.wait_line("the page has ended: exit code -9. It is served anew")
+    line = run.wait_line("page: http", count=2)[-1]
+    page = Link(re.search(r"http://[^\s\"]+", line)[0])
+    page.until(lambda view: set(states(view).values()) == {"active"}, "the worlds")
+    assert page.get("/live")[0] == 200
+    assert len(run.told("joined")) == 3, "no worker was started again"
+
+
+@pytest.mark.timeout(300)
 def test_a_run_is_shown_a_kill_is_told_and_its_healing_too(run, runtime):
     (line,) = run.wait_line("page: http")
     page = Link(re.search(r"http://[^\s\"]+", line)[0])
