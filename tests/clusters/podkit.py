@@ -141,7 +141,7 @@ class Cluster:
 
     Args:
         folder: of the test.
-        network: a `netkit.Network` whose last host is the machine that probes.
+        network: a `kits.netkit.Network` whose last host is the machine that probes.
         changes: for arguments of the manifest, by what they begin with.
     """
 

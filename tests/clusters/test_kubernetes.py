@@ -14,7 +14,7 @@ pytest.importorskip("yaml", reason="manifests are YAML: pip install pyyaml")
 
 import containerkit
 from containerkit import PATIENCE, Container, Security, scratch
-from contract.netkit import Network
+from kits.netkit import Network
 from podkit import (
     MANIFESTS,
     NAMESPACE,
