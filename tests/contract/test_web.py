@@ -199,8 +199,10 @@ def test_the_page_ends_with_its_launcher_however_that_ends(run):
 @pytest.mark.timeout(300)
 def test_a_page_of_a_run_that_was_started_without(run, runtime):
     env = {**os.environ, **runtime, "M8D_WEB_TOKEN": "known"}
+    (started,) = run.wait_line("event=run-started")
+    name = re.search(r" run=(\S+)", started)[1]  # launchers of other tests may run beside it
     with subprocess.Popen(
-        [sys.executable, "-m", "multiworld.run", "web"], env=env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "multiworld.run", "web", name], env=env, stdout=subprocess.PIPE, text=True
     ) as served:
         try:
             page = Link(served.stdout.readline().split()[1])
