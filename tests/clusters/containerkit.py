@@ -103,12 +103,7 @@ def _of_python():
     """The folders that this Python and its packages lie in, without those below another one or below /usr."""
     folders = {sys.prefix, sys.base_prefix, *(path for path in sys.path if "site-packages" in path)}
     found = sorted(str(Path(each).resolve()) for each in folders if Path(each).is_dir())
-    return [
-        each
-        for each in found
-        if not any(each.startswith(f"{other}/") for other in (*found, "/usr"))
-        and not Path(each).is_relative_to(ROOT)
-    ]
+    return [each for each in found if not any(each.startswith(f"{other}/") for other in (*found, "/usr"))]
 
 
 class Container(Run):
