@@ -1,0 +1,137 @@
+"""A language model served under fire: a pipeline of stages, clients that stream from it, and kills meanwhile.
+
+    python examples/llm_serving.py                                       a minute, nothing is killed
+    python examples/llm_serving.py --kill-every 15 --change-replicas     a stage is killed every 15 s
+    python examples/llm_serving.py --compare 5 --seconds 20              beside the same on plain torch.distributed
+
+It starts `m8d-run` with a front and workers (llm_serving/serve.py), loads it (llm_serving/load.py), compares each token with
+those of an undisturbed run of the whole model, prints what it measured, and ends all. It needs transformers, starlette
+and uvicorn: pip install 'm8d[examples]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent / "llm_serving"
+sys.path.insert(0, str(HERE))
+
+PATIENCE = 300.0
+"""Seconds until all are there: nine processes load torch and transformers."""
+
+
+@contextlib.contextmanager
+def server(name: str, *args: str, launcher: tuple[str, ...], log: Path) -> Iterator[str]:
+    """Start a front and its workers; gives the front's address, and ends all of them in the end."""
+    with tempfile.TemporaryDirectory() as folder, log.open("w") as out:
+        file = Path(folder, "address")
+        command = [
+            sys.executable, "-u", "-m", "multiworld.run", *launcher, "--grace", "10",
+            str(HERE / "serve.py"), "--address-file", str(file), *args,
+        ]  # fmt: skip
+        # A session of its own: Ctrl-C is for this program, which then ends the launcher.
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            began = time.monotonic()
+            while not file.exists():
+                if process.poll() is not None or time.monotonic() > began + PATIENCE:
+                    raise SystemExit(f"{name} did not come up; its last lines in {log}:\n" + _tail(log))
+                print(
+                    f"\r{name} starts: {time.monotonic() - began:3.0f} s" if sys.stdout.isatty() else "",
+                    end="",
+                    flush=True,
+                )
+                time.sleep(0.2)
+            print(f"\r{name} serves at http://{file.read_text()}, its log is {log}", flush=True)
+            yield file.read_text()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()  # its workers are ended by the process beside it
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+def main() -> int:
+    """Start, load, tell, end."""
+    try:
+        import starlette  # noqa: F401, PLC0415  (to say so before anything is started)
+        import transformers  # noqa: F401, PLC0415  (as above)
+        import uvicorn  # noqa: F401, PLC0415  (as above)
+    except ImportError as error:
+        raise SystemExit(f"{error.name} is missing: pip install 'm8d[examples]'") from None
+    from load import Load, options  # noqa: PLC0415  (llm_serving/)
+    from report import finish, merged  # noqa: PLC0415  (as above)
+    from truth import cases  # noqa: PLC0415  (as above)
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options(parser)
+    parser.add_argument(
+        "--compare",
+        type=int,
+        default=0,
+        metavar="ROUNDS",
+        help="parts of --seconds each, in turns with plain torch.distributed",
+    )
+    parser.add_argument(
+        "--web", action="store_true", help="m8d-run's page beside it; its address is in the log"
+    )
+    args = parser.parse_args()
+    logs = Path(tempfile.mkdtemp(prefix="m8d-llm-serving-"))
+    known = cases()
+    launcher = (
+        "--worlds",
+        str(HERE / "worlds.toml"),
+        "--max-restarts",
+        "10000",
+        *(["--web"] if args.web else []),
+    )
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(server("worlds", launcher=launcher, log=logs / "worlds.log"))
+        load = Load(address, known, args.clients)
+        if not args.compare:
+            story = asyncio.run(
+                load.run(
+                    "worlds", args.seconds, kill_every=args.kill_every, change_replicas=args.change_replicas
+                )
+            )
+            return finish([story], args.plot)
+        # One group for the front and the stages of one pipeline.
+        plainly = ("--standalone", "--nproc-per-node", "4")
+        other = stack.enter_context(server("plain", "--plain", launcher=plainly, log=logs / "plain.log"))
+        plain = Load(other, known, args.clients)
+        parts = []
+        for number in range(2 * args.compare):
+            # In turns, and each first as often as the other: the machine is not the same from minute to minute.
+            which = ("worlds", "plain")[(number + number // 2) % 2]
+            parts.append(asyncio.run((load if which == "worlds" else plain).run(which, args.seconds)))
+            print(f"{which}: {parts[-1].rate():.0f} tokens/s", flush=True)
+        both = [merged(name, [part for part in parts if part.name == name]) for name in ("plain", "worlds")]
+        code = finish(both, None)
+        print(
+            f"worlds make {both[1].rate() / both[0].rate():.1%} of plain torch.distributed's tokens per second"
+        )
+        return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

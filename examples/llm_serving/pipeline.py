@@ -1,0 +1,299 @@
+"""Pipelines of stages that outlive their workers, and the sequences that run through them in batches.
+
+A pipeline holds a worker for each stage. Where one is lost, a standby takes its place, and each group of sequences
+writes its keys and values there anew: its tokens, once more, through the stages up to that one. The stages after it
+still have theirs. No client is told; the next token comes a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from model import Batch
+from torch import Tensor
+from wire import Link
+
+import multiworld as mw
+
+__all__ = ["Crew", "Pipeline", "Scheduler", "Sequence", "Worker"]
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker that is there, from its start to its death: the one started in its place is another."""
+
+    index: int
+    pid: int
+    link: Link
+    dead: bool = False
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request: the tokens so far, and where they go."""
+
+    tokens: list[int]
+    limit: int  # length at which it ends
+    stop: int | None  # token that ends it
+    fresh: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)  # None: the end
+    cached: int = 0  # tokens whose keys and values the stages have
+    slot: int = -1
+    over: bool = False
+
+    def add(self, token: int) -> None:
+        """Take the next token."""
+        self.tokens.append(token)
+        self.fresh.put_nowait(token)
+        if token == self.stop or len(self.tokens) >= self.limit:
+            self.end()
+
+    def end(self) -> None:
+        """It is complete, or its client is gone; its group frees the slot."""
+        if not self.over:
+            self.over = True
+            self.fresh.put_nowait(None)
+
+
+class Crew:
+    """Workers that stand by."""
+
+    def __init__(self) -> None:
+        self.standbys: deque[Worker] = deque()
+        self.urgent = 0  # pipelines that wait for a stage
+        self.changed = asyncio.Condition()
+
+    async def add(self, worker: Worker) -> None:
+        """A worker is there, or is needed no longer."""
+        async with self.changed:
+            if not worker.dead:
+                self.standbys.append(worker)
+                self.changed.notify_all()
+
+    def lost(self, worker: Worker) -> None:
+        """A worker is dead; if it is a stage, its next call says so."""
+        worker.dead = True
+        with contextlib.suppress(ValueError):
+            self.standbys.remove(worker)
+
+    async def replacement(self) -> Worker:
+        """A worker for a stage that lost its own; waits for one if need be."""
+        async with self.changed:
+            self.urgent += 1
+            try:
+                await self.changed.wait_for(lambda: self.standbys)
+                return self.standbys.popleft()
+            finally:
+                self.urgent -= 1
+                self.changed.notify_all()
+
+    async def take(self, count: int) -> list[Worker]:
+        """Workers for a new pipeline, all at once, and not before running ones have what they need."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: len(self.standbys) >= count and not self.urgent)
+            return [self.standbys.popleft() for _ in range(count)]
+
+
+class Pipeline:
+    """Stages, and groups of sequences that run through them: as many groups as stages, so that all have work."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, workers: list[Worker], scheduler: Scheduler) -> None:
+        self.number = next(self._numbers)
+        self.stages, self.scheduler = workers, scheduler
+        self.locks = [asyncio.Lock() for _ in workers]
+        rows = scheduler.slots // len(workers)
+        self.groups = [Group(self, number, rows) for number in range(len(workers))]
+        self.retiring = False
+        self.running = [asyncio.create_task(group.run()) for group in self.groups]
+        for task in self.running:
+            task.add_done_callback(scheduler.ended)
+
+    async def through(self, group: Group, stage: int, batch: Batch, data: Tensor) -> Tensor:
+        """Run one stage, on another worker if its own is lost."""
+        while True:
+            worker = self.stages[stage]
+            if worker.dead:
+                await self.replace(stage, worker)
+                continue
+            try:
+                if group.holders[stage] is not worker:
+                    await self.replay(group, stage, worker)
+                return await worker.link.call(stage, batch, data, 1 + group.number)
+            except mw.WorldError:
+                await self.replace(stage, worker)
+
+    async def replay(self, group: Group, stage: int, worker: Worker) -> None:
+        """Write the group's keys and values on a worker that is new in this stage."""
+        begun = [sequence for sequence in group.sequences if sequence.cached]
+        if begun:
+            batch, data = _batch(begun, [(0, sequence.cached) for sequence in begun])
+            for before in range(stage):
+                data = await self.through(group, before, batch, data)
+            await worker.link.call(stage, batch, data, 1 + group.number)
+            self.scheduler.counts["replayed"] += len(begun)
+        group.holders[stage] = worker
+
+    async def replace(self, stage: int, lost: Worker) -> None:
+        """Let a standby be this stage; of several groups that ask, the first does it."""
+        async with self.locks[stage]:
+            if self.stages[stage] is lost:
+                self.stages[stage] = await self.scheduler.crew.replacement()
+                self.scheduler.counts["takeovers"] += 1
+
+    async def retire(self) -> None:
+        """Take no new sequences, hand on those that are here, and let the workers stand by."""
+        self.retiring = True
+        for group in self.groups:
+            group.wake.set()
+        await asyncio.gather(*self.running)
+        for worker in self.stages:
+            await self.scheduler.crew.add(worker)
+
+
+class Group:
+    """Sequences that are a batch together."""
+
+    def __init__(self, pipeline: Pipeline, number: int, rows: int) -> None:
+        self.pipeline, self.number = pipeline, number
+        self.free = [number * rows + row for row in range(rows)]
+        self.sequences: list[Sequence] = []
+        self.holders: list[Worker | None] = [None] * len(pipeline.stages)
+        self.wake = asyncio.Event()
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence; it is in the next step. One from elsewhere comes with its tokens, and no more."""
+        sequence.slot, sequence.cached = self.free.pop(), 0
+        self.sequences.append(sequence)
+        self.wake.set()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Free its slot."""
+        self.sequences.remove(sequence)
+        self.free.append(sequence.slot)
+
+    async def run(self) -> None:
+        """Step after step: new sequences first, to the length of their prompt, else a token for all."""
+        scheduler = self.pipeline.scheduler
+        while True:
+            for sequence in [each for each in self.sequences if each.over]:
+                self.remove(sequence)
+            if self.pipeline.retiring:
+                for sequence in [*self.sequences]:
+                    if (other := scheduler.room()) is not None:
+                        self.remove(sequence)
+                        other.add(sequence)
+            scheduler.place()
+            if not self.sequences:
+                if self.pipeline.retiring:
+                    return
+                self.wake.clear()
+                await self.wake.wait()
+                continue
+            new = [sequence for sequence in self.sequences if not sequence.cached]
+            await self.step(new or [*self.sequences])
+
+    async def step(self, sequences: list[Sequence]) -> None:
+        """Give each sequence its next token."""
+        spans = [(sequence.cached, len(sequence.tokens)) for sequence in sequences]
+        batch, data = _batch(sequences, spans)
+        passed = []
+        for stage in range(len(self.pipeline.stages)):
+            data = await self.pipeline.through(self, stage, batch, data)
+            passed.append(self.holders[stage])
+        for stage, worker in enumerate(passed):
+            if (
+                self.holders[stage] is not worker
+            ):  # replaced while this step was beyond it: it lacks this step
+                self.holders[stage] = None
+        for sequence, (_, end), token in zip(sequences, spans, data.tolist(), strict=True):
+            sequence.cached = end
+            if not sequence.over:
+                sequence.add(token)
+                self.pipeline.scheduler.counts["tokens"] += 1
+
+
+class Scheduler:
+    """Requests that wait, and the pipelines that take them.
+
+    Attributes:
+        counts: tokens made, takeovers of a stage by a standby, sequences replayed for that.
+        fault: gets the error of a group that failed.
+    """
+
+    def __init__(self, crew: Crew, stages: int, slots: int) -> None:
+        self.crew, self.stages, self.slots = crew, stages, slots
+        self.waiting: deque[Sequence] = deque()
+        self.pipelines: list[Pipeline] = []
+        self.counts = {"tokens": 0, "takeovers": 0, "replayed": 0}
+        self.resizing = asyncio.Lock()
+        self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """A group is done; an error that it does not know is one of this program."""
+        if not task.cancelled() and (error := task.exception()) is not None and not self.fault.done():
+            self.fault.set_exception(error)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Take a request."""
+        self.waiting.append(sequence)
+        self.place()
+
+    def room(self) -> Group | None:
+        """The group with the fewest sequences, if any has a slot."""
+        groups = [
+            group for each in self.pipelines if not each.retiring for group in each.groups if group.free
+        ]
+        return min(groups, key=lambda group: len(group.sequences), default=None)
+
+    def place(self) -> None:
+        """Give waiting requests to groups with room."""
+        while self.waiting:
+            if self.waiting[0].over:
+                self.waiting.popleft()
+            elif (group := self.room()) is not None:
+                group.add(self.waiting.popleft())
+            else:
+                return
+
+    async def resize(self, count: int) -> None:
+        """Add pipelines, or retire the newest."""
+        async with self.resizing:
+            while len(self.pipelines) < count:
+                self.pipelines.append(Pipeline(await self.crew.take(self.stages), self))
+                self.place()
+            while len(self.pipelines) > count:
+                await self.pipelines[-1].retire()
+                self.pipelines.pop()
+
+    def status(self) -> dict[str, Any]:
+        """Who does what."""
+        return {
+            "pipelines": [
+                {
+                    "number": each.number,
+                    "retiring": each.retiring,
+                    "sequences": sum(len(group.sequences) for group in each.groups),
+                    "stages": [{"worker": worker.index, "pid": worker.pid} for worker in each.stages],
+                }
+                for each in self.pipelines
+            ],
+            "standbys": [{"worker": worker.index, "pid": worker.pid} for worker in self.crew.standbys],
+            "waiting": len(self.waiting),
+            **self.counts,
+        }
+
+
+def _batch(sequences: list[Sequence], spans: list[tuple[int, int]]) -> tuple[Batch, Tensor]:
+    """A batch of each sequence's tokens from one position to another, padded to the longest."""
+    counts = [end - start for start, end in spans]
+    data = torch.zeros(len(sequences), max(counts), dtype=torch.int64)
+    for row, (sequence, (start, end)) in enumerate(zip(sequences, spans, strict=True)):
+        data[row, : end - start] = torch.tensor(sequence.tokens[start:end])
+    return Batch.of([sequence.slot for sequence in sequences], [start for start, _ in spans], counts), data

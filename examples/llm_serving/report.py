@@ -1,0 +1,133 @@
+"""What a load measured, as a table and as a picture."""
+
+from __future__ import annotations
+
+import bisect
+from itertools import pairwise
+
+from load import Story
+
+__all__ = ["finish", "merged", "numbers"]
+
+AFTER = 3.0
+"""Seconds after a kill in which a stream's longest gap counts as its stall."""
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The value that `part` of all do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
+
+
+def stalls(story: Story) -> list[float]:
+    """For each kill, and each stream that it met, the longest gap between two tokens that it can have caused."""
+    found = []
+    for kill in story.kills:
+        for answer in story.answers:
+            times = [answer.begun, *answer.times]
+            if times[0] < kill < times[-1]:
+                first = bisect.bisect(times, kill) - 1
+                gaps = [after - before for before, after in pairwise(times[first:]) if before < kill + AFTER]
+                found.append(max(gaps))
+    return found
+
+
+def merged(name: str, parts: list[Story]) -> Story:
+    """Several loads as one."""
+    whole = Story(name, parts[0].began, parts[-1].ended, seconds=sum(part.seconds for part in parts))
+    for part in parts:
+        whole.answers += part.answers
+        whole.kills += part.kills
+    return whole
+
+
+def numbers(story: Story) -> dict[str, float]:
+    """All that is told of a load."""
+    answers = story.answers
+    gaps = [after - before for answer in answers for before, after in pairwise(answer.times)]
+    first = [answer.times[0] - answer.begun for answer in answers if answer.times]
+    stall = stalls(story)
+    return {
+        "requests": len(answers),
+        "lost": sum(not answer.whole for answer in answers),
+        "wrong": sum(answer.wrong for answer in answers),
+        "kills": len(story.kills),
+        "tokens": sum(len(answer.tokens) for answer in answers),
+        "tokens/s": story.rate(),
+        "first token p50 ms": 1000 * percentile(first, 0.5),
+        "first token p99 ms": 1000 * percentile(first, 0.99),
+        "gap p50 ms": 1000 * percentile(gaps, 0.5),
+        "gap p99 ms": 1000 * percentile(gaps, 0.99),
+        "gap max ms": 1000 * max(gaps, default=0.0),
+        "stall at a kill p50 ms": 1000 * percentile(stall, 0.5),
+        "stall at a kill p99 ms": 1000 * percentile(stall, 0.99),
+        "stall at a kill max ms": 1000 * max(stall, default=0.0),
+    }
+
+
+def table(stories: list[Story]) -> None:
+    """Print the numbers, a column for each load."""
+    columns = [numbers(story) for story in stories]
+    rows = [[name, *(f"{column[name]:.0f}" for column in columns)] for name in columns[0]]
+    try:
+        from rich.console import Console  # noqa: PLC0415  (nice to have)
+        from rich.table import Table  # noqa: PLC0415  (as above)
+    except ImportError:
+        width = max(len(row[0]) for row in rows)
+        print("\n".join(f"{row[0]:{width}} " + " ".join(f"{cell:>12}" for cell in row[1:]) for row in rows))
+        return
+    made = Table("", *(story.name for story in stories))
+    for row in rows:
+        made.add_row(*row)
+    for column in made.columns[1:]:
+        column.justify = "right"
+    Console().print(made)
+
+
+def plot(story: Story, file: str) -> None:
+    """Draw tokens per second and the longest gap of each second, with the kills."""
+    import matplotlib as mpl  # noqa: PLC0415  (only for a picture)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  (as above)
+
+    seconds = int(story.ended - story.began)
+    rate, longest = [0.0] * (seconds + 1), [0.0] * (seconds + 1)
+    for answer in story.answers:
+        for at in answer.times:
+            rate[int(at - story.began)] += 1
+        for before, after in pairwise(answer.times):
+            second = int(after - story.began)
+            longest[second] = max(longest[second], 1000 * (after - before))
+    plt.rcParams["svg.fonttype"], plt.rcParams["svg.hashsalt"] = "none", "llm"
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 4.5), height_ratios=(2, 1))
+    above.plot(range(seconds), rate[:seconds], color="#3465a4", linewidth=1)
+    below.plot(range(seconds), longest[:seconds], color="#4e9a06", linewidth=1)
+    for axes in (above, below):
+        for kill in story.kills:
+            axes.axvline(kill - story.began, color="#cc0000", linewidth=0.5, alpha=0.6)
+        for at, count in story.replicas:
+            axes.axvline(at - story.began, color="#75507b", linestyle="--", linewidth=1)
+            if axes is above:
+                axes.text(
+                    at - story.began, 0, f" {count} replicas" if count > 1 else " 1 replica", color="#75507b"
+                )
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    above.set_ylabel("tokens/s")
+    below.set_ylabel("longest gap, ms")
+    below.set_xlabel("seconds; red: SIGKILL of a stage")
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None} if file.endswith("svg") else None)
+    plt.close(figure)
+
+
+def finish(stories: list[Story], file: str | None) -> int:
+    """Tell all; returns the exit code: 1 if a request was lost or a token was wrong."""
+    table(stories)
+    for answer in [answer for story in stories for answer in story.answers if answer.error][:5]:
+        print(f"lost: {answer.error}")
+    if file:
+        plot(stories[-1], file)
+        print(f"picture: {file}")
+    return int(any(not answer.whole or answer.wrong for story in stories for answer in story.answers))
