@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 
-GENTLE = 8.0
+GENTLE = 20.0
 """Seconds that a worker may take to load at the lowest priority: those that serve have the cores first."""
 
 

@@ -112,22 +112,18 @@ class PlainLink:
             self.threads, self._blocking, header, body, answer, tag
         )
 
-    def _blocking(self, header: Tensor, body: Tensor, answer: Tensor, tag: int) -> Tensor:
+    def _blocking(self, header: Tensor, body: Tensor | None, answer: Tensor, tag: int) -> Tensor:
         dist.send(header, self.rank)
-        dist.send(body, self.rank, tag=tag)
+        if body is not None:
+            dist.send(body, self.rank, tag=tag)
         dist.recv(answer, self.rank, tag=tag)
         return answer
 
     async def ping(self) -> int:
         """As `Link`."""
-        answer = torch.empty(1, dtype=torch.int64)
-        return int(
-            (
-                await asyncio.get_running_loop().run_in_executor(
-                    self.threads, self._blocking, torch.tensor([PING, 0, 0, 0, 0]), torch.empty(0), answer, 0
-                )
-            )[0]
-        )
+        header, answer = torch.tensor([PING, 0, 0, 0, 0]), torch.empty(1, dtype=torch.int64)
+        loop = asyncio.get_running_loop()
+        return int(await loop.run_in_executor(self.threads, self._blocking, header, None, answer, 0))
 
 
 def serve_world(world: mw.World, decoder: Decoder) -> None:

@@ -1,0 +1,206 @@
+"""examples/llm_serving: stages are killed while answers stream, and each token is that of the undisturbed model."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from runkit import ROOT, launched
+
+pytest.importorskip(
+    "transformers", reason="examples/llm_serving needs transformers: nox -s example -- llm_serving.py"
+)
+pytest.importorskip("uvicorn", reason="examples/llm_serving needs starlette and uvicorn")
+
+pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
+
+FOLDER = ROOT / "examples" / "llm_serving"
+PATIENCE = 300.0
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """The modules of the example, by their names."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = ("model", "truth", "wire", "load", "report", "pipeline")
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def cases(example):
+    return example("truth").cases(count=32)
+
+
+def test_stages_make_the_tokens_of_the_whole_model_in_any_batch(example, cases):
+    model = example("model")
+    decoder = model.Decoder(model.Settings(), 3)
+    tokenizer = model.Bytes()
+
+    def through(batch, data):
+        for stage in range(3):
+            data = decoder.run(stage, batch, data)
+        return data.tolist()
+
+    chosen = cases[:5]
+    sequences = [tokenizer.encode(case.prompt) for case in chosen]
+    begins = [len(sequence) for sequence in sequences]
+    slots = [7, 0, 3, 23, 11]
+    torch = importlib.import_module("torch")
+    for step in range(40):
+        again = step % 13 == 0  # all from the beginning, in one batch with padding, as after a takeover
+        starts = [0 if again else len(sequence) - 1 for sequence in sequences]
+        counts = [len(sequence) - start for sequence, start in zip(sequences, starts, strict=True)]
+        data = torch.zeros(len(chosen), max(counts), dtype=torch.int64)
+        for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
+            data[row, : counts[row]] = torch.tensor(sequence[start:])
+        for sequence, token in zip(
+            sequences, through(model.Batch.of(slots, starts, counts), data), strict=True
+        ):
+            sequence.append(token)
+    for case, sequence, begin in zip(chosen, sequences, begins, strict=True):
+        common = min(len(case.tokens), 40)
+        assert sequence[begin : begin + common] == case.tokens[:common]
+
+
+def test_a_replay_leaves_the_keys_of_the_token_under_way(example):
+    model = example("model")
+    torch = importlib.import_module("torch")
+    decoder = model.Decoder(model.Settings(), 3)
+    short, long = [256, 65, 66], [256, *range(70, 90)]
+    both = torch.tensor([short + [0] * (len(long) - len(short)), long])
+    replay = model.Batch.of([0, 1], [0, 0], [len(short), len(long)])
+    decoder.run(0, replay, both)
+    decoder.run(0, model.Batch.of([0], [len(short)], [1]), torch.tensor([[67]]))
+    before = [tensor.clone() for pair in decoder.cache.layers.values() for tensor in pair]
+    decoder.run(0, replay, both)
+    after = [tensor for pair in decoder.cache.layers.values() for tensor in pair]
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(old, new)
+
+
+def test_killed_stages_cost_no_request_and_no_token(tmp_path, example, cases):
+    load, report = example("load"), example("report")
+
+    async def under_fire(address):
+        return await load.Load(address, cases, 9).run("fire", 24, kill_every=6, change_replicas=True)
+
+    with serving(tmp_path) as (run, address):
+        story = asyncio.run(under_fire(address))
+        found = report.numbers(story)
+        assert found["kills"] >= 3, run.report()
+        assert (found["lost"], found["wrong"]) == (0, 0), run.report()
+        assert [count for _, count in story.replicas] == [2, 1]
+        _, health = asyncio.run(load.ask(address, "/health"))
+        assert health["takeovers"] >= 3
+        assert len(health["pipelines"]) == 1
+        run.signal(signal.SIGINT)
+        assert run.ended(PATIENCE) == 130, run.report()
+        assert "Traceback" not in run.text()
+        assert run.leftovers() == []
+
+
+def test_clients_that_leave_free_their_slots(tmp_path, example, cases):
+    load = example("load")
+
+    async def leave(address):
+        async def one(case):
+            status, lines = await load._open(
+                address, "/v1/completions", {"prompt": case.prompt, "max_tokens": 90, "stream": True}
+            )
+            assert status == 200
+            assert "data:" in await anext(lines)
+            await lines.aclose()
+
+        for _ in range(2):  # more than there are slots
+            await asyncio.gather(*(one(case) for case in cases[:16]))
+        deadline = asyncio.get_running_loop().time() + PATIENCE
+        while True:
+            _, health = await load.ask(address, "/health")
+            if not health["pipelines"][0]["sequences"] and not health["waiting"]:
+                break
+            assert asyncio.get_running_loop().time() < deadline, health
+            await asyncio.sleep(0.05)
+        # Whole answers of 90 tokens would have been 2880.
+        assert health["tokens"] < 2880
+        status, told = await load.ask(
+            address, "/v1/completions", {"prompt": cases[0].prompt, "max_tokens": 12}
+        )
+        assert status == 200
+        assert told["choices"][0]["token_ids"] == cases[0].tokens[:12]
+        assert told["choices"][0]["finish_reason"] == "length"
+        status, told = await load.ask(
+            address,
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3},
+        )
+        assert status == 200
+        assert told["usage"]["completion_tokens"] <= 3
+        for body, word in (
+            ({"prompt": 3}, "prompt"),
+            ({"prompt": "a", "max_tokens": 1000}, "max_tokens"),
+            ({"prompt": "a", "temperature": 1}, "greedy"),
+        ):
+            status, told = await load.ask(address, "/v1/completions", body)
+            assert status == 400
+            assert word in told["error"]["message"]
+
+    with serving(tmp_path) as (run, address):
+        asyncio.run(leave(address))
+        run.signal(signal.SIGTERM)
+        assert run.ended(PATIENCE) == 143, run.report()
+        assert run.leftovers() == []
+
+
+def test_one_command_shows_it_and_ctrl_c_ends_it(tmp_path):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)}
+    program = subprocess.Popen(
+        [sys.executable, str(FOLDER.with_suffix(".py")), "--seconds", "600", "--clients", "3"],
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        lines = []
+        for line in program.stdout:
+            lines.append(line)
+            if re.search(r"[1-9]\d* tokens/s", line):
+                break
+        program.send_signal(signal.SIGINT)
+        rest, _ = program.communicate(timeout=PATIENCE)
+        assert program.returncode == 130, "".join(lines) + rest
+        assert "Traceback" not in "".join(lines) + rest
+        (log,) = tmp_path.glob("m8d-llm-serving-*/worlds.log")
+        assert "Traceback" not in log.read_text()
+    finally:
+        program.kill()
+        program.wait()
+
+
+class serving:  # noqa: N801  (used as a function)
+    """A front and its workers: the run, and the front's address."""
+
+    def __init__(self, folder):
+        self.file = folder / "address"
+        self.running = launched(
+            folder, FOLDER / "serve.py", "--address-file", str(self.file),
+            options=["--worlds", str(FOLDER / "worlds.toml"), "--max-restarts", "100", "--grace", "30"],
+            env={"M8D_HANG_TIMEOUT": "30"},  # a machine that stalls is no worker that hangs
+        )  # fmt: skip
+
+    def __enter__(self):
+        run = self.running.__enter__()
+        try:
+            run.wait_for(self.file.exists, "the front serves", timeout=PATIENCE)
+        except BaseException:
+            self.running.__exit__(None, None, None)
+            raise
+        return run, self.file.read_text()
+
+    def __exit__(self, *error):
+        self.running.__exit__(*error)
