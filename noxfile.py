@@ -33,6 +33,8 @@ GAME = ["gymnasium>=1.0"]
 DOCS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "docs")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 BENCH = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "bench")
+# The model and the HTTP front of examples/llm_serving.
+SERVING = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "serving")
 PAGE = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "page")
 CLUSTERS = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "clusters")
 NO_TESTS = 5
@@ -53,7 +55,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: about fifteen minutes (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
     chosen = session.posargs or ["-m", "not long", ELSEWHERE]
     session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
@@ -65,7 +67,7 @@ def tests_all(session: nox.Session) -> None:
 
     `--but-covered` leaves out those that `nox -s coverage` runs.
     """
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME)
+    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
     chosen = [ELSEWHERE]
     for each in session.posargs:
@@ -210,7 +212,8 @@ def example(session: nox.Session) -> None:
         session.error(
             f"no example {name!r}. There are {', '.join(names)}. Name one: nox -s example -- NAME [ARGS]."
         )
-    session.install(*TORCH, *GAME, *BENCH, *(CLUSTERS if name == "ray_actors.py" else ()))
+    more = {"ray_actors.py": CLUSTERS, "llm_serving.py": SERVING}.get(name, ())
+    session.install(*TORCH, *GAME, *BENCH, *more)
     session.install(*DIGITS)
     session.run("python", f"examples/{name}", *args, env=ENV)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -24,6 +25,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent / "llm_serving"
 sys.path.insert(0, str(HERE))
+
+if missing := [
+    name for name in ("transformers", "starlette", "uvicorn") if importlib.util.find_spec(name) is None
+]:
+    raise SystemExit(f"{' and '.join(missing)} missing: pip install 'm8d[examples]'")
+
+from load import Load, options  # noqa: E402  (llm_serving/)
+from report import finish, merged  # noqa: E402  (as above)
+from truth import cases  # noqa: E402  (as above)
 
 PATIENCE = 300.0
 """Seconds until all are there: nine processes load torch and transformers."""
@@ -61,22 +71,35 @@ def server(name: str, *args: str, launcher: tuple[str, ...], log: Path) -> Itera
             process.wait()
 
 
+def alone(load: Load, args: argparse.Namespace) -> int:
+    """The load as asked for; with `--calm` beside what is made before and after it, undisturbed."""
+    calm = [asyncio.run(load.run("calm", args.calm))] if args.calm else []
+    story = asyncio.run(
+        load.run(
+            "fire" if args.kill_every else "load",
+            args.seconds,
+            kill_every=args.kill_every,
+            change_replicas=args.change_replicas,
+        )
+    )
+    if not calm:
+        return finish([story], args.plot)
+    calm.append(asyncio.run(load.run("calm", args.calm)))
+    before, after = (part.rate() for part in calm)
+    whole = merged("calm", calm)
+    code = finish([whole, story], args.plot)
+    print(
+        f"{story.name}: {story.rate() / whole.rate():.1%} of the tokens per second when calm ({before:.0f} before, {after:.0f} after)"
+    )
+    return code
+
+
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 def main() -> int:
     """Start, load, tell, end."""
-    try:
-        import starlette  # noqa: F401, PLC0415  (to say so before anything is started)
-        import transformers  # noqa: F401, PLC0415  (as above)
-        import uvicorn  # noqa: F401, PLC0415  (as above)
-    except ImportError as error:
-        raise SystemExit(f"{error.name} is missing: pip install 'm8d[examples]'") from None
-    from load import Load, options  # noqa: PLC0415  (llm_serving/)
-    from report import finish, merged  # noqa: PLC0415  (as above)
-    from truth import cases  # noqa: PLC0415  (as above)
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,6 +110,13 @@ def main() -> int:
         default=0,
         metavar="ROUNDS",
         help="parts of --seconds each, in turns with plain torch.distributed",
+    )
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="the same without kills before and after, to compare",
     )
     parser.add_argument(
         "--web", action="store_true", help="m8d-run's page beside it; its address is in the log"
@@ -105,12 +135,7 @@ def main() -> int:
         address = stack.enter_context(server("worlds", launcher=launcher, log=logs / "worlds.log"))
         load = Load(address, known, args.clients)
         if not args.compare:
-            story = asyncio.run(
-                load.run(
-                    "worlds", args.seconds, kill_every=args.kill_every, change_replicas=args.change_replicas
-                )
-            )
-            return finish([story], args.plot)
+            return alone(load, args)
         # One group for the front and the stages of one pipeline.
         plainly = ("--standalone", "--nproc-per-node", "4")
         other = stack.enter_context(server("plain", "--plain", launcher=plainly, log=logs / "plain.log"))

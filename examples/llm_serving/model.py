@@ -210,8 +210,6 @@ class Decoder:
                 hidden, attention_mask=mask, position_ids=positions, position_embeddings=rotary,
                 use_cache=True, **{self.cache_name: self.cache},
             )  # fmt: skip
-            if isinstance(hidden, tuple):  # before transformers 4.54
-                hidden = hidden[0]
         if stage < self.stages - 1:
             return hidden
         last = hidden[torch.arange(batch.rows), batch.counts - 1]

@@ -99,7 +99,7 @@ class WorldLink:
 
 
 class PlainLink:
-    """A worker in the one group of torch.distributed: its calls block, so each runs in a thread."""
+    """A worker in the one group of torch.distributed: nothing there can be awaited, so a thread waits."""
 
     def __init__(self, rank: int, shapes: Shapes, threads: ThreadPoolExecutor) -> None:
         self.rank, self.shapes, self.threads = rank, shapes, threads
@@ -108,22 +108,24 @@ class PlainLink:
         """As `Link`."""
         header, body = self.shapes.pack(stage, batch, data, tag)
         answer = self.shapes.answer(stage, batch.rows, data.shape[1])
-        return await asyncio.get_running_loop().run_in_executor(
-            self.threads, self._blocking, header, body, answer, tag
-        )
-
-    def _blocking(self, header: Tensor, body: Tensor | None, answer: Tensor, tag: int) -> Tensor:
-        dist.send(header, self.rank)
-        if body is not None:
-            dist.send(body, self.rank, tag=tag)
-        dist.recv(answer, self.rank, tag=tag)
+        sent = (dist.isend(header, self.rank), dist.isend(body, self.rank, tag=tag))
+        await self._over(dist.irecv(answer, self.rank, tag=tag), *sent)
         return answer
 
     async def ping(self) -> int:
         """As `Link`."""
         header, answer = torch.tensor([PING, 0, 0, 0, 0]), torch.empty(1, dtype=torch.int64)
-        loop = asyncio.get_running_loop()
-        return int(await loop.run_in_executor(self.threads, self._blocking, header, None, answer, 0))
+        sent = dist.isend(header, self.rank)
+        await self._over(dist.irecv(answer, self.rank), sent)
+        return int(answer[0])
+
+    async def _over(self, *works: dist.Work | None) -> None:
+        def wait() -> None:
+            for work in works:
+                assert work is not None  # noqa: S101  (only outside of a group)
+                work.wait()
+
+        await asyncio.get_running_loop().run_in_executor(self.threads, wait)
 
 
 def serve_world(world: mw.World, decoder: Decoder) -> None:
