@@ -133,13 +133,13 @@ def main() -> int:
     )
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(server("worlds", launcher=launcher, log=logs / "worlds.log"))
-        load = Load(address, known, args.clients)
+        load = Load(address, known, args.clients, args.pause)
         if not args.compare:
             return alone(load, args)
         # One group for the front and the stages of one pipeline.
         plainly = ("--standalone", "--nproc-per-node", "4")
         other = stack.enter_context(server("plain", "--plain", launcher=plainly, log=logs / "plain.log"))
-        plain = Load(other, known, args.clients)
+        plain = Load(other, known, args.clients, args.pause)
         parts = []
         for number in range(2 * args.compare):
             # In turns, and each first as often as the other: the machine is not the same from minute to minute.

@@ -97,16 +97,17 @@ async def _open(address: str, path: str, body: dict[str, Any] | None) -> tuple[i
 
 
 class Load:
-    """Clients that ask without a pause, each of them one question at a time.
+    """Clients that ask, each of them one question at a time.
 
     Args:
         address: host:port of the front.
         cases: questions, and the right answers.
         clients: how many.
+        pause: seconds between an answer and the next question, on average; 0: the front is saturated.
     """
 
-    def __init__(self, address: str, cases: list[Case], clients: int) -> None:
-        self.address, self.cases, self.clients = address, cases, clients
+    def __init__(self, address: str, cases: list[Case], clients: int, pause: float = 0.0) -> None:
+        self.address, self.cases, self.clients, self.pause = address, cases, clients, pause
         self.random = random.Random(0)  # noqa: S311  (nothing secret)
         self.tokens = 0
 
@@ -148,6 +149,7 @@ class Load:
             except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
                 answer.error = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(0.1)  # a front that is gone refuses at once
+            await asyncio.sleep(self.random.uniform(0, 2 * self.pause))
 
     async def stream(self, answer: Answer, case: Case, limit: int) -> None:
         """Ask one question, and compare each token of its answer."""
@@ -212,6 +214,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--clients", type=int, default=12, help="answers that are streamed at once (default 12)"
     )
     parser.add_argument(
+        "--pause",
+        type=float,
+        default=0,
+        help="seconds between an answer and the next question, on average (default 0)",
+    )
+    parser.add_argument(
         "--kill-every", type=float, default=0, help="seconds between kills of a stage (default 0: none)"
     )
     parser.add_argument(
@@ -233,7 +241,7 @@ def main() -> int:
     parser.add_argument("address", help="host:port of the front")
     options(parser)
     args = parser.parse_args()
-    load = Load(args.address, cases(), args.clients)
+    load = Load(args.address, cases(), args.clients, args.pause)
     story = asyncio.run(
         load.run("load", args.seconds, kill_every=args.kill_every, change_replicas=args.change_replicas)
     )
