@@ -8,6 +8,7 @@ import json
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ class Front:
 
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, name: str, length: int) -> None:
         self.scheduler, self.tokenizer, self.name, self.length = scheduler, tokenizer, name, length
-        self.open: set[Sequence] = set()
+        self.open: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self.closing = False
         self.app = Starlette(
             routes=[
@@ -144,7 +145,6 @@ class Front:
                 told = whole
         finally:
             sequence.end()
-            self.open.discard(sequence)
             watch.cancel()
 
     async def events(
@@ -185,7 +185,7 @@ class Front:
         if type(count) is not int or count < 1:
             raise Refused(f"count {count!r} is no number of pipelines: at least 1.")
         try:
-            await asyncio.wait_for(self.scheduler.resize(count), 60)
+            await self.scheduler.resize(count, 60)
         except asyncio.TimeoutError:
             message = f"{count} pipelines need more workers: {self.scheduler.stages} for each stand by."
             return JSONResponse({"error": {"message": message}}, 503)

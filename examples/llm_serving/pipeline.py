@@ -262,11 +262,16 @@ class Scheduler:
             else:
                 return
 
-    async def resize(self, count: int) -> None:
-        """Add pipelines, or retire the newest."""
+    async def resize(self, count: int, patience: float | None = None) -> None:
+        """Add pipelines, or retire the newest.
+
+        Raises:
+            asyncio.TimeoutError: too few workers stood by for `patience` seconds.
+        """
         async with self.resizing:
             while len(self.pipelines) < count:
-                self.pipelines.append(Pipeline(await self.crew.take(self.stages), self))
+                workers = await asyncio.wait_for(self.crew.take(self.stages), patience)
+                self.pipelines.append(Pipeline(workers, self))
                 self.place()
             while len(self.pipelines) > count:
                 await self.pipelines[-1].retire()
