@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,12 +221,7 @@ class Group:
 
 
 class Scheduler:
-    """Requests that wait, and the pipelines that take them.
-
-    Attributes:
-        counts: tokens made, takeovers of a stage by a standby, sequences replayed for that.
-        fault: gets the error of a group that failed.
-    """
+    """Requests that wait, and the pipelines that take them; `fault` gets the error of a group that failed."""
 
     def __init__(self, crew: Crew, stages: int, slots: int) -> None:
         self.crew, self.stages, self.slots = crew, stages, slots
@@ -279,20 +275,17 @@ class Scheduler:
 
     def status(self) -> dict[str, Any]:
         """Who does what."""
-        return {
-            "pipelines": [
-                {
-                    "number": each.number,
-                    "retiring": each.retiring,
-                    "sequences": sum(len(group.sequences) for group in each.groups),
-                    "stages": [{"worker": worker.index, "pid": worker.pid} for worker in each.stages],
-                }
-                for each in self.pipelines
-            ],
-            "standbys": [{"worker": worker.index, "pid": worker.pid} for worker in self.crew.standbys],
-            "waiting": len(self.waiting),
-            **self.counts,
-        }
+
+        def tell(workers: Iterable[Worker]) -> list[dict[str, int]]:
+            return [{"worker": worker.index, "pid": worker.pid} for worker in workers]
+
+        pipelines = [
+            {"number": each.number, "retiring": each.retiring, "stages": tell(each.stages),
+             "sequences": sum(len(group.sequences) for group in each.groups)}
+            for each in self.pipelines
+        ]  # fmt: skip
+        others = {"standbys": tell(self.crew.standbys), "waiting": len(self.waiting)}
+        return {"pipelines": pipelines, **others, **self.counts}
 
 
 def _batch(sequences: list[Sequence], spans: list[tuple[int, int]]) -> tuple[Batch, Tensor]:
