@@ -171,7 +171,7 @@ def test_a_store_outlives_its_node_and_a_detached_one_its_handle(cluster):
     options = {"namespace": "kept", "lifetime": "detached", "resources": {"shelf": 1}}
     kept = serve_store("kept", **options)
     first = kept.address(PATIENCE)
-    _kept.clear()  # as where the process that called `serve_store` has ended
+    _kept.pop(kept)  # as where the process that called `serve_store` has ended
     assert serve_store("kept", get_if_exists=True, **options) == kept
     lost, stays = sorted(two, key=lambda node: node.node_ip_address not in first)
     cluster.cluster.remove_node(lost, allow_graceful=False)
