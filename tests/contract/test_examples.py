@@ -465,4 +465,6 @@ def test_every_example_is_explained():
 
 def test_examples_are_short():
     for path in EXAMPLES.rglob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 170, path
+        # A program that serves is longer: less than 300 lines, as its issue has it.
+        most = 299 if path.parent.name == "llm_serving" else 170
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= most, path
