@@ -108,7 +108,7 @@ class StateMachine:
         if stage is Stage.BROKEN and self.breakage is not None:  # perhaps one that was seen before
             event = Broke(self.breakage)
         what = (self.world, self.generation, self.rank, before.value, stage.value, why(event))
-        extra = about(self.world, self.generation, self.rank)
+        extra = about(self.world, self.generation, self.rank, kind=f"{before.value} {stage.value}")
         _log.log(level, "world %r, generation %d, rank %d: %s -> %s (%s)", *what, extra=extra)
 
     def forked(self) -> None:

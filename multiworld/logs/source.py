@@ -19,7 +19,7 @@ FIELDS = ("world", "generation", "rank")
 
 
 class _Limited(logging.Filter):
-    """Leaves out what is too much, of one place in the code and one world."""
+    """Leaves out what is too much of one kind: a place in the code, or the record's ``kind``, and a world."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Limited(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
-        kind = (record.name, record.lineno, getattr(record, "world", None))
+        kind = (record.name, getattr(record, "kind", record.lineno), getattr(record, "world", None))
         # A signal's handler may log in the middle of this: it must not wait for itself.
         if not self._lock.acquire(blocking=False):
             return True
@@ -52,13 +52,16 @@ def logger(name: str) -> logging.Logger:
     return found
 
 
-def about(world: str, generation: int | None = None, rank: int | None = None) -> dict[str, object]:
+def about(
+    world: str, generation: int | None = None, rank: int | None = None, *, kind: str | None = None
+) -> dict[str, object]:
     """Return what a line about a world has as ``extra``.
 
     Args:
         world: name.
         generation: its number; None where the line is about none.
         rank: of this process in it; None where it has none.
+        kind: tells lines of one place in the code apart that are limited one by one.
     """
-    values = dict(zip(FIELDS, (world, generation, rank), strict=True))
+    values = dict(zip((*FIELDS, "kind"), (world, generation, rank, kind), strict=True))
     return {name: value for name, value in values.items() if value is not None}

@@ -13,10 +13,13 @@ from multiworld._core.state_machine import Action, Stage
 from multiworld._generation.generation import Generation
 from multiworld._join import steps
 from multiworld.events import Breakage, Cause, State
+from multiworld.logs import source
+from multiworld.logs.limit import RateLimit
 
 
 @pytest.fixture
-def log(caplog):
+def log(caplog, monkeypatch):
+    monkeypatch.setattr(source._LIMITED, "_limit", RateLimit())  # other tests have worlds of this name
     caplog.set_level(logging.DEBUG, "multiworld.state")
     return lambda: [record.getMessage().split(": ", 1)[1].split(" (")[0] for record in caplog.records]
 

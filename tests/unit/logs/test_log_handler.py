@@ -74,6 +74,14 @@ def test_what_is_too_much_is_counted_for_every_handler(root, caplog):
     assert said.count("from another line") == 10
 
 
+def test_changes_of_state_do_not_use_up_each_others_lines(root, caplog):
+    log = logger("multiworld.test.kinds")
+    with caplog.at_level("INFO", "multiworld"):
+        for number in range(30):
+            log.info("change", extra=about("a", kind=f"kind {number % 3}"))
+    assert len(caplog.records) == 30
+
+
 def test_lines_for_debugging_are_not_limited(root, caplog):
     with caplog.at_level("DEBUG", "multiworld"):
         for _ in range(50):
