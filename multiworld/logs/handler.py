@@ -24,7 +24,7 @@ from multiworld.logs.writer import LineWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LEVELS", "LineHandler", "from_environment", "level_named", "log_worlds"]
+__all__ = ["LEVELS", "LineHandler", "attach", "from_environment", "level_named", "log_worlds"]
 
 LEVELS = {
     "DEBUG": logging.DEBUG,
@@ -130,10 +130,15 @@ def log_worlds(level: str = "INFO", form: str = "text", stream: TextIO | None = 
     Raises:
         MultiworldError: `level` or `form` is unknown.
     """
-    return _attach(level_named("level=", level), LineHandler(stream, _form("form=", form)))
+    return attach(level_named("level=", level), LineHandler(stream, _form("form=", form)))
 
 
-def _attach(level: int, handler: LineHandler) -> Callable[[], None]:
+def attach(level: int, handler: logging.Handler) -> Callable[[], None]:
+    """Hand the lines of multiworld's loggers, from `level` on, to `handler` alone.
+
+    Returns:
+        A function that ends it, restores what was before, and closes the handler; idempotent.
+    """
     root = logging.getLogger(_ROOT)
     before = root.level, root.propagate
     root.addHandler(handler)
@@ -170,7 +175,7 @@ class _FromEnvironment:
                 written = _form("M8D_LOG_FORMAT=", form or "text")
                 root = logging.getLogger(_ROOT)
                 if form or not root.hasHandlers():
-                    _attach(least, LineHandler(None, written))
+                    attach(least, LineHandler(None, written))
                 else:  # the program has handlers of its own
                     root.setLevel(least)
             self._done = True

@@ -8,13 +8,10 @@ import re
 import secrets
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from hostkit import Hosts
-
-SOON = 60.0
-"""Seconds; a cluster is there in two."""
+from waitkit import SOON, Waits
 
 CONF = """
 ClusterName=m8d
@@ -52,7 +49,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 ended elsewhere waits for that. `cred_expire`: a job that is requeued waits that long (120 s by default)."""
 
 
-class Slurm(contextlib.ExitStack):
+class Slurm(Waits, contextlib.ExitStack):
     """A cluster of the machines ctl, n1, n2, ...
 
     Args:
@@ -156,14 +153,6 @@ class Slurm(contextlib.ExitStack):
 
         job = self.wait(over, f"job {number} is over", timeout)
         return job["JobState"], job["ExitCode"]
-
-    def wait(self, condition, what, timeout=SOON):
-        """Wait until a condition holds; return its value."""
-        deadline = time.monotonic() + timeout
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.report()}"
-            time.sleep(0.1)
-        return value
 
     def report(self):
         """The last lines of each daemon."""

@@ -11,15 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waitkit import SOON, Waits
 
 ROOT = Path(__file__).parents[2]
-SOON = 60.0
-"""Seconds; it is up in one."""
-
 UNITS = {
     "basic.target": "[Unit]\nDefaultDependencies=no\nRequires=sysinit.target\nAfter=sysinit.target\n",
     "sysinit.target": "[Unit]\nDefaultDependencies=no\n",
@@ -61,7 +58,7 @@ exec /lib/systemd/systemd --system --unit=multi-user.target --log-target=null --
 """
 
 
-class Systemd(contextlib.ExitStack):
+class Systemd(Waits, contextlib.ExitStack):
     """A system with units.
 
     Args:
@@ -202,14 +199,6 @@ class Systemd(contextlib.ExitStack):
     def main(self, unit):
         """Number of the main process, in its own namespace."""
         return int(self.show(unit, "MainPID"))
-
-    def wait(self, condition, what, timeout=SOON):
-        """Wait until a condition holds; return its value."""
-        deadline = time.monotonic() + timeout
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.report()}"
-            time.sleep(0.1)
-        return value
 
     def report(self):
         """What was printed before systemd began, and its units that failed."""

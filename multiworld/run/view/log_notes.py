@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multiworld import settings
 from multiworld.errors import MultiworldError
-from multiworld.logs.handler import level_named
+from multiworld.logs.handler import attach, level_named
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.events import Note
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from multiworld.run.events import EventBus
 
 __all__ = ["NoteHandler", "take_notes"]
-
-_ROOT = "multiworld"
 
 
 class NoteHandler(logging.Handler):
@@ -55,15 +53,4 @@ def take_notes(bus: EventBus) -> Callable[[], None]:
         least = level_named("M8D_LOG_LEVEL=", settings.environment("M8D_LOG_LEVEL") or "WARNING")
     except MultiworldError as error:
         raise ArgumentsError(error.value, rule=error.rule or "", next_step=error.next_step or "") from error
-    root, handler = logging.getLogger(_ROOT), NoteHandler(bus)
-    before = root.level, root.propagate
-    root.addHandler(handler)
-    root.setLevel(least)
-    root.propagate = False
-
-    def end() -> None:
-        root.removeHandler(handler)
-        root.setLevel(before[0])
-        root.propagate = before[1]
-
-    return end
+    return attach(least, NoteHandler(bus))
