@@ -32,8 +32,8 @@ if missing := [
     raise SystemExit(f"{' and '.join(missing)} missing: pip install 'm8d[examples]'")
 
 from load import Load, options  # noqa: E402  (llm_serving/)
-from report import finish, merged  # noqa: E402  (as above)
-from truth import cases  # noqa: E402  (as above)
+from report import finish, merged  # noqa: E402  (llm_serving/)
+from truth import cases  # noqa: E402  (llm_serving/)
 
 PATIENCE = 300.0
 """Seconds until all are there: nine processes load torch and transformers."""

@@ -81,12 +81,12 @@ def load(settings: Settings) -> Any:
     """The model; with random weights they are the same in all processes."""
     # The module, not the package's lazy names: those import much more.
     if settings.model:
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (as above)
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (only where it is needed: it takes long)
 
         model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=settings.torch_dtype())
     else:
-        from transformers.models.llama.configuration_llama import LlamaConfig  # noqa: PLC0415  (as above)
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM  # noqa: PLC0415  (as above)
+        from transformers.models.llama.configuration_llama import LlamaConfig  # noqa: PLC0415  (only where it is needed: it takes long)
+        from transformers.models.llama.modeling_llama import LlamaForCausalLM  # noqa: PLC0415  (only where it is needed: it takes long)
 
         torch.manual_seed(0)
         config = LlamaConfig(

@@ -71,7 +71,7 @@ def table(stories: list[Story]) -> None:
     rows = [[name, *(f"{column[name]:.0f}" for column in columns)] for name in columns[0]]
     try:
         from rich.console import Console  # noqa: PLC0415  (nice to have)
-        from rich.table import Table  # noqa: PLC0415  (as above)
+        from rich.table import Table  # noqa: PLC0415  (nice to have)
     except ImportError:
         width = max(len(row[0]) for row in rows)
         print("\n".join(f"{row[0]:{width}} " + " ".join(f"{cell:>12}" for cell in row[1:]) for row in rows))
@@ -89,7 +89,7 @@ def plot(story: Story, file: str) -> None:
     import matplotlib as mpl  # noqa: PLC0415  (only for a picture)
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  (as above)
+    from matplotlib import pyplot as plt  # noqa: PLC0415  (only for a picture)
 
     seconds = int(story.ended - story.began)
     rate, longest = [0.0] * (seconds + 1), [0.0] * (seconds + 1)
