@@ -20,6 +20,10 @@
 | ``M8D_LOG_FORMAT`` | ``text`` or ``json``: lines of this form on standard error | by the program |
 | ``M8D_WEB_TOKEN`` | what requests to the page must have (docs/web.md) | drawn |
 | ``M8D_WEB_HOSTS`` | names by which browsers reach the page, beside this host's own, with commas | none |
+| ``M8D_TLS_CERT`` | this process's certificate, a PEM file: with the next two, all connections are TLS (docs/security.md) | none |
+| ``M8D_TLS_KEY`` | the private key of ``M8D_TLS_CERT``, a PEM file | none |
+| ``M8D_TLS_CA`` | the authorities that sign the members' certificates, a PEM file | none |
+| ``M8D_TLS_PLAIN`` | backends that may connect without TLS though ``M8D_TLS_CERT`` is set, with commas: ``gloo``, ``nccl``, ... | none |
 | ``M8D_GLOO_THREADS`` | threads of each gloo group for its collectives, 1 to 64; 0: 2, from a process's fifth group on 1 | 0 |
 """
 
@@ -75,6 +79,10 @@ class Settings:
             number.
         stuck_after: seconds after which an operation that still waits is told; 0: never.
         reports: folder for reports of breakages; "": none are written.
+        tls_cert: path of this process's certificate; "": connections are not TLS.
+        tls_key: path of its private key.
+        tls_ca: path of the certificates of the authorities that sign the members' ones.
+        tls_plain: backends that may make connections without TLS, in lower case.
     """
 
     hang_timeout: float = 5.0
@@ -92,6 +100,10 @@ class Settings:
     ifname: str = ""
     stuck_after: float = 10.0
     reports: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    tls_plain: frozenset[str] = frozenset()
 
     @property
     def tethers(self) -> bool:
@@ -114,6 +126,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             rule="It is one of auto, on, off",
             next_step="Set it, or unset it",
         )
+    tls_cert, tls_key, tls_ca = _tls_files(env)
     p2p = env.get("M8D_LANE", "").strip().lower() == "p2p"
     return Settings(
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
@@ -131,6 +144,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         host=env.get("M8D_HOST", "").strip(),
         ifname=env.get("M8D_IFNAME", "").strip(),
         require_patch=_flag(env, "M8D_REQUIRE_PATCH"),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
+        tls_plain=frozenset(_parts(env.get("M8D_TLS_PLAIN", "").lower())),
     )
 
 
@@ -177,6 +194,22 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
         else:
             os.environ[name] = value
     return before
+
+
+def _tls_files(env: Mapping[str, str]) -> list[str]:
+    """Return the paths of certificate, key and authorities: all three, or "" three times."""
+    names = ("M8D_TLS_CERT", "M8D_TLS_KEY", "M8D_TLS_CA")
+    paths = [env.get(name, "").strip() for name in names]
+    if any(paths) and not all(paths):
+        told = ", ".join(f"{name}={path!r}" for name, path in zip(names, paths, strict=True))
+        raise MultiworldError(
+            told, rule="All three are set, or none", next_step="Set all three; see docs/security.md"
+        )
+    return paths
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _named(env: Mapping[str, str], name: str) -> str:

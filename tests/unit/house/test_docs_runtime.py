@@ -63,6 +63,13 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert said.pop("M8D_IFNAME").startswith("what leads to the store")
     assert (defaults.host, defaults.ifname) == ("", "")
     assert (said.pop("M8D_REPORTS"), defaults.reports) == ("none", "")
+    assert {said.pop(f"M8D_TLS_{each}") for each in ("CERT", "KEY", "CA", "PLAIN")} == {"none"}
+    assert (defaults.tls_cert, defaults.tls_key, defaults.tls_ca, defaults.tls_plain) == (
+        "",
+        "",
+        "",
+        frozenset(),
+    )
     assert (said.pop("M8D_WEB_TOKEN"), said.pop("M8D_WEB_HOSTS")) == ("drawn", "none")
     assert {said.pop("M8D_LOG_LEVEL"), said.pop("M8D_LOG_FORMAT")} == {"by the program"}
     assert said.pop("M8D_RUN_ID") == "`TORCHELASTIC_RUN_ID`"

@@ -174,7 +174,7 @@ def test_the_distribution_is_m8d_and_its_version_needs_no_pre(made):
     assert Version(said["Version"]) > Version("0.2.3")
     assert said.get_all("Project-URL")
     assert all(len(url.partition(",")[0]) <= 32 for url in said.get_all("Project-URL"))  # indexes refuse more
-    extras = ["etcd", "examples", "metrics", "otel", "ray", "sign", "ui", "web"]
+    extras = ["etcd", "examples", "metrics", "otel", "ray", "secure", "sign", "ui", "web"]
     assert said.get_all("Provides-Extra") == extras
     pythons = {each.rpartition(":: ")[2] for each in said.get_all("Classifier") if "Python :: 3." in each}
     assert pythons == {"3.10", "3.11", "3.12", "3.13"}
