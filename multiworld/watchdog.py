@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING
 from multiworld import settings
 from multiworld._core.liveness.detector import WorldId, world_id
 from multiworld._core.liveness.peers import MAX_UNAUTHENTICATED, Peers
-from multiworld._core.liveness.wire import MAX_KEY, Close, encode
+from multiworld._core.liveness.wire import MAX_KEY
 from multiworld._net.descriptor_table import IsolatedTable
 from multiworld._net.liveness.attachment import Attachment
 from multiworld._net.liveness.evidence import Helper
 from multiworld._net.liveness.executor import Executor, feed, report
 from multiworld._net.liveness.sockets import Sockets, unauthenticated_at_most
+from multiworld._net.tls import credentials
 from multiworld.errors import (
     InvalidJoinError,
     JoinAbandonedError,
@@ -341,12 +342,12 @@ class Watchdog:
             self._helper_at = math.inf
             self._peers.bear(busy)
             helper = self._helper = Helper() if busy else None
-            sockets = self._sockets = Sockets(self._channel, self._clock, helper)
+            sockets = self._sockets = Sockets(self._channel, self._clock, helper, credentials.current())
             table: IsolatedTable | None = None
             try:
                 # First: the kernel ends threads in this order, and the last one frees the memory.
                 if settings.load().early_close:
-                    table = self._table = IsolatedTable.start(encode(Close()))
+                    table = self._table = IsolatedTable.start()
                 self._turned = self._clock()
                 self._thread = threading.Thread(
                     target=self._run, args=(sockets, table, helper), name="m8d-watchdog", daemon=True

@@ -28,7 +28,10 @@ import time
 from multiworld._net import collector_pause, procfs
 from multiworld._net.collector_pause import pause_collector, resume_collector
 
-__all__ = ["IsolatedTable", "isolate", "lowest_number"]
+__all__ = ["MESSAGE", "IsolatedTable", "isolate", "lowest_number"]
+
+MESSAGE = 256
+"""Bytes of a closing message, at most; with TLS's record it has fewer than 64."""
 
 _START = 0.25  # seconds that the thread may take to begin; a fraction of a millisecond, measured
 _PATIENCE = 0.1  # seconds for a command while the control socket is full, and for `settle`
@@ -55,13 +58,8 @@ class IsolatedTable:
         self._settled = 0
 
     @classmethod
-    def start(cls, closing_message: bytes) -> IsolatedTable | None:
-        """Start the thread; None where it cannot be started. `opened` tells whether its table was created.
-
-        Args:
-            closing_message: written to each descriptor before an orderly close; a killed process sends
-                nothing.
-        """
+    def start(cls) -> IsolatedTable | None:
+        """Start the thread; None where it cannot be started. `opened` tells whether its table was created."""
         if sys.platform != "linux":
             return None
         try:
@@ -80,7 +78,7 @@ class IsolatedTable:
         bell = _thread.allocate_lock()
         bell.acquire()
         try:
-            _thread.start_new_thread(_run, (number, bell, closing_message, _thread.get_native_id()))
+            _thread.start_new_thread(_run, (number, bell, _thread.get_native_id()))
         except RuntimeError:
             os.close(number)
             control.close()
@@ -96,23 +94,25 @@ class IsolatedTable:
             os.close(number)  # the thread has its own by now, or has ended
         return answer == _READY
 
-    def keep(self, number: int, connection: socket.socket) -> bool:
+    def keep(self, number: int, connection: socket.socket, closing: bytes) -> bool:
         """Pass `connection` to the thread; False where that fails. The caller then closes its own copy.
 
         Args:
             number: identifies it in `drop`.
             connection: a stream socket.
+            closing: written before the connection is closed in good order, at most `MESSAGE` bytes; a killed
+                process writes nothing.
         """
         try:
             self._control.setblocking(False)
-            socket.send_fds(self._control, [_COMMAND.pack(_KEEP, number)], [connection.fileno()])
+            socket.send_fds(self._control, [_COMMAND.pack(_KEEP, number), closing], [connection.fileno()])
         except OSError:
             return False
         self._ring()
         return True
 
     def drop(self, number: int) -> None:
-        """Send the closing message on a connection and close it; unknown numbers are ignored."""
+        """Send a connection's closing message and close it; unknown numbers are ignored."""
         self._send(_DROP, number, time.monotonic() + _PATIENCE)
 
     def settle(self) -> bool:
@@ -127,7 +127,7 @@ class IsolatedTable:
         return answer == wanted
 
     def close(self, timeout: float) -> bool:
-        """Send the closing message on every connection and end the thread; False after `timeout` seconds."""
+        """Send every connection's closing message and end the thread; False after `timeout` seconds."""
         if self._number is not None:
             self.opened()
         deadline = time.monotonic() + timeout
@@ -170,7 +170,7 @@ class IsolatedTable:
             return b""
 
 
-def _run(end: int, bell: _thread.LockType, closing_message: bytes, starter: int) -> None:
+def _run(end: int, bell: _thread.LockType, starter: int) -> None:
     """Thread entry point. `end`: number of the control socket; the starter closes its copy."""
     pause_collector()
     own = (
@@ -185,19 +185,19 @@ def _run(end: int, bell: _thread.LockType, closing_message: bytes, starter: int)
         isolated = own and isolate(end)
         control.send(_READY if isolated else _REFUSED)
         if isolated:
-            _serve(control, bell, closing_message, end + 1)
+            _serve(control, bell, end + 1)
     finally:
         control.detach()  # closed with this thread's table, or by the starter
         resume_collector()
 
 
-def _serve(control: socket.socket, bell: _thread.LockType, closing_message: bytes, lowest: int) -> None:
-    kept: dict[int, int] = {}
+def _serve(control: socket.socket, bell: _thread.LockType, lowest: int) -> None:
+    kept: dict[int, tuple[int, bytes]] = {}
     control.setblocking(False)
     try:
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(control, _COMMAND.size, 1)
+                data, descriptors, _, _ = socket.recv_fds(control, _COMMAND.size + MESSAGE, 1)
             except BlockingIOError:
                 resume_collector()
                 bell.acquire()
@@ -205,19 +205,19 @@ def _serve(control: socket.socket, bell: _thread.LockType, closing_message: byte
                 continue
             if not data:
                 return
-            what, number = _COMMAND.unpack(data)
+            what, number = _COMMAND.unpack_from(data)
             if what == _KEEP and descriptors:
-                kept[number] = _move_up(descriptors[0], lowest)
+                kept[number] = _move_up(descriptors[0], lowest), data[_COMMAND.size :]
             elif what == _DROP:
-                _close_with(kept.pop(number, None), closing_message)
+                _close_with(*kept.pop(number, (None, b"")))
             elif what == _SETTLE:
                 with contextlib.suppress(OSError):  # the waiter timed out
                     control.send(data, socket.MSG_DONTWAIT)
     except OSError:
         return  # the control socket is broken; the process lives, so its peers get the closing message
     finally:
-        for descriptor in kept.values():
-            _close_with(descriptor, closing_message)
+        for descriptor, closing in kept.values():
+            _close_with(descriptor, closing)
 
 
 def lowest_number() -> int:
@@ -239,10 +239,10 @@ def _move_up(descriptor: int, lowest: int) -> int:
     return moved
 
 
-def _close_with(descriptor: int | None, closing_message: bytes) -> None:
+def _close_with(descriptor: int | None, closing: bytes) -> None:
     if descriptor is not None:
         with contextlib.suppress(OSError):  # the other end closed first
-            os.write(descriptor, closing_message)
+            os.write(descriptor, closing)
         os.close(descriptor)
 
 

@@ -61,7 +61,7 @@ def closes_first(me):
         return isolate(end)
 
     descriptor_table.isolate = isolated
-    table = descriptor_table.IsolatedTable.start(b"bye")
+    table = descriptor_table.IsolatedTable.start()
     assert table is not None
     assert table.opened()
     assert table.settle()

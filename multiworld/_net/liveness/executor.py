@@ -123,7 +123,9 @@ class Executor:
 
     def _keep(self, channel: int) -> None:
         table = self._table
-        if table is None or not self._sockets.hand_over(channel, lambda sock: table.keep(channel, sock)):
+        if table is None or not self._sockets.hand_over(
+            channel, Close(), lambda sock, closing: table.keep(channel, sock, closing)
+        ):
             self._sockets.send(channel, Close())
             self._sockets.close(channel, orderly=True)
 

@@ -20,12 +20,14 @@ from multiworld._core.liveness.wire import Frame, Parser, encode
 from multiworld._net.liveness.evidence import Answered, Asker
 from multiworld._net.liveness.listeners import Listener, Listeners, resolve
 from multiworld._net.liveness.tcpinfo import probe
+from multiworld._net.tls.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._core.membership.roster import Endpoint
     from multiworld._net.liveness.evidence import Helper
+    from multiworld._net.tls.credentials import Credentials
 
 __all__ = ["Accepted", "Closed", "Connected", "Received", "SocketEvent", "Sockets", "unauthenticated_at_most"]
 
@@ -85,8 +87,11 @@ SocketEvent = Accepted | Connected | Received | Closed | Answered
 class _Channel:
     """One connection."""
 
-    def __init__(self, number: int, connection: socket.socket, *, connecting: bool) -> None:
+    def __init__(
+        self, number: int, connection: socket.socket, tls: Session | None, *, connecting: bool
+    ) -> None:
         self.number = number
+        self.tls = tls
         self.socket = connection
         self.connecting = connecting
         self.parser = Parser()
@@ -96,6 +101,23 @@ class _Channel:
         self.shut = False
         self.events = 0
 
+    def sealed(self, data: bytes) -> bytes:
+        """Return what is to be written for `data`."""
+        return data if self.tls is None else self.tls.seal(data)
+
+    def opened(self, data: bytes) -> bytes:
+        """Return what was sent, of what was read.
+
+        Raises:
+            OSError: the other end may not speak with this process.
+        """
+        if self.tls is None:
+            return data
+        try:
+            return self.tls.open(data)
+        finally:
+            self.unsent += self.tls.seal(b"")  # of the handshake, or why it failed
+
 
 class Sockets:
     """The watchdog's listeners and connections, and the wait for them.
@@ -104,6 +126,7 @@ class Sockets:
         channel: gives a fresh number for a connection.
         clock: seconds.
         helper: answers questions about this process; None for none.
+        credentials: for TLS on all connections; None: they are plain.
 
     Attributes:
         listeners: of this process.
@@ -115,8 +138,10 @@ class Sockets:
         channel: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         helper: Helper | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._channel = channel
+        self._credentials = credentials
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self.listeners = Listeners(self._selector, helper)
@@ -155,7 +180,9 @@ class Sockets:
         try:
             family, address = resolve(endpoint.host, endpoint.port)
             connection = socket.socket(family, socket.SOCK_STREAM)
-            entry = self._channels[channel] = _Channel(channel, connection, connecting=True)
+            entry = self._channels[channel] = _Channel(
+                channel, connection, self._session(server=False), connecting=True
+            )
             _prepare(connection)
             code = connection.connect_ex(address)
         except (OSError, ValueError) as error:
@@ -173,7 +200,7 @@ class Sockets:
         entry = self._channels.get(channel)
         if entry is None or entry.until is not None or (droppable and entry.unsent):
             return
-        entry.unsent += encode(frame)
+        entry.unsent += entry.sealed(encode(frame))
         if not entry.connecting:
             self._flush(entry)
 
@@ -188,14 +215,23 @@ class Sockets:
             entry.until = self._clock() + _LINGER
             self._flush(entry)
 
-    def hand_over(self, channel: int, take: Callable[[socket.socket], bool]) -> bool:
+    def hand_over(
+        self, channel: int, closing: Frame, take: Callable[[socket.socket, bytes], bool]
+    ) -> bool:
         """Pass the connection to `take`, which duplicates it, and close this copy without ending it.
+
+        Args:
+            channel: of the connection.
+            closing: to be written before it is closed in good order; `take` gets its bytes.
+            take: returns whether it took the connection.
 
         Returns:
             False where it was not taken, or cannot be; it is kept then.
         """
         entry = self._channels.get(channel)
-        if entry is None or entry.unsent or entry.error is not None or not take(entry.socket):
+        if entry is None or entry.unsent or entry.error is not None:
+            return False
+        if not take(entry.socket, entry.sealed(encode(closing))):
             return False
         self._discard(entry)
         return True
@@ -275,6 +311,7 @@ class Sockets:
             events.append(Closed(entry.number, ConnectionEnd.DEAD, refused=code == errno.ECONNREFUSED))
             return
         entry.connecting = False
+        entry.unsent += entry.sealed(b"")  # the handshake begins
         self._watch(entry, selectors.EVENT_READ)
         events.append(Connected(entry.number))
         self._flush(entry)
@@ -282,6 +319,7 @@ class Sockets:
     def _read(self, entry: _Channel, events: list[SocketEvent]) -> None:
         frames: list[Frame] = []
         ending: ConnectionEnd | None = None
+        refused: str | None = None
         plain = False
         for _ in range(_READS):
             try:
@@ -291,19 +329,27 @@ class Sockets:
             except OSError as error:
                 ending = _ending(error.errno)
                 break
-            if not data:
+            count = len(data)
+            if not count:
                 ending = _ending(entry.error)
                 plain = entry.error is None
                 break
+            try:
+                data = entry.opened(data)
+            except OSError as error:
+                refused = f"TLS: {error.strerror or error}"
+                break
             if entry.until is None:
                 frames += entry.parser.feed(data)
-            if len(data) < _CHUNK and entry.error is None:
+            if count < _CHUNK and entry.error is None:
                 # Less than asked for: the socket is empty. An end of file makes it readable again.
                 break
         parting = entry.until is not None
-        error_text = entry.parser.error
+        error_text = refused or entry.parser.error
         if ending is not None:
             self._discard(entry)
+        elif entry.unsent:
+            self._flush(entry)
         if parting:
             return
         if frames or error_text is not None:
@@ -347,11 +393,15 @@ class Sockets:
                 if listener.socket.fileno() >= 0:  # else it was closed a moment ago
                     self._pause()
                 return
-            entry = _Channel(self._channel(), connection, connecting=False)
+            session = self._session(server=True)
+            entry = _Channel(self._channel(), connection, session, connecting=False)
             self._channels[entry.number] = entry
             _prepare(connection)
             self._watch(entry, selectors.EVENT_READ)
             events.append(Accepted(entry.number))
+
+    def _session(self, *, server: bool) -> Session | None:
+        return None if self._credentials is None else Session(self._credentials, server=server)
 
     def _pause(self) -> None:
         """Stop accepting for a moment: without free descriptors the listeners stay readable."""

@@ -44,7 +44,7 @@ class Session:
         """Return what is to be written for `plain`, with all that waits; "" before the handshake is over."""
         if self.peer is None:
             self._early += plain
-        else:
+        elif plain:
             self._tls.write(plain)
         return self._written.read()
 
