@@ -10,6 +10,7 @@
     │   ├── WrongDeviceError        a tensor lies where the world's backend cannot reach it (a ValueError too)
     │   ├── SizeMismatchError       a message does not fit the tensor it was received into (a ValueError too)
     │   ├── CollectiveMismatchError members called different collectives (a ValueError too); with M8D_CHECK=1
+    │   ├── UnencryptedError        an operation needs connections without TLS, in secure mode
     │   ├── StateTransferError      a member's state did not come whole: damaged, or the other end gave up
     │   └── JoinError               the world could not be joined; nothing half-made is left
     │       ├── InvalidJoinError        an argument breaks a rule (a ValueError too)
@@ -59,6 +60,7 @@ __all__ = [
     "StateTransferError",
     "StoreBindError",
     "StoreUnreachableError",
+    "UnencryptedError",
     "UnknownWorldError",
     "WorldClosedError",
     "WorldError",
@@ -222,6 +224,10 @@ class CollectiveMismatchError(WorldError, ValueError):
     ) -> None:
         self.calls = calls
         super().__init__(world, value, rule=rule, next_step=next_step)
+
+
+class UnencryptedError(WorldError):
+    """In secure mode an operation needs connections without TLS: gloo's, or NCCL's (docs/security.md)."""
 
 
 class StateTransferError(WorldError):

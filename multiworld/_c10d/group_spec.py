@@ -29,6 +29,7 @@ class GroupSpec:
         store: where the members of this generation meet; no other generation's keys are in it.
         local_host: numeric address at which gloo listens, unless GLOO_SOCKET_IFNAME says otherwise.
         check_cancelled: called while the group is being built; raises to give up.
+        secure: whether gloo may not connect: the lane carries what it can.
         gpu: index of the one NCCL uses where `device` names none; the current one if None.
         fresh_store: makes a store like `store` (the same keys) with a connection of its own, for backends
             that block in C++ (NCCL); `store` if None.
@@ -46,3 +47,4 @@ class GroupSpec:
     check_cancelled: Callable[[], None]
     fresh_store: Callable[[], Store] | None = None
     gpu: int | None = None
+    secure: bool = False

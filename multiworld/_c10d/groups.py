@@ -240,6 +240,7 @@ class Group:
     Attributes:
         pg: the default group, a torch ProcessGroup; None before it is made, and once closed.
         state: as given.
+        secure: see `GroupSpec`.
         late: makes `pg` when it is needed; None where it was made at once.
     """
 
@@ -248,9 +249,14 @@ class Group:
         self.state = state
         self.late: LateGroup | None = None
         self._spec = spec
+        self.secure = spec.secure
         self._alive = _While(spec.check_cancelled)
         self._world = gloo.GlooWorld(
-            name=spec.world, host=spec.local_host, timeout=spec.timeout, check=self._alive
+            name=spec.world,
+            host=spec.local_host,
+            timeout=spec.timeout,
+            check=self._alive,
+            secure=spec.secure,
         )
         gloo.of(state, self._world)
         self._traffic = inflight.Traffic(timeout=0.0, device=torch.device("cpu"))

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
-from multiworld._c10d.gloo import fast_path
+from multiworld._c10d.gloo import fast_path, lane_only
 from multiworld._c10d.lane.channels import Channels
 from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
@@ -140,6 +140,7 @@ class Generation:
                     carried=carried,
                     near=roster.one_host,
                     checks=roster.checks,
+                    secure=group.secure,
                 )
         self._owner = owner
         self._busy = resources.busy
@@ -335,6 +336,8 @@ class Generation:
             return exc
         if self.machine.state is not State.ACTIVE:
             return self.error()
+        if lane_only.is_refusal(exc):
+            return lane_only.refusal(self.world, "its lane does not carry this operation")
         fault = fault_classification.classify(exc)
         # The caller's fault, not the world's; or one that is explained off the event loop's thread.
         if fault is None or is_posting():

@@ -19,6 +19,7 @@ from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
 from multiworld._net.lane.endpoint import Endpoint
 from multiworld._net.lane.meeting import meet
+from multiworld._net.tls import credentials
 from multiworld.events import State
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def connect(
     """
     if door is None or not roster.lane_version or roster.size == 1:
         return None
-    met = meet(door, roster, deadline=deadline, check=check)
+    met = meet(door, roster, deadline=deadline, check=check, credentials=credentials.current())
 
     def lost(rank: int, error: Exception) -> None:
         # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.

@@ -25,7 +25,7 @@ from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
-from multiworld._join import lane
+from multiworld._join import lane, secure
 from multiworld._net.stores.address import is_list
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
@@ -111,6 +111,7 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
         JoinError: the kind that every member raises.
         BaseException: what interrupted it.
     """
+    secure.checked(terms.plan)
     watchdog = registry.watchdog()
     router.install()
     capabilities.prepare_nccl(terms.plan.name, terms.plan.backend)
@@ -201,6 +202,7 @@ def _with_members(
 ) -> Resources:
     """Build the generation that was agreed on."""
     plan, machine = terms.plan, terms.machine
+    secure.require_lanes(plan, roster)
     deadline = terms.deadline
     if plan.assigned:  # the others go on without a member that does not connect
         deadline = min(deadline, time.monotonic() + plan.hang_timeout)
@@ -256,6 +258,7 @@ def _with_members(
             local_host=store.local_host,
             check_cancelled=check,
             fresh_store=lambda: PrefixStore(rendezvous.prefix, store.fresh()),
+            secure=not secure.gloo_may_connect(settings.load()),
         ),
         state,
         late=late,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import TYPE_CHECKING
 
 from multiworld._net.tls.authority import Authority
 from multiworld._net.tls.credentials import Credentials
+from multiworld._net.tls.stream import TlsStream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Files", "authority"]
+__all__ = ["Files", "authority", "met"]
 
 HOST = socket.gethostname()
 
@@ -46,3 +48,20 @@ class Files:
     def credentials(self) -> Credentials:
         """Those of the files."""
         return Credentials(str(self.cert), str(self.key), str(self.ca))
+
+
+def met(
+    dials: socket.socket, accepts: socket.socket, credentials: Credentials
+) -> tuple[TlsStream, TlsStream]:
+    """Return the ends of a connection as streams, their handshake over."""
+    ends = TlsStream(dials, credentials, server=False), TlsStream(accepts, credentials, server=True)
+    dials.setblocking(False)
+    accepts.setblocking(False)
+    for _ in range(1000):
+        for each in ends:
+            if each.peer is None:
+                with contextlib.suppress(BlockingIOError):
+                    each.shake_hands()
+        if all(each.peer is not None for each in ends):
+            return ends
+    raise AssertionError("the handshake does not come to its end")

@@ -20,8 +20,9 @@ import torch.distributed
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld import settings
-from multiworld._c10d.gloo import devices, listeners, sockets, unblocking
+from multiworld._c10d.gloo import devices, lane_only, listeners, sockets, unblocking
 from multiworld._c10d.routing import selection
+from multiworld._net.host_address import LOOPBACK
 from multiworld._net.stores.torchstore import PollingStore
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class GlooWorld:
         host: numeric address to listen at; GLOO_SOCKET_IFNAME overrides it.
         timeout: seconds an operation may take.
         check: called while a group is being built; raises to give up.
+        secure: whether gloo may not connect, see `lane_only`.
 
     Attributes:
         joining: until `joined`: who joins says when all members' groups stand, so they may be on shared
@@ -110,9 +112,12 @@ class GlooWorld:
         exchange: until `joined`, the store for addresses instead of the one that `build` is given, if any.
     """
 
-    def __init__(self, *, name: str, host: str, timeout: float, check: Callable[[], None]) -> None:
+    def __init__(
+        self, *, name: str, host: str, timeout: float, check: Callable[[], None], secure: bool = False
+    ) -> None:
         self.name = name
         self.host = host
+        self.secure = secure
         self.timeout = timeout
         self.check = check
         self.joining = True
@@ -161,12 +166,15 @@ class GlooWorld:
             if not self.joining:  # a member whose group stands may send before all others' stand
                 gate.relieve()
 
+        limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
+        if self.secure and size > 1:
+            self.verify()
+            return lane_only.stand_in(self.name, rank, size, limit)
         gate = listeners.Gate(size)
         if self.exchange is not None:
             store = self.exchange
         polling = PollingStore(store, check_cancelled=check, timeout=self.timeout, publishing=gate.open)
         lease = devices.pool.take(self._where(), _make, self.verify, shared=self.joining, order=self.name)
-        limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
         try:
             polling.set_timeout(limit)
             options, before = _options(lease, limit), unblocking.threads()
@@ -247,6 +255,8 @@ class GlooWorld:
             group.lease.connected()
 
     def _where(self) -> devices.Where:
+        if self.secure:  # a group of one: it listens, and has none to hear
+            return (("hostname", LOOPBACK),)
         names = [each for each in (settings.environment("GLOO_SOCKET_IFNAME") or "").split(",") if each]
         return tuple(("interface", each) for each in names) or (("hostname", self.host),)
 
@@ -317,13 +327,18 @@ class _Routed(type):
         told = (
             len(args) > 4 or "options" in kwargs or (len(args) == 4 and not isinstance(args[3], dt.timedelta))
         )
-        if world is None or told or kwargs.get("enable_reconfigure", False):
+        own = told or kwargs.get("enable_reconfigure", False)
+        if world is not None and world.secure and own:
+            raise lane_only.refusal(
+                world.name, "a gloo group with options of its own makes its own connections"
+            )
+        if world is None or own:
             return _original(*args, **kwargs)
         kwargs.pop("enable_reconfigure", None)
         return world.build(*args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _original)
+        return isinstance(instance, _original) or lane_only.is_stand_in(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, _original)
@@ -345,6 +360,7 @@ def install(patches: Patches) -> None:
     if _original is None:
         return
     patches.set(c10d, "ProcessGroupGloo", _Gloo)
+    lane_only.install(patches)
     patches.set(c10d, "_new_process_group_helper", _watching(c10d._new_process_group_helper))
 
 
@@ -356,6 +372,8 @@ def _watching(original: Any) -> Any:
         world = None if state is None else of(state)
         if world is None:
             return original(*args, **kwargs)
+        if world.secure:
+            _only_secure(world, kwargs["backend"] if "backend" in kwargs else args[3])
         outer, _made.groups = getattr(_made, "groups", None), []
         try:
             made = original(*args, **kwargs)
@@ -372,6 +390,13 @@ def _watching(original: Any) -> Any:
         return made
 
     return new_process_group_helper
+
+
+def _only_secure(world: GlooWorld, backend: object) -> None:
+    """Raise where a group would connect without TLS, and may not."""
+    parts = {part.rpartition(":")[2].strip().lower() for part in str(backend).split(",")}
+    if plain := sorted(parts - {"gloo", "undefined", "", *settings.load().tls_plain}):
+        raise lane_only.refusal(world.name, f"a group of {', '.join(plain)} makes its own connections")
 
 
 def _addresses(published: dict[str, bytes]) -> set[sockets.Address]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d.gloo import lane_only
 from multiworld._c10d.lane import calls, comparing, records
 from multiworld._c10d.lane.collective_work import CollectiveWork
-from multiworld._c10d.lane.group import GroupCollectives
+from multiworld._c10d.lane.group import LIMITS, WITHOUT_LIMITS, GroupCollectives
 from multiworld._c10d.waiter_pool import pool
 from multiworld._net.lane.background import background
 
@@ -39,6 +40,7 @@ class GenerationCollectives:
         carried: whether collectives go over the lane.
         near: whether all its members are on one host.
         checks: whether members compare their calls before.
+        secure: whether gloo carries none: what is larger, or among more members, goes over the lane, too.
 
     Attributes:
         checks: as given; then `posted` blocks until all members have called.
@@ -56,13 +58,15 @@ class GenerationCollectives:
         carried: bool,
         near: bool,
         checks: bool,
+        secure: bool,
     ) -> None:
         self._messages = messages
         self._channels = channels
         self.checks = checks
         self._coalescing = channels.coalescing
         self._carried = carried
-        self._near = near
+        self._near = near or secure
+        self._limits = WITHOUT_LIMITS if secure else LIMITS
         # Weak: a group that its users have destroyed must go.
         self._known: weakref.WeakKeyDictionary[Any, GroupCollectives | None] = weakref.WeakKeyDictionary()
         self.default: GroupCollectives | None = None
@@ -166,7 +170,9 @@ class GenerationCollectives:
             return None
         backend = group._get_backend(_CPU)
         # Exactly: with TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper checks each operation first.
-        channel = self._channels.of(group) if type(backend) is _Gloo else None
+        channel = (
+            self._channels.of(group) if type(backend) is _Gloo or lane_only.is_stand_in(backend) else None
+        )
         if channel is None:
             return None
         if channel.number == 0 and self.default is not None:
@@ -183,6 +189,7 @@ class GenerationCollectives:
             carried=self._carried,
             alone=alone,
             log=self._messages.log,
+            limits=self._limits,
         )
 
     def _late(self, rank: int, size: int) -> GroupCollectives:
@@ -196,6 +203,7 @@ class GenerationCollectives:
             carried=self._carried,
             alone=True,
             log=self._messages.log,
+            limits=self._limits,
         )
 
 

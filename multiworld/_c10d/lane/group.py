@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiworld._core.operations.log import Entry, OperationLog
     from multiworld._net.lane.endpoint import Endpoint
 
-__all__ = ["LIMITS", "GroupCollectives", "Limits"]
+__all__ = ["LIMITS", "WITHOUT_LIMITS", "GroupCollectives", "Limits"]
 
 _carried = tensors.carried
 _scratch = reducing.Scratch()
@@ -56,6 +56,9 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 """Those that all members have."""
 
+WITHOUT_LIMITS = Limits(members=1 << 30, across=1 << 62)
+"""Those where gloo carries nothing."""
+
 
 class GroupCollectives:
     """See the module. Each method returns a `Collective` that is not begun; None where it is torch's.
@@ -67,7 +70,7 @@ class GroupCollectives:
         rank: of this process in the group.
         timeout: seconds.
         carried: whether any collectives go over the lane.
-        near: whether all members are on one host.
+        near: whether all members are on one host, or all sizes are carried nevertheless.
         alone: whether gloo is the group's only backend.
         log: of the world's operations.
         limits: see there.

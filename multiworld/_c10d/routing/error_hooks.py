@@ -21,7 +21,7 @@ from torch.distributed import c10d_logger
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
-from multiworld._c10d.gloo import part_sizes
+from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, owner_of
@@ -188,6 +188,8 @@ def _posting(original: Any) -> Any:
                 message = owner.lane.posted(name, group, args, kwargs, function)
                 if message is not None:
                     return message
+            if owner is not None and owner.gloo is not None and owner.gloo.secure:
+                _not_over_gloo(owner, name, group, args)
             if owner is not None and owner.operations is not None and not _compiling():
                 work = owner.operations.run(name, group, args, kwargs, function)
             else:
@@ -201,6 +203,14 @@ def _posting(original: Any) -> Any:
         return work if owner is None or owner.gloo is None else owner.gloo.posted(work)
 
     return _dressed(call, original)
+
+
+def _not_over_gloo(owner: WorldState, name: str, group: Any, args: tuple[Any, ...]) -> None:
+    """Raise if a send or a receive is for the backend that stands in gloo's place, which would lose it."""
+    tensors = args[0] if args else ()
+    devices = {each.device.type for each in tensors} if isinstance(tensors, list | tuple) else {"cpu"}
+    if any(lane_only.is_stand_in(group._get_backend(torch.device(each))) for each in devices):
+        raise lane_only.refusal(owner.name, f"the lane does not carry this {name}")
 
 
 def _collective(original: Any) -> Any:

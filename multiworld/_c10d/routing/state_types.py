@@ -15,6 +15,8 @@ W = TypeVar("W")
 class GlooGroups(Protocol):
     """A `multiworld._c10d.gloo.backend.GlooWorld`."""
 
+    secure: bool
+
     def posted(self, work: W) -> W:
         """Note that a send or a receive was posted in this thread; returns it."""
 

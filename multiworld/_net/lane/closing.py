@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from multiworld._net.tls.stream import Stream
+
 __all__ = ["LINGER", "close", "say_goodbye"]
 
 LINGER = 5.0
@@ -28,7 +30,7 @@ LINGER = 5.0
 _LOOK_EVERY = 0.01  # seconds: nothing tells when the last byte was taken
 
 
-def say_goodbye(connection: socket.socket) -> bool:
+def say_goodbye(connection: Stream) -> bool:
     """Tell the other end that nothing more comes; returns whether bytes are still on their way there."""
     on_their_way = _on_their_way(connection)  # before the goodbye, which counts as a byte
     with contextlib.suppress(OSError):  # its other end was first
@@ -36,12 +38,12 @@ def say_goodbye(connection: socket.socket) -> bool:
     return on_their_way
 
 
-def close(connections: Iterable[tuple[socket.socket, bool]]) -> None:
+def close(connections: Iterable[tuple[Stream, bool]]) -> None:
     """Close connections, with what `say_goodbye` returned for each; never waits.
 
     Those on which bytes are on their way are closed within `LINGER` seconds by a thread.
     """
-    left: dict[int, socket.socket] = {}
+    left: dict[int, Stream] = {}
     for connection, on_their_way in connections:
         if on_their_way:
             left[connection.fileno()] = connection
@@ -52,7 +54,7 @@ def close(connections: Iterable[tuple[socket.socket, bool]]) -> None:
         threading.Thread(target=_linger, args=(left, until), daemon=True, name="m8d-linger").start()
 
 
-def _linger(left: dict[int, socket.socket], until: float) -> None:
+def _linger(left: dict[int, Stream], until: float) -> None:
     poll = select.poll()
     for fd in left:
         poll.register(fd, 0)  # the end of a connection is told all the same
@@ -67,7 +69,7 @@ def _linger(left: dict[int, socket.socket], until: float) -> None:
         connection.close()
 
 
-def _on_their_way(connection: socket.socket) -> bool:
+def _on_their_way(connection: Stream) -> bool:
     """Whether the system of the other end has not confirmed all bytes that were written."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False  # within a host they are there at once

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.lane.lane import Lane
 from multiworld._net.lane import closing
+from multiworld._net.tls.stream import TlsStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from multiworld._net.tls.stream import Stream
 
 __all__ = ["NOW", "Connections", "Next"]
 
@@ -56,7 +59,7 @@ class Connections:
 
     def __init__(
         self,
-        sockets: Mapping[int, socket.socket],
+        sockets: Mapping[int, Stream],
         readable: Iterable[int],
         lost: Callable[[int, Exception], None] | None,
     ) -> None:
@@ -69,7 +72,7 @@ class Connections:
         self._lost = lost
         self._mute: set[int] = set()  # ranks to which nothing can be written any more
         self._held: Counter[int] = Counter()
-        self._ended: dict[int, tuple[socket.socket, bool]] = {}  # of those that are held; for `closing.close`
+        self._ended: dict[int, tuple[Stream, bool]] = {}  # of those that are held; for `closing.close`
         for each in sockets.values():
             if each.family in (socket.AF_INET, socket.AF_INET6):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,6 +99,8 @@ class Connections:
                 incoming.got(count)
                 # Fewer bytes than wanted were all, but for the end, if that is due.
                 left = left - count if count == len(want) or rank in self._mute else 0
+                if left <= 0 and _holds_back(connection):
+                    left = 1
         except BlockingIOError:
             left = 0  # that was all
         except OSError as error:  # a ProtocolError is one
@@ -103,6 +108,11 @@ class Connections:
             return
         if self.lane.peers[rank].outgoing.pending:
             self.write(rank)
+
+    def read_rest(self, rank: int) -> None:
+        """Read on where a part of what has come is out of `poll`'s sight."""
+        if rank in self.sockets and _holds_back(self.sockets[rank]):
+            self.read(rank)
 
     def write(self, rank: int) -> None:
         """Write what is to be written, as far as it goes."""
@@ -168,7 +178,7 @@ class Connections:
             if (ended := self._ended.pop(rank, None)) is not None:
                 closing.close([ended])
 
-    def say_goodbye(self) -> list[tuple[socket.socket, bool]]:
+    def say_goodbye(self) -> list[tuple[Stream, bool]]:
         """Tell all members that nothing more comes; there are no connections any more.
 
         What waits to be written belongs to sends that are not over.
@@ -197,7 +207,7 @@ class Connections:
         if self.lane.error is None and self._lost is not None:
             self._lost(rank, error)
 
-    def _part(self, rank: int) -> socket.socket:
+    def _part(self, rank: int) -> Stream:
         connection = self.sockets.pop(rank)
         del self.ranks[connection.fileno()]
         self.blocked.discard(rank)
@@ -212,3 +222,8 @@ class Connections:
             self._ended[rank] = connection, False
         else:
             connection.close()
+
+
+def _holds_back(connection: Stream) -> bool:
+    """Whether a record was read from the socket that has not been read whole from the connection."""
+    return isinstance(connection, TlsStream) and connection.pending > 0

@@ -18,6 +18,8 @@ from multiworld.logs.source import logger
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from multiworld._net.tls.stream import Stream
+
 __all__ = ["Door", "end", "unix_name"]
 
 _log = logger(__name__)
@@ -79,7 +81,7 @@ class Door:
             end(each, self.pid)
 
 
-def end(sock: socket.socket, pid: int) -> None:
+def end(sock: Stream, pid: int) -> None:
     """End a socket that process `pid` has made, also for children that were forked with a copy of it.
 
     In such a child: close the copy, which leaves the parent's as it is. Idempotent.

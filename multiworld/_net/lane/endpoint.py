@@ -25,11 +25,11 @@ from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.waiting import Operation, Waiting
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from multiworld._core.lane.peer import Peer
     from multiworld._net.lane.reading import Piece
+    from multiworld._net.tls.stream import Stream
 
 __all__ = ["Endpoint", "Operation"]
 
@@ -330,7 +330,7 @@ class Endpoint(Waiting):
             with self._lock:
                 self._give_up_lead()
 
-    def _take(self, connection: socket.socket, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
+    def _take(self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
         try:
             count = connection.recv_into(peer.incoming.want(), 0, NOW)
         except OSError:  # the next read tells
@@ -339,6 +339,7 @@ class Endpoint(Waiting):
             payload = peer.incoming.whole(count, channel, tag, len(view))
             if payload is None:
                 peer.incoming.got(count)  # for the receive that is posted next
+                self._net.read_rest(peer.rank)
                 return False
             view[:] = payload
             peer.taken(len(view))

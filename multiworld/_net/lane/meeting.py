@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from multiworld._net.lane.dialing import Dial
     from multiworld._net.lane.door import Door
     from multiworld._net.lane.memory import MemoryReader
+    from multiworld._net.tls.credentials import Credentials
+    from multiworld._net.tls.stream import Stream
 
 __all__ = ["Met", "meet"]
 
@@ -33,6 +35,7 @@ _log = logger(__name__)
 _CHECK_EVERY = 0.01  # seconds
 _STRANGERS = 16  # accepted connections beyond the world's size whose handshake goes on at a time
 _IDLE = 2.0  # seconds without a byte until an accepted connection is dropped
+_ANONYMOUS = 1.0  # seconds that it may take in secure mode until it has shown its certificate
 _BACKLOG = 4096  # more than a flood brings at once: TCP repeats a dial that finds no room only after a second
 _ACCEPTS = 16  # per turn, so that a flood of connections does not delay the members
 _NO_ACCEPTS = 0.02  # seconds without accepting where the process has no descriptor left
@@ -49,11 +52,18 @@ class Met:
         readers: of the members whose memory can be read, by rank.
     """
 
-    connections: dict[int, socket.socket]
+    connections: dict[int, Stream]
     readers: dict[int, MemoryReader]
 
 
-def meet(door: Door, roster: Roster, *, deadline: float, check: Callable[[], None]) -> Met:
+def meet(
+    door: Door,
+    roster: Roster,
+    *,
+    deadline: float,
+    check: Callable[[], None],
+    credentials: Credentials | None = None,
+) -> Met:
     """Connect with every other member.
 
     If this raises, no connection stays open. The door stays the caller's, and goes on listening until it is
@@ -64,13 +74,14 @@ def meet(door: Door, roster: Roster, *, deadline: float, check: Callable[[], Non
         roster: the generation, in which all members have lanes.
         deadline: ``time.monotonic()`` seconds.
         check: called every 10 ms; raises to end the meeting.
+        credentials: in secure mode: TCP connections are TLS.
 
     Raises:
         JoinTimeoutError: members are missing at the deadline; it names them.
         MultiworldError: in a forked child of the process that opened the door.
         OSError: the door is closed.
     """
-    meeting = _Meeting(door, roster)
+    meeting = _Meeting(door, roster, credentials)
     try:
         meeting.run(deadline, check)
         met = meeting.met()
@@ -81,7 +92,8 @@ def meet(door: Door, roster: Roster, *, deadline: float, check: Callable[[], Non
 
 
 class _Meeting:
-    def __init__(self, door: Door, roster: Roster) -> None:
+    def __init__(self, door: Door, roster: Roster, credentials: Credentials | None) -> None:
+        self._credentials = credentials
         self._door = door
         self._roster = roster
         self._poll = select.poll()
@@ -139,6 +151,8 @@ class _Meeting:
         for each in list(self._accepted.values()):
             if now >= each.active + _IDLE:
                 self._drop(each, "nothing came from it")
+            elif each.anonymous and now >= each.begun + _ANONYMOUS:
+                self._drop(each, "it has not shown a certificate")
         for dial in self._dials.values():
             if dial.due is not None and now >= dial.due:
                 self._dial(dial, now)
@@ -202,7 +216,7 @@ class _Meeting:
 
     def _begin(self, connection: socket.socket, dialed: int | None, now: float) -> None:
         try:
-            greeter = Greeter(connection, self._roster, dialed, now)
+            greeter = Greeter(connection, self._roster, dialed, now, self._credentials)
             self._greeters[connection.fileno()] = greeter
             if dialed is None:
                 self._accepted[connection.fileno()] = greeter

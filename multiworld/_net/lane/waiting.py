@@ -20,11 +20,11 @@ from multiworld._net.lane.reading import Piece, Reading
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
 
     from multiworld._core.lane.peer import MemoryRead
     from multiworld._net.lane.reading import Reader
+    from multiworld._net.tls.stream import Stream
 
 __all__ = ["Operation", "Waiting"]
 
@@ -42,7 +42,7 @@ class Waiting:
 
     def __init__(
         self,
-        connections: Mapping[int, socket.socket],
+        connections: Mapping[int, Stream],
         readers: Mapping[int, Reader] | None = None,
         lost: Callable[[int, Exception], None] | None = None,
     ) -> None:

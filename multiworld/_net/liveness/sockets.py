@@ -215,9 +215,7 @@ class Sockets:
             entry.until = self._clock() + _LINGER
             self._flush(entry)
 
-    def hand_over(
-        self, channel: int, closing: Frame, take: Callable[[socket.socket, bytes], bool]
-    ) -> bool:
+    def hand_over(self, channel: int, closing: Frame, take: Callable[[socket.socket, bytes], bool]) -> bool:
         """Pass the connection to `take`, which duplicates it, and close this copy without ending it.
 
         Args:

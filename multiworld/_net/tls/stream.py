@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from multiworld._net.tls.session import peer_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multiworld._net.tls.credentials import Credentials
     from multiworld._net.tls.identity import Identity
 
-__all__ = ["TlsStream"]
+__all__ = ["Stream", "TlsStream"]
 
 _RECORD = 16384
 """Bytes that a TLS record holds (RFC 8446, 5.1)."""
@@ -49,6 +49,7 @@ class TlsStream:
         self._credentials = credentials
         self._server = server
         self._socket: Any = connection  # until it is connected; then the `SSLSocket`
+        self._descriptor = connection.fileno()
         self._owed = 0  # length of the record that was not written whole
 
     def shake_hands(self) -> None:
@@ -176,8 +177,8 @@ class TlsStream:
         return family
 
     def fileno(self) -> int:
-        """Return the descriptor."""
-        return int(self._socket.fileno())
+        """Return the descriptor; -1 once it is closed."""
+        return self._descriptor
 
     def setsockopt(self, level: int, name: int, value: int) -> None:
         """As the socket's."""
@@ -191,3 +192,8 @@ class TlsStream:
         """As the socket's; no goodbye of TLS's is written. Idempotent."""
         with contextlib.suppress(OSError):
             self._socket.close()
+        self._descriptor = -1
+
+
+Stream: TypeAlias = socket.socket | TlsStream
+"""A connection; both kinds read and write alike."""

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kits import tlskit
 from kits.lanekit import payload
 
 from multiworld._core.lane import frames
@@ -36,24 +37,31 @@ def soon():
     return time.monotonic() + PATIENCE
 
 
-def mesh(size):
+def mesh(size, credentials=None):
     """Endpoints of `size` members, connected; a connection takes far less than a message of 64 KB."""
     pairs = {(a, b): socket.socketpair() for a in range(size) for b in range(a)}
     for each in itertools.chain(*pairs.values()):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    if credentials is not None:
+        pairs = {ranks: tlskit.met(*ends, credentials) for ranks, ends in pairs.items()}
     connections = [{} for _ in range(size)]
     for (a, b), (one, other) in pairs.items():
         connections[a][b], connections[b][a] = one, other
     return [Endpoint(each) for each in connections]
 
 
-@pytest.fixture
-def members():
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory):
+    return tlskit.Files(tmp_path_factory.mktemp("tls"), tlskit.authority()).credentials
+
+
+@pytest.fixture(params=["plain", "tls"])
+def members(request, credentials):
     """Connects so many."""
     made = []
 
     def connect(size):
-        made.extend(ends := mesh(size))
+        made.extend(ends := mesh(size, credentials if request.param == "tls" else None))
         return ends
 
     yield connect

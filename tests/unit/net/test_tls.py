@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from kits.tlskit import HOST, Files, authority
+from kits.tlskit import HOST, Files, authority, met
 
 from multiworld._net.tls.credentials import Credentials, current
 from multiworld._net.tls.identity import Identity, uri
@@ -184,17 +184,8 @@ def test_names_in_certificates_are_read_as_they_were_given() -> None:
 def streams(files: Files) -> Iterator[tuple[TlsStream, TlsStream]]:
     left, right = socket.socketpair()
     for each in (left, right):
-        each.setblocking(False)
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    ends = TlsStream(left, files.credentials, server=False), TlsStream(right, files.credentials, server=True)
-    waiting = list(ends)
-    while waiting:
-        for end in tuple(waiting):
-            try:
-                end.shake_hands()
-            except BlockingIOError:
-                continue
-            waiting.remove(end)
+    ends = met(left, right, files.credentials)
     yield ends
     for end in ends:
         end.close()
