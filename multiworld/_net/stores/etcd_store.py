@@ -15,6 +15,7 @@ import torch.distributed as _dist
 from multiworld._net import host_address
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.etcd_client import EtcdClient, b64, text_of
+from multiworld._net.stores.secure import check_etcd
 from multiworld._net.stores.shared import Shared, StoreHandle, registry
 from multiworld._net.stores.torchstore import AskingStore, octets
 from multiworld.errors import StoreUnreachableError
@@ -40,15 +41,22 @@ _log = logger(__name__)
 
 
 def open_etcd(
-    text: str, *, world: str, deadline: float, cancelled: Callable[[], bool] = lambda: False
+    text: str,
+    *,
+    world: str,
+    secure: bool = False,
+    deadline: float,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> StoreHandle:
     """Open a store in etcd; see `multiworld._net.stores.store.open_store`.
 
     Raises:
-        InvalidJoinError: the address breaks a rule, or urllib3 is missing.
+        InvalidJoinError: the address breaks a rule, one of secure mode's included, or urllib3 is missing.
         StoreUnreachableError: the cluster does not answer before the deadline, or refuses.
     """
     address = EtcdAddress.parse(text, world=world)
+    if secure:
+        address = check_etcd(address, world)
     here = host_address.chosen(world)
     with registry.slot(text):
         shared = registry.hold(text)

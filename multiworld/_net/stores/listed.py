@@ -23,7 +23,7 @@ from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
 from multiworld._net.stores.looking import STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
-from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.errors import StoreUnreachableError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._net.stores.address import StoreAddress
+    from multiworld._net.tls.credentials import Credentials
 
 dist: Any = torch.distributed  # it exports its errors without saying so to type checkers
 
@@ -71,6 +72,7 @@ def open_list(
     *,
     world: str,
     serve: bool,
+    credentials: Credentials | None = None,
     deadline: float,
     cancelled: Callable[[], bool],
 ) -> StoreHandle:
@@ -84,7 +86,7 @@ def open_list(
     with registry.slot(key):
         shared = registry.hold(key)
         if shared is None:
-            shared = registry.put(key, ListedServer(key, addresses))
+            shared = registry.put(key, ListedServer(key, addresses, credentials))
     assert isinstance(shared, ListedServer)  # noqa: S101  (the key is a list's)
     try:
         if serve:
@@ -112,6 +114,7 @@ class ListedServer(Shared):
     Args:
         key: the list's text.
         addresses: of the list, in its order.
+        credentials: with which all connections are TLS; None: they are not.
 
     Attributes:
         found: what was found of the server.
@@ -122,9 +125,11 @@ class ListedServer(Shared):
 
     moves = True
 
-    def __init__(self, key: str, addresses: tuple[StoreAddress, ...]) -> None:
-        super().__init__(key)
-        self._addresses = Addresses(addresses)
+    def __init__(
+        self, key: str, addresses: tuple[StoreAddress, ...], credentials: Credentials | None = None
+    ) -> None:
+        super().__init__(key, credentials=credentials)
+        self._addresses = Addresses(addresses, credentials)
         self._lock = threading.Lock()  # held for one look
         self._at = 0
         self._now: tuple[TcpClient, Found] | None = None
@@ -270,13 +275,14 @@ class ListedServer(Shared):
         self._end_server()
         for family, target in self._addresses.targets(at):
             try:
-                server = StoreServer(family, target, timeout=_SERVING)
+                server = serve_as(self.credentials, family, target, timeout=_SERVING)
             except (OSError, dist.DistError) as error:
                 self.last = str(error).partition("\n")[0]
                 continue
             client = None
             try:
-                client = TcpClient.connect(family, target, deadline=time.monotonic() + ANSWER)
+                deadline = time.monotonic() + ANSWER
+                client = TcpClient.connect_as(self.credentials, family, target, deadline=deadline)
                 if (opened := self._stand(at, client)) is not None:
                     self._use(at, opened, client)
                     self.server = server

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiworld._net.stores.address import StoreAddress
+    from multiworld._net.tls.credentials import Credentials
 
 __all__ = ["STATE", "Addresses"]
 
@@ -35,13 +36,16 @@ class Addresses:
 
     Args:
         every: in the list's order.
+        credentials: with which connections are TLS; None: they are not.
 
     Attributes:
         all: as given.
     """
 
-    def __init__(self, every: tuple[StoreAddress, ...]) -> None:
+    def __init__(self, every: tuple[StoreAddress, ...], credentials: Credentials | None = None) -> None:
         self.all = every
+        self._credentials = credentials
+        self._foreign: dict[int, str] = {}  # why, as last seen
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
     def look(
@@ -63,7 +67,7 @@ class Addresses:
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
                 family, to = targets[said.index(True)]
-                found[at], client = _ask(family, to, time.monotonic() + busy)
+                found[at], client = self._ask(at, family, to, time.monotonic() + busy)
                 if client is not None:
                     clients[at] = client
             elif False in said:
@@ -96,26 +100,29 @@ class Addresses:
         """Return what was found, for a message."""
         return ", ".join(
             f"{address.host}:{address.port} {each.look.value}"
-            for address, each in zip(self.all, found, strict=True)
+            + (f" ({self._foreign[at]})" if each.look is Look.FOREIGN and at in self._foreign else "")
+            for at, (address, each) in enumerate(zip(self.all, found, strict=True))
         )
 
-
-def _ask(family: int, to: tuple[str, int], deadline: float) -> tuple[Found, TcpClient | None]:
-    """Ask what accepts connections there what it is."""
-    try:
-        client = TcpClient.connect(family, to, deadline=deadline)
-    except NotAStoreError as error:
-        silent = isinstance(error.__cause__, TimeoutError)
-        return Found(Look.SILENT if silent else Look.FOREIGN), None
-    except ConnectionRefusedError:
-        return Found(Look.FREE), None
-    except OSError:
-        return Found(Look.SILENT), None
-    try:
-        said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
-    except OSError:
-        client.close()
-        return Found(Look.SILENT), None
-    if len(said) == 3 and said[0] == "open" and said[1].isdigit():
-        return Found(Look.OPEN, int(said[1]), said[2]), client
-    return Found(Look.CANDIDATE), client
+    def _ask(
+        self, at: int, family: int, to: tuple[str, int], deadline: float
+    ) -> tuple[Found, TcpClient | None]:
+        """Ask what accepts connections there what it is."""
+        try:
+            client = TcpClient.connect_as(self._credentials, family, to, deadline=deadline)
+        except NotAStoreError as error:
+            silent = isinstance(error.__cause__, TimeoutError)
+            self._foreign[at] = str(error)
+            return Found(Look.SILENT if silent else Look.FOREIGN), None
+        except ConnectionRefusedError:
+            return Found(Look.FREE), None
+        except OSError:
+            return Found(Look.SILENT), None
+        try:
+            said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
+        except OSError:
+            client.close()
+            return Found(Look.SILENT), None
+        if len(said) == 3 and said[0] == "open" and said[1].isdigit():
+            return Found(Look.OPEN, int(said[1]), said[2]), client
+        return Found(Look.CANDIDATE), client

@@ -33,6 +33,7 @@ from multiworld._core.client_detection import PATIENCE, PATIENCE_BLOCKED, Accept
 from multiworld._net import collector_pause, procfs
 from multiworld._net.collector_pause import pause_collector, resume_collector
 from multiworld._net.descriptor_table import isolate, lowest_number
+from multiworld._net.stores.listening import listening
 
 __all__ = ["StoreServer", "older_than"]
 
@@ -41,7 +42,6 @@ dist: Any = torch.distributed  # it exports the stores without saying so to type
 _LOOK = 1.0  # seconds between two checks of the connections
 _SOON = 0.1  # with torch's older server, which an incomplete greeting blocks
 _START, _ENDING = 10.0, 10.0  # seconds beyond torch's timeout; both normally take milliseconds
-_DEFER = 60  # seconds that the kernel holds a silent connection back
 _NULLS = 1024  # numbers that refer to the null device, at most
 
 # struct tcp_info of linux/tcp.h: tcpi_bytes_received and tcpi_data_segs_out
@@ -181,20 +181,7 @@ def _fill(top: int) -> None:
 
 
 def _serve(family: int, target: tuple[str, int], timeout: float) -> Any:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _keep_alive(sock)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if hasattr(socket, "TCP_DEFER_ACCEPT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER)
-        sock.bind(target)
-        sock.listen(1024)
-    except BaseException:
-        sock.close()
-        raise
-    fd = sock.detach()  # from here on TCPStore's
+    fd = listening(family, target).detach()  # from here on TCPStore's
     return dist.TCPStore(
         target[0],
         target[1],
@@ -206,14 +193,6 @@ def _serve(family: int, target: tuple[str, int], timeout: float) -> Any:
         master_listen_fd=fd,
         use_libuv=_libuv_takes_a_socket(),
     )
-
-
-def _keep_alive(listener: socket.socket) -> None:
-    """End connections to hosts that are gone after a minute: accepted sockets inherit the options (Linux)."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _watch(serving: _Serving) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ import torch.distributed
 
 from multiworld._net.stores.connected_processes import others
 from multiworld._net.stores.server import older_than
-from multiworld._net.stores.torchstore import AskingStore, PollingStore
+from multiworld._net.stores.tcp_client import TcpClient
+from multiworld._net.stores.torchstore import AskingStore, PollingStore, TcpStore
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from multiworld._net.stores.server import StoreServer
-    from multiworld._net.stores.tcp_client import TcpClient
+    from multiworld._net.stores.servers import Server
+    from multiworld._net.tls.credentials import Credentials
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
@@ -27,6 +29,9 @@ __all__ = ["ANSWER", "ATTEMPT", "Shared", "StoreHandle", "registry"]
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take; other joins at the address wait for it."""
+
+_FRESH = 30.0
+"""Seconds that a server has to answer the calls of `StoreHandle.fresh`'s clients."""
 
 ANSWER = 1.0
 """Seconds that a server has to answer a call when the deadline of the join is over, or near."""
@@ -84,11 +89,14 @@ class StoreHandle:
     def fresh(self) -> Store:
         """Return a torch client with a connection of its own, for callers that block in C++ (NCCL).
 
+        In secure mode it is implemented in Python: this hold keeps it alive, as C++ does not.
+
         Raises:
             RuntimeError: torch's, when the server does not answer.
+            OSError: the same, in secure mode.
         """
         store: Store = self._shared.fresh()
-        if _made_without_gil():
+        if _made_without_gil() or self._shared.credentials is not None:
             self._lent.append(store)
         return store
 
@@ -106,7 +114,10 @@ class StoreHandle:
 
 
 class Shared:
-    """A process's server and clients of one store; `key` is None for a store of the caller's."""
+    """A process's server and clients of one store; `key` is None for a store of the caller's.
+
+    `credentials`: with which its connections are TLS; None: they are not.
+    """
 
     moves = False
     """See `StoreHandle.moves`."""
@@ -116,12 +127,14 @@ class Shared:
         key: str | None,
         *,
         client: TcpClient | None = None,
-        server: StoreServer | None = None,
+        server: Server | None = None,
         store: Any = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.key = key
         self.client = client
         self.server = server
+        self.credentials = credentials
         self.store = store
         self.holds = 0
         self._spare: list[Any] = []  # unused clients
@@ -147,12 +160,17 @@ class Shared:
 
     def take_back(self, clients: list[Any]) -> None:
         if self.key is not None:
-            self._spare += [each for each in clients if isinstance(each, dist.TCPStore)]
+            self._spare += [each for each in clients if isinstance(each, (dist.TCPStore, TcpStore))]
 
     def _connected(self) -> Any:
         if self.client is not None:
             host, port = self.client.remote[:2]
-            wait = dt.timedelta(seconds=30)
+            if self.credentials is not None:
+                deadline = time.monotonic() + _FRESH
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                own = TcpClient.connect_as(self.credentials, family, (host, port), deadline=deadline)
+                return TcpStore(own, deadline=time.monotonic(), answer=_FRESH)
+            wait = dt.timedelta(seconds=_FRESH)
             return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
         if isinstance(self.store, dist.TCPStore):
             wait = self.store.timeout

@@ -3,6 +3,9 @@
 A process serves or connects to an address once, for all its worlds. The server is torch's own TCPStore (a C++
 thread in this process), bound to exactly the given address (`server.py`). Calls go through `TcpClient`, whose
 calls keep deadlines. A store is trusted: every process that can write to it controls the worlds that use it.
+
+In secure mode server and clients speak mutual TLS (`tls_server.py`), and what cannot is refused
+(`secure.py`). The mode is decided when a store is opened, by the settings.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from multiworld._net.stores.address import STORE_RULE, StoreAddress
 from multiworld._net.stores.etcd_address import is_etcd
 from multiworld._net.stores.listed import open_list
 from multiworld._net.stores.resolving import resolved_targets
-from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.secure import check_file, check_object
+from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, ATTEMPT, Shared, StoreHandle, registry
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld._net.stores.torchstore import PollingStore, TcpStore
+from multiworld._net.tls.credentials import current
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError, WorldError
 from multiworld.logs.source import logger
 
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch._C._distributed_c10d import Store
+
+    from multiworld._net.tls.credentials import Credentials
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
@@ -75,11 +82,15 @@ def open_store(
         cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
 
     Raises:
-        InvalidJoinError: `store` is no store.
+        InvalidJoinError: `store` is no store, or one that secure mode refuses.
         StoreBindError: rank 0 can neither serve it nor use the server that is there.
         StoreUnreachableError: it did not answer before the deadline.
+        MultiworldError: of `multiworld._net.tls.credentials.current`.
     """
+    credentials = current()
     if isinstance(store, dist.Store):
+        if credentials is not None:
+            check_object(store, world)
         here = host_address.chosen(world) or _host_of(store)
         return StoreHandle(Shared(None, store=store), store, repr(store), here)
     if not isinstance(store, str):
@@ -89,17 +100,27 @@ def open_store(
     if is_etcd(store):
         from multiworld._net.stores.etcd_store import open_etcd  # noqa: PLC0415  (few use it)
 
-        return open_etcd(store, world=world, deadline=deadline, cancelled=cancelled)
+        return open_etcd(
+            store, world=world, secure=credentials is not None, deadline=deadline, cancelled=cancelled
+        )
     addresses = StoreAddress.parse_all(store, world=world)
     if len(addresses) > 1:
-        return open_list(addresses, world=world, serve=serve, deadline=deadline, cancelled=cancelled)
+        return open_list(
+            addresses,
+            world=world,
+            serve=serve,
+            credentials=credentials,
+            deadline=deadline,
+            cancelled=cancelled,
+        )
     (address,) = addresses
     if address.scheme == "file":
-        return _open_file(address, world=world, serve=serve)
-    return _open_tcp(address, world=world, serve=serve, only=only, deadline=deadline, cancelled=cancelled)
+        return _open_file(address, world=world, serve=serve, secure=credentials is not None)
+    attempt = _Attempt(address, world=world, serve=serve, only=only, credentials=credentials)
+    return _open_tcp(attempt, deadline=deadline, cancelled=cancelled)
 
 
-def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle:
+def _open_file(address: StoreAddress, *, world: str, serve: bool, secure: bool) -> StoreHandle:
     key = str(address)
     here = host_address.chosen(world) or host_address.outward()
     with registry.slot(key):
@@ -107,7 +128,13 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle
         if shared is None:
             try:
                 # torch tries again and again to open a file that cannot be made.
-                os.close(os.open(address.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644))
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+                opened = os.open(address.path, flags, 0o600 if secure else 0o644)
+                try:
+                    if secure:
+                        check_file(address.path, opened, world)
+                finally:
+                    os.close(opened)
             except OSError as error:
                 kind: type[WorldError] = StoreBindError if serve else StoreUnreachableError
                 raise kind(
@@ -120,20 +147,12 @@ def _open_file(address: StoreAddress, *, world: str, serve: bool) -> StoreHandle
     return StoreHandle(shared, shared.store, key, here)
 
 
-def _open_tcp(
-    address: StoreAddress,
-    *,
-    world: str,
-    serve: bool,
-    only: bool,
-    deadline: float,
-    cancelled: Callable[[], bool],
-) -> StoreHandle:
+def _open_tcp(attempt: _Attempt, *, deadline: float, cancelled: Callable[[], bool]) -> StoreHandle:
+    address, world = attempt.address, attempt.world
     key = str(address)
     here = host_address.chosen(world)
-    targets = resolved_targets(address, world=world, deadline=deadline)
-    attempt = _Attempt(address, targets, world=world, serve=serve, only=only)
-    server = "rank 0" if only else f"a member on {address.host}"
+    attempt.targets = resolved_targets(address, world=world, deadline=deadline)
+    server = "rank 0" if attempt.only else f"a member on {address.host}"
     pause = 0.01
     began = time.monotonic()
     next_word = began + _MISSED_AFTER
@@ -154,7 +173,8 @@ def _open_tcp(
                 world,
                 f"{key} does not answer: {attempt.last}",
                 rule=f"The store is served there by {server}, and every member reaches it before its timeout",
-                next_step=f"See that {server} runs, and that address and port are the same everywhere",
+                next_step=attempt.next_step
+                or f"See that {server} runs, and that address and port are the same everywhere",
             )
         if (now := time.monotonic()) >= next_word:
             next_word = now + (now - began)
@@ -172,14 +192,17 @@ class _Attempt:
     def __init__(
         self,
         address: StoreAddress,
-        targets: list[tuple[int, tuple[str, int]]],
         *,
         world: str,
         serve: bool,
         only: bool,
+        credentials: Credentials | None,
     ) -> None:
-        self.address, self.targets, self.world, self.serve, self.only = address, targets, world, serve, only
+        self.address, self.world, self.serve, self.only = address, world, serve, only
+        self.credentials = credentials
+        self.targets: list[tuple[int, tuple[str, int]]] = []
         self.last = "no address was tried"
+        self.next_step = ""
         self._foreign_since: float | None = None
 
     def make(self, deadline: float) -> Shared | None:
@@ -190,9 +213,11 @@ class _Attempt:
             return refused
         for family, target in self.targets:
             try:
-                client = TcpClient.connect(family, target, deadline=min(deadline, now + ATTEMPT))
+                client = TcpClient.connect_as(
+                    self.credentials, family, target, deadline=min(deadline, now + ATTEMPT)
+                )
             except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
-                self.last = str(error)
+                self.last, self.next_step = str(error), error.next_step
                 # A server that was just killed looks the same for a moment: its listener exists and accepts
                 # nothing.
                 self._foreign_since = self._foreign_since or now
@@ -202,9 +227,9 @@ class _Attempt:
                 if refused is not None and not silent and time.monotonic() - self._foreign_since > patience:
                     raise self._cannot(self.last) from error
             except OSError as error:
-                self.last = str(error)
+                self.last, self.next_step = str(error), ""
             else:
-                return Shared(str(self.address), client=client)
+                return Shared(str(self.address), client=client, credentials=self.credentials)
         if refused is not None and refused.errno == errno.EADDRNOTAVAIL and self.only:
             self._foreign_since = self._foreign_since or now
             if time.monotonic() - self._foreign_since > _FOREIGN:
@@ -218,9 +243,8 @@ class _Attempt:
         error: OSError | None = None
         for family, target in self.targets:
             try:
-                server = StoreServer(
-                    family, target, timeout=min(_SERVING, max(2.0, deadline - time.monotonic()))
-                )
+                patience = min(_SERVING, max(2.0, deadline - time.monotonic()))
+                server = serve_as(self.credentials, family, target, timeout=patience)
             except dist.DistError as failure:  # no way from this host to itself: its network is down
                 raise self._cannot(str(failure).splitlines()[0]) from failure
             except OSError as failure:
@@ -230,12 +254,12 @@ class _Attempt:
                     error = failure.with_traceback(None)  # which holds this frame, and its caller's
                 continue
             try:
-                client = TcpClient.connect(
-                    family, target, deadline=max(deadline, time.monotonic() + ANSWER)
+                client = TcpClient.connect_as(
+                    self.credentials, family, target, deadline=max(deadline, time.monotonic() + ANSWER)
                 )  # ourselves
             except OSError as failure:
                 raise self._cannot(str(failure)) from failure
-            return Shared(str(self.address), client=client, server=server)
+            return Shared(str(self.address), client=client, server=server, credentials=self.credentials)
         return error
 
     def _cannot(self, why: str) -> StoreBindError:
@@ -245,7 +269,7 @@ class _Attempt:
             rule="The address is one of rank 0's host, and its port is free or a TCPStore's"
             if self.only
             else "The address is one of a member's host, and its port is free or a TCPStore's",
-            next_step="Give an address of such a host and a free port",
+            next_step=self.next_step or "Give an address of such a host and a free port",
         )
 
 

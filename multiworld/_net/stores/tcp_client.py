@@ -3,6 +3,8 @@
 torch's own client waits in C++ without a limit while the server is silent, with one mutex for all callers,
 and prints warnings when the server dies. This client speaks the same protocol with timeouts. Query numbers
 are those of ``TCPStoreBackend.hpp``, the same in torch 2.4 to 2.15 (later ones are appended).
+
+In secure mode the same bytes go over mutual TLS 1.3, to a server of this package (`tls_server.py`).
 """
 
 from __future__ import annotations
@@ -10,10 +12,18 @@ from __future__ import annotations
 import collections
 import os
 import socket
+import ssl
 import struct
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
+
+from multiworld._net.tls.credentials import current
+from multiworld._net.tls.session import RefusedError, peer_of
+
+if TYPE_CHECKING:
+    from multiworld._net.tls.credentials import Credentials
 
 __all__ = ["NotAStoreError", "TcpClient"]
 
@@ -21,11 +31,21 @@ _VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7,
 _MAGIC = 0x3C85F7CE  # TCPStoreBackend.hpp, validationMagicNumber
 _BITS = 0  # a reply of 8 bytes of length, then that many bytes; every other reply has a fixed size
 _ORDER = sys.byteorder  # torch sends numbers as they lie in memory
+_ALERT = b"\x15\x03"  # so begins an alert of TLS (RFC 8446, 5.1)
 _MOST = 1 << 30  # longer than any value: the other end does not speak the protocol
 
 
 class NotAStoreError(ConnectionError):
-    """Something answers at the address, and it is not a TCPStore."""
+    """Something answers at the address, and it is not a TCPStore.
+
+    Args:
+        why: what was seen.
+        next_step: for the user, where the settings are the cause; "" otherwise.
+    """
+
+    def __init__(self, why: str, next_step: str = "") -> None:
+        super().__init__(why)
+        self.next_step = next_step
 
 
 class TcpClient:
@@ -52,25 +72,36 @@ class TcpClient:
 
     @classmethod
     def connect(cls, family: int, address: tuple[str, int], *, deadline: float) -> TcpClient:
-        """Connect to `address` and see that a TCPStore answers.
+        """Connect to `address` and see that a TCPStore answers; over TLS where the settings say so.
 
         Raises:
             NotAStoreError: something else answers, or nothing that was accepted.
             OSError: no connection.
+            MultiworldError: of `multiworld._net.tls.credentials.current`.
         """
+        return cls.connect_as(current(), family, address, deadline=deadline)
+
+    @classmethod
+    def connect_as(
+        cls, credentials: Credentials | None, family: int, address: tuple[str, int], *, deadline: float
+    ) -> TcpClient:
+        """Connect as `connect`: over TLS with `credentials`, without where they are None."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.connect(address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client = cls(sock)
+            client = None
             try:
+                if credentials is not None:
+                    sock = _tls(sock, credentials, deadline)
+                client = cls(sock)
                 client._send(
                     struct.pack("=BI", _VALIDATE, _MAGIC), deadline
                 )  # the server drops connections without it
                 client.ping(deadline=deadline)
-            except (TimeoutError, ConnectionError) as error:
-                raise NotAStoreError(f"what listens there does not answer as a TCPStore ({error})") from error
+            except OSError as error:
+                raise _no_store(error, client, credentials) from error
         except BaseException:
             sock.close()
             raise
@@ -132,7 +163,8 @@ class TcpClient:
         """End the connection; a call under way in another thread raises ConnectionError."""
         self._error = self._error or "it was closed here"
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+            # Wakes a thread that reads. (SSLSocket's own would have it go on without TLS.)
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         except OSError:  # not connected any more
             self._error = self._error or "it is closed"
         with self._lock:
@@ -209,3 +241,51 @@ def _bits(value: bytes) -> bytes:
 
 def _key(key: str) -> bytes:
     return _bits(b"/" + key.encode())  # TCPStore.hpp, keyPrefix_: torch's own clients see the same keys
+
+
+def _tls(sock: socket.socket, credentials: Credentials, deadline: float) -> ssl.SSLSocket:
+    """Return the connection as TLS, its handshake over; it takes the descriptor of `sock` over."""
+    context = credentials.context(server=False)
+    wrapped = context.wrap_socket(sock, do_handshake_on_connect=False)
+    try:
+        wrapped.settimeout(max(0.001, deadline - time.monotonic()))
+        wrapped.do_handshake()
+        peer_of(wrapped, credentials.identity)
+    except BaseException:
+        wrapped.close()
+        raise
+    return wrapped
+
+
+def _no_store(error: OSError, client: TcpClient | None, credentials: Credentials | None) -> NotAStoreError:
+    """Return why what listens there is no store for this process."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    if credentials is None:
+        if client is not None and client._buffer.startswith(_ALERT):  # noqa: SLF001  (of this module)
+            return NotAStoreError(
+                "the store there speaks TLS, and this process is not in secure mode",
+                "Set M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA for this process; see docs/security.md",
+            )
+        return NotAStoreError(f"what listens there does not answer as a TCPStore ({error})")
+    if isinstance(cause, TimeoutError):
+        return NotAStoreError(f"what listens there does not answer as a TCPStore over TLS ({error})")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return NotAStoreError(
+            f"the certificate of the store there is refused ({cause.verify_message})",
+            "Start the process that serves it with a certificate by an authority in this one's M8D_TLS_CA",
+        )
+    if isinstance(cause, RefusedError):
+        return NotAStoreError(
+            f"the store there is refused: {cause}", "Give the address of a store of this process's own job"
+        )
+    if client is not None and isinstance(cause, ssl.SSLError):
+        return NotAStoreError(
+            f"the store there refuses this process's certificate, {credentials.identity} ({cause.reason})",
+            "Give this process a valid certificate (M8D_TLS_CERT) by an authority in that one's M8D_TLS_CA",
+        )
+    if client is not None:
+        return NotAStoreError(f"what listens there does not answer as a TCPStore over TLS ({error})")
+    return NotAStoreError(
+        f"what listens there does not speak TLS, and this process is in secure mode ({cause})",
+        "Start the process that serves the store with M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA, too",
+    )

@@ -1,0 +1,94 @@
+"""Stores in secure mode: which ones are refused, and what a file has to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+
+from multiworld import settings
+from multiworld.errors import InvalidJoinError
+
+if TYPE_CHECKING:
+    from multiworld._net.stores.etcd_address import EtcdAddress
+
+dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
+
+__all__ = ["check_etcd", "check_file", "check_object"]
+
+_OTHERS_READ_OR_WRITE = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_object(store: Any, world: str) -> None:
+    """Refuse a torch Store that other processes reach: torch's own have no TLS.
+
+    Raises:
+        InvalidJoinError: it is refused.
+    """
+    inner = store
+    while isinstance(inner, dist.PrefixStore):
+        inner = inner.underlying_store
+    if not isinstance(inner, dist.HashStore):
+        raise InvalidJoinError(
+            world,
+            f"store={store!r}",
+            rule="In secure mode (M8D_TLS_CERT is set) every connection is TLS, which torch's stores do not "
+            "speak; of them only a HashStore, which is of one process, is taken",
+            next_step='Give an address, such as "tcp://host:port": it is served and reached over TLS',
+        )
+
+
+def check_file(path: str, opened: int, world: str) -> None:
+    """Refuse a file that is not the user's own alone.
+
+    Args:
+        path: absolute.
+        opened: a descriptor of it.
+        world: for messages.
+
+    Raises:
+        InvalidJoinError: it is refused.
+    """
+    found, folder = os.fstat(opened), Path(path).parent.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & _OTHERS_READ_OR_WRITE:
+        raise InvalidJoinError(
+            world,
+            f"store='file://{path}' (mode {mode:04o}, user {found.st_uid})",
+            rule="In secure mode (M8D_TLS_CERT is set) the file is the user's own, and others can neither "
+            "read nor write it",
+            next_step=f"Remove it, or chmod 600 {path}",
+        )
+    if folder.st_mode & _OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX:
+        raise InvalidJoinError(
+            world,
+            f"store='file://{path}': its folder has the mode {stat.S_IMODE(folder.st_mode):04o}",
+            rule="In secure mode (M8D_TLS_CERT is set) others cannot replace the file",
+            next_step=f"chmod go-w {Path(path).parent}",
+        )
+
+
+def check_etcd(address: EtcdAddress, world: str) -> EtcdAddress:
+    """Return an etcd cluster's address with this process's files, where it names none.
+
+    Raises:
+        InvalidJoinError: the cluster would not know this process: neither by a certificate nor as a user.
+    """
+    if not address.secure:
+        chosen = settings.load()
+        return dataclasses.replace(address, ca=chosen.tls_ca, cert=chosen.tls_cert, key=chosen.tls_key)
+    if not address.cert and not address.user:
+        raise InvalidJoinError(
+            world,
+            f"store={str(address)!r} with ca={address.ca!r}",
+            rule="In secure mode (M8D_TLS_CERT is set) the cluster knows its clients by a certificate, or by "
+            "user and password",
+            next_step="Give cert and key as well, or no file: then M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA "
+            "are used",
+        )
+    return address
