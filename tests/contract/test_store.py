@@ -1,4 +1,7 @@
-"""Stores: addresses, one server and one connection per process and address, deadlines, nothing left."""
+"""Stores: addresses, one server and one connection per process and address, deadlines, nothing left.
+
+What has the fixture `address` runs without TLS and in secure mode.
+"""
 
 import datetime as dt
 import os
@@ -12,12 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from kits.tlskit import Files, authority
 from worldkit import free_port
 
 from multiworld._net import host_address
 from multiworld._net.stores import store as stores
 from multiworld._net.stores.store import PollingStore, StoreAddress, open_store
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
+from multiworld._net.stores.torchstore import TcpStore
+from multiworld._net.tls.credentials import current
 from multiworld.errors import InvalidJoinError, StoreBindError, StoreUnreachableError
 
 ROOT = Path(__file__).parents[2]
@@ -51,8 +57,16 @@ def settles(get, want, seconds=PATIENCE):
     return get() == want
 
 
-@pytest.fixture
-def address():
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return Files(tmp_path_factory.mktemp("tls"), authority())
+
+
+@pytest.fixture(params=["plain", "tls"])
+def address(request, certificates, monkeypatch):
+    if request.param == "tls":
+        for name, value in certificates.environment.items():
+            monkeypatch.setenv(name, value)
     return f"tcp://127.0.0.1:{free_port()}"
 
 
@@ -158,7 +172,7 @@ def test_every_call_of_a_store(address):
     assert store.get("big") == big
     # The same keys, seen by torch's own client and through torch's own PrefixStore.
     fresh = handle.fresh()
-    assert isinstance(fresh, dist.TCPStore)
+    assert isinstance(fresh, dist.TCPStore if current() is None else TcpStore)
     assert fresh.get("a") == b"text"
     under = dist.PrefixStore("p", store)
     under.set("k", "v")

@@ -29,7 +29,8 @@ _VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7,
 _MAGIC = struct.pack("=I", 0x3C85F7CE)
 _READY, _NOT_READY = b"\0", b"\1"
 _ORDER = sys.byteorder
-_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(rb"\s*([+-]?[0-9]{1,19})(?![0-9])")  # what C's strtoll reads of a value
+_HALF = 1 << 63
 
 
 class MalformedQueryError(ValueError):
@@ -114,10 +115,11 @@ class Dialogue:
     def _add(self) -> Generator[int, bytes, None]:
         key = yield from _bits(MOST_KEY)
         amount = int.from_bytes((yield 8), _ORDER, signed=True)
-        value = self._values.get(key, b"0")
-        if not _NUMBER.fullmatch(value):
-            raise MalformedQueryError("the value to add to is no number")
-        total = (int(value) + amount + (1 << 63)) % (1 << 64) - (1 << 63)  # as 64 bits overflow
+        found = _NUMBER.match(self._values.get(key, b"0"))
+        value = int(found[1]) if found else _HALF
+        if not -_HALF <= value < _HALF:
+            raise MalformedQueryError("the value to add to is no number of 64 bits")
+        total = (value + amount + _HALF) % (2 * _HALF) - _HALF  # it wraps around
         self._values[key] = b"%d" % total
         self._replies += struct.pack("=q", total)
 

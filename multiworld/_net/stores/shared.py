@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
@@ -166,10 +167,7 @@ class Shared:
         if self.client is not None:
             host, port = self.client.remote[:2]
             if self.credentials is not None:
-                deadline = time.monotonic() + _FRESH
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                own = TcpClient.connect_as(self.credentials, family, (host, port), deadline=deadline)
-                return TcpStore(own, deadline=time.monotonic(), answer=_FRESH)
+                return _over_tls(self.credentials, host, port)
             wait = dt.timedelta(seconds=_FRESH)
             return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
         if isinstance(self.store, dist.TCPStore):
@@ -247,6 +245,20 @@ class Registry:
 
 registry = Registry()
 _inherited: list[dict[str, Shared]] = []
+
+
+def _over_tls(credentials: Credentials, host: str, port: int) -> TcpStore:
+    """Return a torch Store with a connection of its own, which ends with it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    client = TcpClient.connect_as(credentials, family, (host, port), deadline=time.monotonic() + _FRESH)
+    store = TcpStore(client, deadline=time.monotonic(), answer=_FRESH)
+    weakref.finalize(store, _close, client, os.getpid()).atexit = False
+    return store
+
+
+def _close(client: TcpClient, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child's copy is of its parent's connection
+        client.close()
 
 
 def _made_without_gil() -> bool:
