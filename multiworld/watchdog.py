@@ -319,6 +319,12 @@ class Watchdog:
                 connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
 
+    @property
+    def secure(self) -> bool | None:
+        """Whether its connections are TLS; None while there can be none."""
+        with self._lock:
+            return None if self._sockets is None else self._sockets.secure
+
     def still(self) -> float | None:
         """Return the seconds since its thread last turned, as it does every 5 s; None where none is needed.
 

@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d import capabilities, fault_classification
 from multiworld._c10d.gloo import backend as gloo
+from multiworld._c10d.gloo import lane_only
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, inflight
 from multiworld._c10d.routing import selection
@@ -280,6 +281,15 @@ class Group:
             TimeoutError: it was not made in time.
         """
         return self.late.made() if self.pg is None and self.late is not None else self.pg
+
+    def permitted(self) -> None:
+        """Raise where the default group may not connect, and this torch has no other that could be made.
+
+        Raises:
+            UnencryptedError: so it is.
+        """
+        if self.secure and not lane_only.available():
+            raise lane_only.unavailable(self._spec.world)
 
     def make(self, exchange: Store | None = None, agree: Callable[[], None] = lambda: None) -> None:
         """Make the default group. Raises as `build`.

@@ -43,6 +43,7 @@ class LateGroup:
         exchange: makes what the members say to each other by; it is told whether this member asks.
         failed: called with the error, once, if the group cannot be made: breaks the world.
         timeout: seconds.
+        permitted: raises where the group may not be made at all; the world goes on then.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class LateGroup:
         exchange: Callable[[bool], Exchange],
         failed: Callable[[BaseException], object],
         timeout: float,
+        permitted: Callable[[], None] = lambda: None,
     ) -> None:
         self._group = group
+        self._permitted = permitted
         self._exchange = exchange
         self._failed = failed
         self._timeout = timeout
@@ -70,7 +73,9 @@ class LateGroup:
 
         Raises:
             TimeoutError: it was not made in time.
+            UnencryptedError: it may not be made.
         """
+        self._permitted()
         self.begin(asking=True)
         if not self._told.wait(self._timeout + _SLACK):
             raise TimeoutError(f"the gloo group timed out: it was not made within {self._timeout:g} s")

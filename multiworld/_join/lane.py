@@ -132,7 +132,7 @@ def make_when_needed(
         if machine.state is State.ACTIVE and endpoint.has_come(CHANNEL):
             late.begin(asking=False)
 
-    late = group.late = LateGroup(group, exchange, failed, timeout)
+    late = group.late = LateGroup(group, exchange, failed, timeout, group.permitted)
     group.state.expect(late, "gloo", roster.rank, roster.size)
     attachment.read_with(lambda rank: _read_aside(endpoint, rank, asked))
 

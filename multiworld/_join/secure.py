@@ -13,26 +13,36 @@ from multiworld.errors import InvalidJoinError, MismatchError
 if TYPE_CHECKING:
     from multiworld._core.membership.roster import Roster
     from multiworld._join.arguments import JoinPlan
-    from multiworld._net.tls.credentials import Credentials
     from multiworld.settings import Settings
 
-__all__ = ["checked", "gloo_may_connect", "require_lanes"]
+__all__ = ["check", "gloo_may_connect", "require_lanes"]
 
 
-def checked(plan: JoinPlan) -> Credentials | None:
-    """Return the credentials of a join; None where it is not secure.
+def check(plan: JoinPlan, others: bool | None) -> None:
+    """Raise if a join is secure, and would make connections without TLS that are not allowed.
+
+    Args:
+        plan: of the join.
+        others: whether the process's other worlds are secure; None if it has none.
 
     Raises:
-        InvalidJoinError: it is, and would make connections without TLS that are not allowed.
+        InvalidJoinError: so it is.
         MultiworldError: the files cannot be used.
     """
-    found = credentials.current()
-    if found is not None and (why := _refusal(plan, settings.load())) is not None:
+    mode = credentials.current() is not None
+    if others not in (None, mode):
+        raise InvalidJoinError(
+            plan.name,
+            f"world {plan.name!r} is joined {'with' if mode else 'without'} M8D_TLS_CERT, "
+            f"and this process is in worlds {'without' if mode else 'with'} it",
+            rule="The worlds of a process share connections: all are secure, or none is",
+            next_step="Set M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA before the first join, and leave them",
+        )
+    if mode and (why := _refusal(plan, settings.load())) is not None:
         value, rule, next_step = why
         raise InvalidJoinError(
             plan.name, f"world {plan.name!r} is secure: {value}", rule=rule, next_step=next_step
         )
-    return found
 
 
 def gloo_may_connect(chosen: Settings) -> bool:

@@ -111,8 +111,8 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
         JoinError: the kind that every member raises.
         BaseException: what interrupted it.
     """
-    secure.checked(terms.plan)
     watchdog = registry.watchdog()
+    secure.check(terms.plan, watchdog.secure)
     router.install()
     capabilities.prepare_nccl(terms.plan.name, terms.plan.backend)
     attempt = _Attempt(terms)

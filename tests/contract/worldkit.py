@@ -163,7 +163,15 @@ class Cast:
     def __init__(self) -> None:
         from kits.storekit import local_server  # loads torch
 
-        self.server = local_server(seconds=30)
+        from multiworld._net.stores.tls_server import TlsStoreServer
+        from multiworld._net.tls import credentials
+
+        secure = credentials.current()
+        self.server = (
+            local_server(seconds=30)
+            if secure is None
+            else TlsStoreServer(socket.AF_INET, ("127.0.0.1", free_port()), credentials=secure)
+        )
         self.store = f"tcp://127.0.0.1:{self.server.port}"
         self.actors: list[Actor] = []
 

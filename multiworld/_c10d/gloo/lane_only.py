@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.monkeypatch import Patches
 
-__all__ = ["install", "is_refusal", "is_stand_in", "refusal", "stand_in"]
+__all__ = ["available", "install", "is_refusal", "is_stand_in", "refusal", "stand_in", "unavailable"]
 
 _Fake: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
 _Options: Any = getattr(_Fake, "Options", None)
@@ -58,12 +58,24 @@ def stand_in(world: str, rank: int, size: int, timeout: dt.timedelta) -> Any:
     Raises:
         UnencryptedError: this torch has none.
     """
-    if _Options is None or not hasattr(_Options, _WORDS):
-        raise refusal(world, f"torch {torch.__version__} needs gloo's connections for groups of its own")
+    if not available():
+        raise unavailable(world)
     options = _Options()
     options.error_on_collective = True
     options._timeout = timeout
     return _Fake._create_internal(rank, size, options)
+
+
+def available() -> bool:
+    """Whether this torch has a backend that refuses all collectives."""
+    return _Options is not None and hasattr(_Options, _WORDS)
+
+
+def unavailable(world: str) -> UnencryptedError:
+    """Return what is raised where it has none."""
+    return refusal(
+        world, f"torch {torch.__version__} makes no groups but gloo's, for functions of torch.distributed"
+    )
 
 
 def is_stand_in(backend: Any) -> bool:

@@ -165,6 +165,11 @@ class Sockets:
     # -- the watchdog's thread
 
     @property
+    def secure(self) -> bool:
+        """Whether all connections are TLS."""
+        return self._credentials is not None
+
+    @property
     def open(self) -> int:
         """Number of connections, closing ones too."""
         return len(self._channels)
