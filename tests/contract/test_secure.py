@@ -22,7 +22,7 @@ CARRIES_GROUPS = hasattr(
     "error_on_collective",
 )
 groups_stand = pytest.mark.skipif(
-    not CARRIES_GROUPS, reason="this torch has no backend that refuses collectives: torch 2.10 and newer"
+    not CARRIES_GROUPS, reason="this torch has no backend that refuses collectives"
 )
 
 

@@ -1,7 +1,8 @@
 """Groups of a world in secure mode: without gloo's connections, which have no TLS.
 
 The lane carries what it can of such a group. The backend that stands in gloo's place has no sockets and
-refuses every collective: torch's FakeProcessGroup with `error_on_collective`, of torch 2.10 and newer.
+refuses every collective: torch's FakeProcessGroup with `error_on_collective` (pytorch #162841, in 2.12 at the
+latest).
 """
 
 from __future__ import annotations
