@@ -45,11 +45,13 @@ ELSEWHERE = "--ignore=tests/clusters"
 
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
-    """Ruff and mypy, strict (torch is there for its types)."""
+    """Ruff, bandit, mypy strict (torch is there for its types), and known vulnerabilities of what we need."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *LINT, *TORCH)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("bandit", "--quiet", "-c", "pyproject.toml", "-r", "multiworld", "build/m8d_build")
     session.run("mypy", env=ENV)
+    session.run("python", "-m", "m8d_build", "audit", env=ENV)
 
 
 @nox.session

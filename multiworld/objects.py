@@ -189,7 +189,7 @@ def _decode(data: Tensor, sender: int, weights_only: bool) -> Any:
             "Send it with a world's object methods, or pass weights_only=False where every member is trusted."
         )
     try:
-        return torch.load(stream, map_location="cpu", weights_only=weights_only)
+        return torch.load(stream, map_location="cpu", weights_only=weights_only)  # nosec B614  # the caller's choice
     except pickle.UnpicklingError as exc:
         raise pickle.UnpicklingError(
             f"The object from rank {sender} holds what weights_only=True does not read ({_reason(exc)}). "

@@ -61,7 +61,8 @@ class ResultFile:
         import torch  # noqa: PLC0415  (importing this package loads no torch)
 
         # Safe to unpickle: only the process that this parent started can write the file.
-        return torch.load(io.BytesIO(data), weights_only=False)
+        stream = io.BytesIO(data)
+        return torch.load(stream, weights_only=False)  # nosec B614  # see above
 
     def failure(self) -> dict[str, Any] | None:
         """Return the failure; None if none was written."""
