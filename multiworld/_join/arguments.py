@@ -59,6 +59,7 @@ class JoinPlan:
         last_call: seconds for which members that may still come are waited for once there are `least`.
         on_loss: as given.
         state: as given.
+        present: where a launcher serves the store: returns its present address, "" where that is not known.
     """
 
     name: str
@@ -76,6 +77,12 @@ class JoinPlan:
     last_call: float = LAST_CALL
     on_loss: str = "break"
     state: StateLike | None = None
+    present: Callable[[], str] | None = None
+
+    @property
+    def meets_at(self) -> str | Store:
+        """The store where members meet now: a launcher's moves when its node is lost."""
+        return (self.present() if self.present is not None else "") or self.store
 
     @property
     def assigned(self) -> bool:

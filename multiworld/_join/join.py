@@ -189,13 +189,13 @@ async def rejoin_async(
 def _again(world: World, timeout: float | dt.timedelta | None, store: str | Store | None) -> JoinPlan:
     plan = world._plan  # noqa: SLF001  (joins make worlds)
     if timeout is None and store is None:
-        return plan
+        return replace(plan, store=plan.meets_at)
     return replace(
         make_plan(
             plan.name,
             None if plan.assigned else plan.rank,
             (plan.least, plan.world_size) if plan.assigned else plan.world_size,
-            plan.store if store is None else store,
+            plan.meets_at if store is None else store,
             plan.backend,
             plan.timeout if timeout is None else timeout,
             plan.hang_timeout,
@@ -208,6 +208,7 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
         device=plan.device,
         gpu=plan.gpu,
         served=plan.served,
+        present=plan.present,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from multiworld._core.state_machine import JoinFailed
@@ -115,6 +116,7 @@ class Preparing:
             BrokenWorldException, WorldClosedError: the generation is over.
         """
         self.leaving = True
+        self._store.follow(gen)
         self._store.of(gen).leave()
 
     def stop(self, deadline: float) -> None:
@@ -140,6 +142,7 @@ class Preparing:
         if not self._works(gen):
             return None
         try:
+            self._store.follow(gen)
             succession = self._store.of(gen)
             due = succession.due()
             self._counter.look()
@@ -154,7 +157,8 @@ class Preparing:
                 extra=about(gen.world, gen.number, gen.rank),
             )
             self._store.reopen()
-            return AGAIN_AT_MOST
+            # A launcher says soon where its store is now, and newcomers wait there for what members know.
+            return AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (as above)
         thread = threading.Thread(
             target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
         )
@@ -202,12 +206,19 @@ class Preparing:
             return said[-1]
 
         plan, closes = world._plan, world._closes  # noqa: SLF001  (joins make worlds)
+        plan = replace(plan, store=plan.meets_at)
         machine = StateMachine(plan.name, gen.rank)
+
+        def given_up() -> bool:
+            # Once this member has said its limit, it has to hear whether the others go on.
+            moved = not said and plan.meets_at != plan.store
+            return moved or not self._works(gen) or world._closes != closes  # noqa: SLF001  (joins make worlds)
+
         terms = steps.Terms(
             plan,
             machine,
             time.monotonic() + plan.timeout,
-            lambda: not self._works(gen) or world._closes != closes,  # noqa: SLF001  (joins make worlds)
+            given_up,
             past=gen.roster,
             step=self._counter.count,
             limit=limit,

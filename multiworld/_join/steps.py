@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined, unused-ignore]
@@ -27,6 +28,7 @@ from multiworld._generation.error_translation import raise_if_lost
 from multiworld._generation.resources import UNDO_BUDGET, Resources, keys_of
 from multiworld._join import lane, secure
 from multiworld._net.stores.address import is_list
+from multiworld._net.stores.held_worlds import held
 from multiworld._net.stores.opening import in_time_for, open_in_time
 from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
@@ -320,6 +322,7 @@ def _agree(
             deadline=deadline,
             last_call=plan.last_call,
             cancelled=cancelled,
+            held=partial(held, store.store, plan.name) if plan.served else None,
         )
         begun(rendezvous)
         try:

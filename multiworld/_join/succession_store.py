@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class SuccessionStore:
     def __init__(self, world: World) -> None:
         self._world = world
         self._spare: StoreHandle | None = None  # in the place of a store that went away
+        self._moving = threading.Lock()
 
     def close(self) -> None:
         """Close what was opened here."""
@@ -38,7 +40,7 @@ class SuccessionStore:
 
     def forked(self) -> None:
         """In a forked child: it is the parent's."""
-        self._spare = None
+        self._spare, self._moving = None, threading.Lock()
 
     def of(self, gen: Generation) -> Succession:
         """Return what this member writes of `gen` in the store.
@@ -61,16 +63,30 @@ class SuccessionStore:
         )
         return Succession((self._spare or resources.store).store, request)
 
+    def follow(self, gen: Generation) -> None:
+        """Open the launcher's store where it is now, if it has moved since it was opened."""
+        resources, plan = gen.resources, self._world._plan  # noqa: SLF001  (joins make worlds)
+        if plan.present is None or resources is None:
+            return
+        with self._moving:
+            if plan.meets_at != (self._spare or resources.store).address:
+                self._open()
+
     def reopen(self) -> None:
-        """Look for the store again: another process of its host may serve it by now, or this one."""
+        """Look for the store again: another process may serve it by now, or this one."""
+        with self._moving:
+            self._open()
+
+    def _open(self) -> None:
         from multiworld._net.stores.opening import open_in_time  # noqa: PLC0415  (it loads torch)
 
         plan = self._world._plan  # noqa: SLF001  (joins make worlds)
-        if not isinstance(plan.store, str) or is_list(plan.store):  # a list moves by itself
+        store = plan.meets_at
+        if not isinstance(store, str) or is_list(store):  # a list moves by itself
             return
         with contextlib.suppress(MultiworldError):
             found = open_in_time(
-                plan.store,
+                store,
                 world=plan.name,
                 serve=not plan.served,
                 only=False,

@@ -106,7 +106,10 @@ class Joins:
                 )
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
         given = request.timeout, request.gpu
-        plans = {name: assigned[name].plan(*given, request.state.get(name)) for name in wanted}
+        plans = {
+            name: self.launcher.following(assigned[name].plan(*given, request.state.get(name)))
+            for name in wanted
+        }
         own: dict[str, PendingJoin] = {}
         with self._lock:
             for name in wanted:

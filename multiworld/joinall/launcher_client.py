@@ -161,13 +161,20 @@ class LauncherClient:
             )
         return store
 
+    def following(self, plan: JoinPlan) -> JoinPlan:
+        """Return the plan of a world that finds the launcher's store also after that has moved."""
+        return replace(plan, present=self._address) if plan.served else plan
+
+    def _address(self) -> str:
+        client = self._reports.client
+        return "" if client is None else client.store
+
     def moved(self, store: Any, plan: JoinPlan) -> bool:
         """Whether the present store of a world is another than `store`."""
         return bool(self._present(plan) != store)
 
     def _present(self, plan: JoinPlan) -> Any:
-        client = self._reports.client
-        return client.store or plan.store if plan.served and client is not None else plan.store
+        return self._address() or plan.store if plan.served else plan.store
 
 
 def _refusal(value: str) -> MultiworldError:

@@ -376,7 +376,14 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
 
 
 def expire(
-    ledger: Ledger, number: int, me: str, request: JoinRequest, *, timeout: float, gone: int = 0
+    ledger: Ledger,
+    number: int,
+    me: str,
+    request: JoinRequest,
+    *,
+    timeout: float,
+    gone: int = 0,
+    held: str = "",
 ) -> Move:
     """Time the member's join out: close its attempt, or only withdraw where an active generation blocks it.
 
@@ -387,6 +394,7 @@ def expire(
         request: of the claim.
         timeout: of the join, seconds.
         gone: see `may_seal`.
+        held: see `refusals.awaited`.
     """
     state = claim_state(ledger, number, me, request)
     attempt, now = state.attempt, ledger.current
@@ -396,7 +404,7 @@ def expire(
         holder = now.at(request.slot)
         refusal = fenced(ledger, request) or refusals.held(now, request, holder, timeout)
         return Move(withdraw(ledger, attempt.number, me), attempt.number, refusal=refusal)
-    late = refusals.late(attempt, request, timeout, majority.elsewhere(ledger))
+    late = refusals.late(attempt, request, timeout, majority.elsewhere(ledger), held)
     return Move(fail(ledger, attempt.number, me, late), attempt.number, refusal=late)
 
 

@@ -1,5 +1,6 @@
 """Who may make the next generation where there may be two stores: a majority of the last one's members. Pure.
 
+A world of which nothing is known begins only where its store says that it may: others may know it elsewhere.
 A store that is a list of addresses may be served twice while its hosts do not reach each other. Of the
 members of one generation at most one part has a majority, so at most one part goes on.
 """
@@ -38,10 +39,12 @@ def may_follow(ledger: Ledger, dead: frozenset[str] = frozenset(), *, begins: bo
         begins: whether a world of which nothing is known may begin here.
     """
     waiting = ledger.waiting
-    if not ledger.listed or waiting is None:
+    if waiting is None:
         return True
     if ledger.current is None and ledger.before is None:
         return begins
+    if not ledger.listed:
+        return True
     votes = voters(ledger, dead)
     given = _given(ledger, votes)
     return not votes or 2 * sum(given) > len(given) or (2 * sum(given) == len(given) and given[0])

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Member
 
 __all__ = [
-    "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late", "mismatch",
-    "not_working", "replaced", "stale",
+    "MOVED", "abandoned", "awaited", "contested", "elsewhere", "error_of", "failure_from", "held", "late",
+    "mismatch", "not_working", "replaced", "stale",
 ]  # fmt: skip
+
+MOVED = "its store's server, which is new or does not see most of its hosts, to let it begin"
+"""What a world waits for that may not begin at the present server of a list."""
 
 _ANOTHER_RANK = "Give every process a rank of its own, or wait until the other one has closed the world"
 _KINDS = {
@@ -150,7 +153,7 @@ def not_working(request: JoinRequest) -> Failure:
     )
 
 
-def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) -> str:
+def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float, held: str = "") -> str:
     """Return a log line with the ranks that an open attempt waits for.
 
     Args:
@@ -158,19 +161,22 @@ def awaited(attempt: Attempt, request: JoinRequest, waited: float, left: float) 
         request: of the process that logs.
         waited: seconds since it began.
         left: seconds until its deadline.
+        held: what the world waits for that may not begin at its store yet; "" where it may.
     """
     missing, needed = attempt.missing, str(attempt.terms.size)
     what = _ranks(missing) if missing else "the end of the generation before"
     if request.assigned:
         needed = f"at least {attempt.terms.least}"
-        what = f"{len(missing)} more" if missing else "members that may still come"
+        what = f"{len(missing)} more" if missing else held or "members that may still come"
     return (
         f"{request.place} of world {request.world!r} waits for {what} ({len(attempt.claims)} of "
         f"{needed} members are there): {waited:.0f} s so far, {max(0.0, left):.0f} s are left"
     )
 
 
-def late(attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int = 0) -> Failure:
+def late(
+    attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int = 0, held: str = ""
+) -> Failure:
     """Return the failure of an attempt that was not complete, or not ready, in time.
 
     Args:
@@ -178,6 +184,7 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int 
         request: of the process whose time is up.
         timeout: seconds.
         elsewhere: how many members may go on without these, as a majority; 0 where that is not the reason.
+        held: as for `awaited`.
     """
     whose = f"the {timeout:.1f} s of {_small(request.place)} ({_who(request.member)})"
     size = attempt.size
@@ -201,6 +208,8 @@ def late(attempt: Attempt, request: JoinRequest, timeout: float, elsewhere: int 
             f"{elsewhere} members of the generation before neither came nor are gone for sure, and may go on "
             "at another server of the store"
         )
+    if held and not silent:
+        what = f"the world may work already, and its store is a new one: it waited for {held}"
     late = tuple(each for each in attempt.claims if each.rank in silent)
     known = f" ({_people(late)})" if late else f"; there: {_people(attempt.claims)}"
     if request.run:

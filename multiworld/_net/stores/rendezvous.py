@@ -85,6 +85,8 @@ class Rendezvous:
         last_call: where ranks are assigned, seconds for which members that may still come are waited for once
             there are enough.
         cancelled: polled from another thread; True gives up. Must not block.
+        held: returns what a world of which the store knows nothing waits for before it may begin there; ""
+            where it may. None: the store decides, if it is a list.
         clock: monotonic seconds.
         sleep: waits that many seconds.
         probe: which endpoints accept connections; see `answers`. Members listen at theirs while they live.
@@ -98,6 +100,7 @@ class Rendezvous:
         deadline: float,
         last_call: float = 30.0,
         cancelled: Callable[[], bool] = lambda: False,
+        held: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
@@ -105,7 +108,9 @@ class Rendezvous:
         self.request = request
         self._me = secrets.token_hex(8)
         self._record = WorldRecord(store, request.world, sleep, request.run, self._me)
-        self._may_begin: Callable[[], bool] = getattr(store, "may_begin", _always)
+        may_begin: Callable[[], bool] = getattr(store, "may_begin", _always)
+        self._held = held or (lambda: "" if may_begin() else refusals.MOVED)
+        self._held_for = ""
         self._deadline = deadline
         self._last_call = last_call
         self._enough_since: float | None = None
@@ -279,7 +284,9 @@ class Rendezvous:
                     self._record.beat(self.request.slot)
                 if now >= next_word:
                     next_word = now + (now - began)
-                    told = refusals.awaited(attempt, self.request, now - began, self._deadline - now)
+                    told = refusals.awaited(
+                        attempt, self.request, now - began, self._deadline - now, self._held_for
+                    )
                     _log.warning("%s", told)
             self._pause(news)
             if self._record.read():
@@ -343,8 +350,14 @@ class Rendezvous:
         """Close the attempt at its deadline and raise; return if it became active just before."""
         move = self._record.apply(
             lambda ledger: admission.expire(
-                ledger, self._number, self._me, self.request, timeout=self._timeout, gone=self._gone
-            )
+                ledger,
+                self._number,
+                self._me,
+                self.request,
+                timeout=self._timeout,
+                gone=self._gone,
+                held=self._held_for,
+            )  # fmt: skip
         )
         if move.refusal is not None:
             raise self._error(move.refusal)
@@ -450,8 +463,9 @@ class Rendezvous:
     def _begins(self) -> bool:
         """Whether the world may begin here; asked only where nothing is known of it."""
         ledger = self._record.ledger
-        new = ledger.listed and ledger.current is None and ledger.before is None
-        return not new or not self.request.assigned or self._may_begin()
+        new = self.request.assigned and ledger.current is None and ledger.before is None
+        self._held_for = self._held() if new else ""
+        return not self._held_for
 
     def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool, begins: bool) -> Ledger:
         left = admission.drop(ledger, self._number, self._me, gone)

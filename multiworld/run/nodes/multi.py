@@ -30,10 +30,12 @@ from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTake
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, newest_membership
+from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
+from multiworld.run.nodes.working_worlds import WorkingWorlds
 from multiworld.run.nodes.world_store import WorldStore
 
 if TYPE_CHECKING:
@@ -105,7 +107,11 @@ class MultiNode(Nodes):
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
         self._inbox: queue.SimpleQueue[PeerSignal | Agreed | str] = queue.SimpleQueue()
-        self._links = PeerLinks(spec.hang_timeout, self._inbox.put, told_snapshot.ToldSnapshot(snapshot))
+        self._working = WorkingWorlds(plan)
+        bus.subscribe(self._working.hear)
+        told = told_snapshot.ToldSnapshot(lambda: {**snapshot(), SAID: self._says()})
+        self._links = PeerLinks(spec.hang_timeout, self._inbox.put, told)
+        self._beginnings = Beginnings(self._working.names, self._says, self._told)
         # Whether the store can arbitrate between nodes that have lost each other: c10d's is on one of them.
         self._outside = handler.get_backend() not in {"c10d", "static"}
         self._rendezvous = BackgroundRendezvous(handler, self._agree, self._inbox.put, returns=self._outside)
@@ -138,8 +144,18 @@ class MultiNode(Nodes):
 
     def snapshots(self, timeout: float) -> list[dict[str, Any]]:
         """See `Nodes.snapshots`."""
+        found = [{key: value for key, value in each.items() if key != SAID} for each in self._told(timeout)]
+        return [each for each in found if each]
+
+    def _told(self, timeout: float) -> list[dict[str, Any]]:
         found = map(told_snapshot.decode, self._links.ask(timeout))
         return [each for each in found if each]
+
+    def _says(self) -> dict[str, Any]:
+        """Return what `Beginnings` on another node has to know of this one; in any thread."""
+        assignment = self._assignment  # first: what is said after it is younger than what it is said to know
+        store = "" if assignment is None else assignment.store
+        return {"node": self._links.me, "store": store, "members": self._working.members()}
 
     def settle(self, info: RendezvousInfo) -> Assignment:
         """See `Nodes.settle`."""
@@ -205,6 +221,7 @@ class MultiNode(Nodes):
         self._links.settle(time.monotonic() + (_TELLS if tells else 1.0))
         if failed:
             self._links.fail()
+        self._beginnings.close()
         self._links.close(time.monotonic() + 1.5)
         if self._worldstore is not None:
             self._worldstore.close()
@@ -220,6 +237,7 @@ class MultiNode(Nodes):
         address = reachable_address(spec.endpoint, spec.local_addr)
         endpoint = self._links.listen(address)
         self._worldstore = WorldStore(address)
+        self._beginnings.hold(self._worldstore)
         self._node = slots.Node(
             id=self._links.me,
             host=socket.gethostname(),
@@ -482,6 +500,7 @@ class MultiNode(Nodes):
         for node in membership.nodes:
             if node.id != me and known.get(node.id) != node.since:
                 self._emit(NodeJoined(time.time(), node.host, membership.slot_of(node.id)))
+        self._beginnings.follow(membership, me)
         assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
             self._emit(SlotTaken(time.time(), assignment.slot, assignment.nodes))

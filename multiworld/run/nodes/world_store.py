@@ -6,12 +6,22 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import time
+from typing import TYPE_CHECKING
 
 from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.held_worlds import key_of
 from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.run.errors import RunError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["WorldStore"]
+
+_ANSWER = 5.0
+"""Seconds that the server has to answer this process; it takes milliseconds."""
 
 
 class WorldStore:
@@ -33,8 +43,9 @@ class WorldStore:
 
     def __init__(self, host: str) -> None:
         self._server: StoreServer | None = None
+        self._client: TcpClient | None = None
         try:
-            self._server = _listen(host)
+            self._server, self._at = _listen(host)
         except OSError as exc:
             raise RunError(
                 f"the store for worlds cannot be served at {host!r}: {exc.strerror or exc}",
@@ -43,22 +54,55 @@ class WorldStore:
             ) from exc
         self.address = str(StoreAddress("tcp", host=host, port=self._server.port))
 
+    def hold(self, world: str, reason: str) -> None:
+        """Let no world of this name begin here, unless members bring it; `reason`: what newcomers wait for.
+
+        Raises:
+            OSError: the server does not answer; as `release`.
+        """
+
+        def ask(client: TcpClient, deadline: float) -> None:
+            client.set(key_of(world), reason.encode(), deadline=deadline)
+            client.ping(deadline=deadline)
+
+        self._call(ask)
+
+    def release(self, world: str) -> None:
+        """Let a world begin here that was held."""
+        self._call(lambda client, deadline: client.delete(key_of(world), deadline=deadline))
+
+    def _call(self, ask: Callable[[TcpClient, float], object]) -> None:
+        deadline = time.monotonic() + _ANSWER
+        if self._client is None:
+            self._client = TcpClient.connect(*self._at, deadline=deadline)
+        try:
+            ask(self._client, deadline)
+        except OSError:
+            self._client.close()  # the next call makes another connection
+            self._client = None
+            raise
+
     def close(self) -> None:
         """End it. Active worlds go on; a join looks for the store again. Harmless when repeated."""
+        if self._client is not None:
+            self._client.close()
         if self._server is not None:
             self._server.close()
             self._server = None
 
 
-def _listen(host: str) -> StoreServer:
+def _listen(host: str) -> tuple[StoreServer, tuple[int, tuple[str, int]]]:
+    """Return the server, and the family and address where this process reaches it."""
     targets = _targets(host)
     for number, (family, address) in enumerate(targets, 1):
         try:
-            return _serve_anywhere(family, address)
+            server = _serve_anywhere(family, address)
         except OSError as exc:  # noqa: PERF203  (two addresses)
             # Behind NAT the public address is not an address of this host.
             if exc.errno != errno.EADDRNOTAVAIL or number == len(targets):
                 raise
+        else:
+            return server, (family, (address, server.port))
     raise OSError(errno.EADDRNOTAVAIL, "it has no address")
 
 

@@ -1,0 +1,178 @@
+"""Worlds of a range at the launcher's store: the node that serves it leaves, and another one comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from runkit import launched
+
+pytestmark = pytest.mark.timeout(300)
+
+FILE = """
+[roles]
+hub = 1
+worker = "1:3"
+
+[worlds.fleet]
+members = ["worker:*"]
+last_call = 2
+timeout = {timeout}
+hang_timeout = 30
+"""
+
+SCRIPT = """
+import os
+import torch, multiworld as mw
+
+class Count:
+    steps = torch.zeros(1)
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+def said(name):
+    return os.path.exists(os.environ["M8D_RUNKIT_TOLD"] + "." + name)
+
+def join():
+    while True:
+        try:
+            return mw.join_all(state={"fleet": count})["fleet"]
+        except mw.JoinTimeoutError as late:
+            tell("late", text=str(late))
+
+if os.environ["ROLE_NAME"] == "hub":
+    tell("hub")
+    hold("go")
+    raise SystemExit
+count, known = Count(), 0
+world = join()
+while world.state is not mw.State.CLOSED:
+    if known != world.generation:
+        known = world.generation
+        tell("in", size=world.world_size, seats=world.seats, generation=known, steps=count.steps.item())
+    try:
+        ones = torch.tensor([1.0, said("go")])
+        world.all_reduce(ones)
+        assert int(ones[0]) == world.world_size
+        if ones[1]:
+            break
+        count.steps = count.steps + 1
+        if not sys.argv[1:] or said("on"):
+            world.advance()
+    except mw.BrokenWorldException as broken:
+        tell("broken", cause=str(broken.cause))
+        join()
+    time.sleep(0.02)
+tell("left" if world.state is mw.State.CLOSED else "done")
+"""
+
+
+class Nodes(contextlib.ExitStack):
+    """Launchers of one run; their rendezvous is in this process, which none of them takes along."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+
+    def start(self, number, *args, timeout=120):
+        """Start the node at 127.0.0.`number`; of those that meet at first, the lowest has the hub and the store."""
+        folder = self._folder / str(number)
+        folder.mkdir()
+        (folder / "worlds.toml").write_text(FILE.format(timeout=timeout))
+        options = [
+            "--worlds", str(folder / "worlds.toml"), "--nproc-per-node", "1", "--nnodes", "1:4", "--rdzv-id", "moved",
+            "--rdzv-endpoint", f"127.0.0.1:{self._store.port}", "--rdzv-conf", "is_host=0,last_call_timeout=3",
+            "--local-addr", f"127.0.0.{number}", "--node-hang-timeout", "30", "--drain", "60", "--max-restarts", "1",
+        ]  # fmt: skip
+        return self.enter_context(launched(folder, SCRIPT, *args, options=options))
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    with Nodes(tmp_path) as every:
+        yield every
+
+
+def last(run):
+    return next(iter(reversed(run.told("in"))), {})
+
+
+def together(size, *runs):
+    for run in runs:
+        run.wait_for(lambda: last(run).get("size") == size, f"{size} members")  # noqa: B023
+    assert len({last(run).generation for run in runs}) == 1
+    assert len({tuple(last(run).seats) for run in runs}) == 1
+
+
+def ended(*runs):
+    for run in runs:
+        run.say()
+    for run in runs:
+        run.ended()
+        assert run.leftovers() == []
+
+
+def by_sigterm(first):
+    first.signal(signal.SIGTERM)
+    assert first.ended() == 128 + signal.SIGTERM
+
+
+def by_sigkill(first):
+    first.signal(signal.SIGKILL)
+    first.ended()
+
+
+@pytest.mark.parametrize("leaves", [by_sigterm, by_sigkill])
+def test_a_newcomer_comes_to_the_world_whose_store_has_left(nodes, leaves):
+    first, second = nodes.start(2), nodes.start(3)
+    first.wait_told("hub")
+    together(1, second)
+    leaves(first)
+    third = nodes.start(4)
+    together(2, second, third)
+    assert third.told("in")[0].steps > 0
+    assert third.told("in")[0].generation == 2
+    assert second.told("broken") == third.told("broken") == []
+    ended(second, third)
+
+
+def test_a_newcomer_waits_for_members_that_have_not_told_the_new_store(nodes):
+    first, second = nodes.start(2), nodes.start(3, "quiet")
+    first.wait_told("hub")
+    together(1, second)
+    by_sigterm(first)
+    third = nodes.start(4, timeout=8)
+    (late,) = third.wait_told("late")[:1]
+    assert (
+        "the world may work already, and its store is a new one: it waited for worker 1, a member of it"
+        in late.text
+    )
+    third.wait_line("waits for worker 1, a member of it, to tell the run's new store of it")
+    assert third.told("in") == []
+    second.say("on")
+    together(2, second, third)
+    assert third.told("in")[0].steps > 0
+    ended(second, third)
+
+
+def test_a_world_that_works_nowhere_begins_at_a_store_that_has_moved(nodes):
+    first, second = nodes.start(2), nodes.start(3, "quiet")
+    first.wait_told("hub")
+    together(1, second)
+    by_sigterm(first)
+    third = nodes.start(4)
+    third.wait_line("world=fleet state=joining")
+    os.kill(last(second).pid, signal.SIGKILL)
+    second.say("on")
+    together(2, second, third)
+    assert {each.steps for each in third.told("in")[:1]} <= {0.0} or last(third).generation > 1
+    ended(second, third)
