@@ -357,7 +357,7 @@ class Rendezvous:
                 timeout=self._timeout,
                 gone=self._gone,
                 held=self._held_for,
-            )  # fmt: skip
+            )
         )
         if move.refusal is not None:
             raise self._error(move.refusal)
