@@ -126,6 +126,7 @@ def refused(me, size, environ):
 
     calls = {
         "ddp": lambda: DistributedDataParallel(torch.nn.Linear(2, 2)),
+        "elastic ddp": lambda: DistributedDataParallel(torch.nn.Linear(2, 2), process_group=w.elastic_group),
         "monitored": dist.monitored_barrier,
         "other": lambda: dist.new_group(backend="fake"),
         "bool": lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool)),

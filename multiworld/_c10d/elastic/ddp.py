@@ -23,6 +23,8 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._c10d.gloo import lane_only
+from multiworld._c10d.routing.state import owner_of
 from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def _following(original: Any) -> Any:
             _require_supported(model)
             model.process_group = group.generation().pg
             model.forward = _Follower(model, group)
+        _require_connections(model)
         original(model, *args, **kwargs)
 
     return ddp_init_helper
@@ -92,6 +95,14 @@ def _require_supported(model: Any) -> None:
         _refuse("apply_optimizer_in_backward")
     # Of a built-in hook no one knows afterwards that it was registered.
     model._register_builtin_comm_hook = lambda *_args, **_kwargs: _refuse("a built-in communication hook")
+
+
+def _require_connections(model: Any) -> None:
+    """Raise for a model of a secure world: the reducer is C++, and takes any backend of that name for gloo."""
+    group = model.process_group
+    if any(lane_only.is_stand_in(group._get_backend(device)) for device in group._device_types):
+        owner = owner_of(group)
+        raise lane_only.refusal("" if owner is None else owner.name, "DistributedDataParallel goes over gloo")
 
 
 def _refuse(what: str) -> NoReturn:
