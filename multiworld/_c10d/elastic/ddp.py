@@ -98,7 +98,7 @@ def _require_supported(model: Any) -> None:
 
 
 def _require_connections(model: Any) -> None:
-    """Raise for a model of a secure world: the reducer is C++, and takes any backend of that name for gloo."""
+    """Raise for a model of a secure world: C++ would take the backend in gloo's place for gloo's own."""
     group = model.process_group
     if any(lane_only.is_stand_in(group._get_backend(device)) for device in group._device_types):
         owner = owner_of(group)
