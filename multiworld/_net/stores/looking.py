@@ -45,7 +45,7 @@ class Addresses:
     def __init__(self, every: tuple[StoreAddress, ...], credentials: Credentials | None = None) -> None:
         self.all = every
         self._credentials = credentials
-        self._foreign: dict[int, str] = {}  # why, as last seen
+        self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
     def look(
@@ -100,7 +100,7 @@ class Addresses:
         """Return what was found, for a message."""
         return ", ".join(
             f"{address.host}:{address.port} {each.look.value}"
-            + (f" ({self._foreign[at]})" if each.look is Look.FOREIGN and at in self._foreign else "")
+            + (f" ({self._why[at]})" if at in self._why else "")
             for at, (address, each) in enumerate(zip(self.all, found, strict=True))
         )
 
@@ -108,11 +108,13 @@ class Addresses:
         self, at: int, family: int, to: tuple[str, int], deadline: float
     ) -> tuple[Found, TcpClient | None]:
         """Ask what accepts connections there what it is."""
+        self._why.pop(at, None)
         try:
             client = TcpClient.connect_as(self._credentials, family, to, deadline=deadline)
         except NotAStoreError as error:
             silent = isinstance(error.__cause__, TimeoutError)
-            self._foreign[at] = str(error)
+            if error.next_step:
+                self._why[at] = str(error)
             return Found(Look.SILENT if silent else Look.FOREIGN), None
         except ConnectionRefusedError:
             return Found(Look.FREE), None

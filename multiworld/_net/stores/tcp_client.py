@@ -267,8 +267,12 @@ def _no_store(error: OSError, client: TcpClient | None, credentials: Credentials
                 "Set M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA for this process; see docs/security.md",
             )
         return NotAStoreError(f"what listens there does not answer as a TCPStore ({error})")
-    if isinstance(cause, TimeoutError):
-        return NotAStoreError(f"what listens there does not answer as a TCPStore over TLS ({error})")
+    if client is None and isinstance(cause, TimeoutError):  # torch's server says nothing to TLS
+        return NotAStoreError(
+            "what listens there does not answer over TLS: it stands still, or does not speak TLS, and this "
+            "process is in secure mode",
+            "See that the process that serves the store runs, with M8D_TLS_CERT, M8D_TLS_KEY and M8D_TLS_CA",
+        )
     if isinstance(cause, ssl.SSLCertVerificationError):
         return NotAStoreError(
             f"the certificate of the store there is refused ({cause.verify_message})",
