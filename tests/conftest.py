@@ -36,6 +36,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--soak", type=float, default=15.0, help="seconds that each soak test lasts (default: 15)"
     )
+    parser.addoption("--seed", type=int, help="of the fuzz tests: what an earlier run has said it used")
     parser.addoption("--parts", action="store_true", help="say which part runs, and how long it will take")
     parser.addoption(
         "--record-seconds", metavar="FILE", help="write what tests take to FILE (tests/seconds.json)"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 
 pytest.importorskip("torch", reason="the contract battery needs torch (nox -s tests installs it)")
@@ -26,6 +29,13 @@ def cast():
 def soak_seconds(request) -> float:
     """How long a soak lasts: ``--soak``."""
     return request.config.getoption("--soak")
+
+
+@pytest.fixture
+def seed(request) -> int:
+    """``--seed``, or in CI the same each time, or a new one."""
+    given = request.config.getoption("--seed")
+    return given if given is not None else 1 if "CI" in os.environ else random.getrandbits(32)
 
 
 # -- states over lanes of this process ------------------------------------------------------------------------

@@ -147,6 +147,12 @@ def named(found: Iterable[Listener], known: Mapping[int | str, str]) -> dict[Lis
     return {each: _kind(each, known, helpers, lanes) for each in found}
 
 
+def lanes(pid: int) -> dict[Listener, str]:
+    """What listens for lanes now in the network of a process, quickly: whose it is, is not looked up."""
+    bound = [Listener(*each, frozenset({pid})) for each in _bound(pid).values()]
+    return {each: kind for each, kind in named(bound, {}).items() if kind.startswith("lane")}
+
+
 def _kind(each: Listener, known: Mapping[int | str, str], helpers: set[object], lanes: set[int]) -> str:
     if isinstance(each.address, str):
         if each.address.startswith("@m8d-lane-"):

@@ -257,6 +257,8 @@ class Parser:
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes, in order; those before a fault are still returned."""
         frames: list[Frame] = []
+        if self.error is not None:
+            return frames
         self._buffer += data
         while self.error is None and len(self._buffer) >= _HEADER.size:
             magic, version, code, length = _HEADER.unpack_from(self._buffer)
