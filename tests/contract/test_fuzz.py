@@ -1,13 +1,14 @@
 """Attacks on every port of a run, by what its own clients say, broken: worlds go on as if nothing were.
 
-`--soak SECONDS` makes it long (nox -s soak: 300 s), `--seed N` says again what an earlier run has said. Secure mode is one
-more way to connect.
+`--soak SECONDS` makes it long (nox -s soak: 300 s), `--seed N` says again what an earlier run has said. In secure mode
+strangers come with TLS, without a certificate, and without.
 """
 
 from __future__ import annotations
 
 import operator
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -19,8 +20,9 @@ from re import search
 import pytest
 from kits import portkit
 from kits.fuzzkit import Facts, Fuzzer
-from runkit import Run, launched
-from test_listening_ports import Scene, told
+from runkit import Run, Told, launched
+from test_listening_ports import Scene, certificate, scripts, told, with_tls
+from worldkit import free_port
 
 pytestmark = [pytest.mark.everyday, pytest.mark.soak, pytest.mark.timeout(1800)]
 
@@ -50,9 +52,10 @@ WORKER = """
 import threading, torch, multiworld as mw
 from multiworld._c10d.gloo import listeners
 
-(world,) = mw.join_all().values()
-assert world.group is not None  # made now: gloo's ports are there as well
-metrics = mw.serve_metrics()
+secure = "M8D_TLS_CERT" in _os.environ
+world = mw.join("WORLD", _rank, SIZE, store=sys.argv[1], timeout=60) if secure else mw.join_all()["WORLD"]
+assert secure or world.group is not None  # made now: gloo's ports are there as well
+metrics = None if secure else mw.serve_metrics()
 slowest, rounds, over = [0.0], [0], threading.Event()
 
 def work():
@@ -84,7 +87,7 @@ worker.start()
 for number in range(3):
     join(number)
 gen = world._gen
-tell("up", gloo=[port for _, port in listeners._known], metrics=[metrics.port], store=int(world._plan.store.rpartition(":")[2]),
+tell("up", gloo=[port for _, port in listeners._known], metrics=[metrics.port] if metrics else [], store=int(world._plan.store.rpartition(":")[2]),
      processes=[each.process for each in world.members], key=gen.roster.key, token=gen.roster.token.hex())
 hold("attack")
 slowest[0], joined, ends = 0.0, 0, False
@@ -99,7 +102,7 @@ over.set()
 worker.join(60)
 looked("done", joined)
 world.all_reduce(torch.ones(1))  # no member leaves before all have looked
-"""
+""".replace("WORLD", WORLD).replace("SIZE", str(SIZE))
 
 
 def resources(pids: set[int]) -> dict[int, tuple[int, int]]:
@@ -136,9 +139,6 @@ def steady(pids: set[int], seconds: float = 1.5) -> dict[int, tuple[int, int]]:
     return now
 
 
-CONNECTS = {"plainly": lambda listener: portkit.plain(listener, timeout=0.02)}
-
-
 @pytest.fixture
 def home():
     """A folder with a short name: a unix socket's path is short."""
@@ -147,63 +147,103 @@ def home():
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("connect", CONNECTS.values(), ids=CONNECTS)
-def test_worlds_go_on_under_attacks_at_every_port(tmp_path, home, request, seed, connect):
-    seconds = request.config.getoption("--soak")
-    seconds = seconds if seconds >= 60 else SHORT
+@pytest.fixture
+def seconds(request) -> float:
+    """How long the attack lasts."""
+    asked = request.config.getoption("--soak")
+    return asked if asked >= 60 else SHORT
+
+
+def soon(listener: portkit.Listener) -> socket.socket:
+    """Connect, and do not wait for ports that look filtered."""
+    return portkit.plain(listener, timeout=0.02)
+
+
+def test_worlds_go_on_under_attacks_at_every_port(tmp_path, home, seed, seconds):
     (tmp_path / "worlds.toml").write_text(WORLDS)
     options = ["--web", "127.0.0.1:0", "--worlds", str(tmp_path / "worlds.toml")]
     with launched(tmp_path, WORKER, options=options, env={"XDG_RUNTIME_DIR": home}) as run:
-        heard_of(run, "up", seed)
-        one = run.told("up")[0]
+        one = heard_of([run], "up", seed)[0]
         page = int(search(r":(\d+)/\?token", run.wait_line("page: http")[0])[1])
         known = {page: "page", one.store: "store", **told([run], "gloo", "metrics")}
-        scene = Scene(
-            [run], known, {"store", "watchdog", "helper", "gloo", "metrics", "page", "control", "rendezvous"}
-        )
-        assert set(scene.standing().values()) >= scene.kinds
-        pids = set(portkit.children(run.pid))
-        before, sizes = steady(pids), {pid: memory(pid) for pid in pids}
-
-        run.say("attack")
-        facts = Facts(one.key, tuple(one.processes), bytes.fromhex(one.token))
-        # Lanes listen for milliseconds: that takes a thread which looks for nothing else.
-        fuzzers = [
-            Fuzzer(seed, scene.listeners, facts, connect),
-            Fuzzer(seed + 1, lambda: portkit.lanes(run.pid), facts, connect),
-        ]
-        attack(fuzzers, seconds)
-        run.say("calm")
-        heard_of(run, "calm", seed)
-        until(BACK, lambda: not more(before, resources(pids)))
-        stayed, grown = (
-            more(before, resources(pids)),
-            {pid: memory(pid) - size for pid, size in sizes.items()},
-        )
-        assert portkit.children(run.pid) == pids, f"--seed {seed}\n{run.report()}"
-        run.say()
-        assert run.ended() == 0, f"--seed {seed}\n{run.report()}"
-
-        looked = [each for name in ("looked", "calm", "done") for each in run.told(name)]
-        worst, calls = max(each.gap for each in looked), sum((each.calls for each in fuzzers), Counter())
-        print(  # noqa: T201  (what a soak measured)
-            f"--seed {seed}, {seconds:.0f} s: calls {dict(calls)}, answers in bytes"
-            f" {dict(sum((each.heard for each in fuzzers), Counter()))}, {looked[-1].joined} joins,"
-            f" {looked[-1].rounds} operations, longest gap {worst:.3f} s, growth {max(grown.values()) >> 10} KiB"
-        )
-        assert {each.state for each in looked} == {"active"}, f"--seed {seed}"
-        assert looked[-1].joined > 1, f"--seed {seed}: no world could be joined meanwhile"
-        assert worst < GAP, f"--seed {seed}"
-        assert not stayed, f"--seed {seed}: sockets and threads that stayed: {stayed} beyond {before}"
-        assert max(grown.values()) < GROWTH, f"--seed {seed}: {grown}"
-        missed = scene.kinds - {"gloo", *calls}  # gloo's ports look filtered
-        assert not missed, f"--seed {seed}"
+        kinds = {"store", "watchdog", "helper", "gloo", "metrics", "page", "control", "rendezvous"}
+        besiege(Scene([run], known, kinds), soon, seed, seconds)
 
 
-def heard_of(run: Run, name: str, seed: int) -> None:
-    """Wait until all workers have told it, or the run has ended."""
-    run.wait_for(lambda: len(run.told(name)) == SIZE or run.process.poll() is not None, name)
-    assert len(run.told(name)) == SIZE, f"--seed {seed}\n{run.report()}"
+@pytest.mark.parametrize("connect", [soon, with_tls], ids=["without TLS", "with TLS"])
+def test_secure_worlds_go_on_under_attacks_without_a_certificate(tmp_path, seed, seconds, connect):
+    store = free_port()
+    where = f"tcp://127.0.0.1:{store}"
+    with scripts(tmp_path, WORKER, where, env=certificate(tmp_path), size=SIZE) as runs:
+        heard_of(runs, "up", seed)
+        besiege(Scene(runs, {store: "store"}, {"store", "watchdog", "helper"}), connect, seed, seconds)
+
+
+def besiege(scene: Scene, connect: portkit.Connect, seed: int, seconds: float) -> None:
+    """Attack, see that worlds work meanwhile, and that all is as before afterwards."""
+    runs = scene.runs
+    assert set(scene.standing().values()) >= scene.kinds
+    # Each worker has a program that answers for it, which starts a moment after a join.
+    programs = lambda: sum(portkit.helps(pid) for pid in processes(runs))  # noqa: E731
+    assert until(30, lambda: programs() == SIZE)
+    pids = processes(runs)
+    before, sizes = steady(pids), {pid: memory(pid) for pid in pids}
+    say(runs, "attack")
+    one = next(each for run in runs for each in run.told("up"))
+    facts = Facts(one.key, tuple(one.processes), bytes.fromhex(one.token))
+    # Lanes listen for milliseconds: that takes a thread which looks for nothing else.
+    fuzzers = [
+        Fuzzer(seed, scene.listeners, facts, connect),
+        Fuzzer(seed + 1, lambda: portkit.lanes(runs[0].pid), facts, connect),
+    ]
+    attack(fuzzers, seconds)
+    say(runs, "calm")
+    looked = heard_of(runs, "calm", seed)
+    until(BACK, lambda: not more(before, resources(pids)))
+    stayed, grown = more(before, resources(pids)), {pid: memory(pid) - size for pid, size in sizes.items()}
+    report = "\n".join(run.report() for run in runs)
+    assert processes(runs) == pids, f"--seed {seed}\n{report}"
+    say(runs, "go")
+    assert [run.ended() for run in runs] == [0] * len(runs), f"--seed {seed}\n{report}"
+
+    looked += [each for name in ("looked", "done") for run in runs for each in run.told(name)]
+    worst, calls = max(each.gap for each in looked), sum((each.calls for each in fuzzers), Counter())
+    heard = sum((each.heard for each in fuzzers), Counter())
+    print(  # noqa: T201  (what a soak measured)
+        f"--seed {seed}, {seconds:.0f} s: calls {dict(calls)}, answers in bytes"
+        f" {dict(heard)}, {looked[-1].joined} joins,"
+        f" {looked[-1].rounds} operations, longest gap {worst:.3f} s, growth {max(grown.values()) >> 10} KiB"
+    )
+    assert {each.state for each in looked} == {"active"}, f"--seed {seed}"
+    assert looked[-1].joined > 1, f"--seed {seed}: no world could be joined meanwhile"
+    assert worst < GAP, f"--seed {seed}"
+    assert not stayed, f"--seed {seed}: sockets and threads that stayed: {stayed} beyond {before}"
+    assert max(grown.values()) < GROWTH, f"--seed {seed}: {grown}"
+    assert connect is not with_tls or not +heard, f"--seed {seed}: {heard} came back inside TLS"
+    missed = scene.kinds - {"gloo", *calls}  # gloo's ports look filtered
+    assert not missed or connect is with_tls, f"--seed {seed}"
+
+
+def processes(runs: list[Run]) -> set[int]:
+    return {pid for run in runs for pid in portkit.children(run.pid)}
+
+
+def say(runs: list[Run], name: str) -> None:
+    for run in runs:
+        run.say(name)
+
+
+def heard_of(runs: list[Run], name: str, seed: int) -> list[Told]:
+    """Wait until all workers have told it, or one has ended; return what they told."""
+
+    def heard() -> list[Told]:
+        return [each for run in runs for each in run.told(name)]
+
+    over = lambda: any(run.process.poll() is not None for run in runs)  # noqa: E731
+    runs[0].wait_for(lambda: len(heard()) == SIZE or over(), name)
+    report = "\n".join(run.report() for run in runs)
+    assert len(heard()) == SIZE, f"--seed {seed}\n{report}"
+    return heard()
 
 
 def attack(fuzzers: list[Fuzzer], seconds: float) -> None:

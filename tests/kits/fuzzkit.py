@@ -327,7 +327,9 @@ class Fuzzer:
             self._send(made, 1 if slow else len(data))
             with contextlib.suppress(OSError):
                 if half:
-                    sock.shutdown(socket.SHUT_WR)
+                    socket.socket.shutdown(
+                        sock, socket.SHUT_WR
+                    )  # of the connection: a TLS one would end its TLS
                 if reset and listener.family != socket.AF_UNIX:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if reset or listener.type == socket.SOCK_DGRAM:

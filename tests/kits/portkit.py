@@ -168,7 +168,12 @@ def _kind(each: Listener, known: Mapping[int | str, str], helpers: set[object], 
 
 
 def _is_helper(each: Listener) -> bool:
-    return any(_HELPER in _read(pid, "cmdline") for pid in each.pids)
+    return any(helps(pid) for pid in each.pids)
+
+
+def helps(pid: int) -> bool:
+    """Whether a process is the helper of another."""
+    return _HELPER in _read(pid, "cmdline")
 
 
 def plain(listener: Listener, timeout: float = 2.0) -> socket.socket:

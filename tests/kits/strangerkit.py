@@ -117,8 +117,8 @@ def visit(
             elif manner == "first bytes":
                 sock.sendall(first_bytes(kind, listener, names))
         sock.settimeout(LOOK)
-        until = began + (SPEAKS if most is None else most + MARGIN)
         datagrams, taken = listener.type == socket.SOCK_DGRAM, False
+        until = began + (SPEAKS if datagrams or most is None else most + MARGIN)
         while time.monotonic() < until and made.dropped is None:
             ended = _hear(sock, made)
             has = listener.family == socket.AF_UNIX or held(listener, sock)
@@ -147,7 +147,7 @@ def _hear(sock: socket.socket, made: Visit) -> bool:
 def _readable(sock: socket.socket) -> bool:
     try:
         return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:
+    except (OSError, ValueError):  # nothing; and over TLS there is no looking ahead
         return False
 
 
