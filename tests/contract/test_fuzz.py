@@ -20,8 +20,8 @@ from re import search
 import pytest
 from kits import portkit
 from kits.fuzzkit import Facts, Fuzzer
+from portscenes import Scene, certificate, scripts, told, with_tls
 from runkit import Run, Told, launched
-from test_listening_ports import Scene, certificate, scripts, told, with_tls
 from worldkit import free_port
 
 pytestmark = [pytest.mark.everyday, pytest.mark.soak, pytest.mark.timeout(1800)]
