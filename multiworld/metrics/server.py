@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import ssl
 import threading
 import weakref
 from http import HTTPStatus
@@ -12,6 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+from multiworld._net.listen_address import DEFAULT, host_and_port
+from multiworld._net.tls.credentials import current
+from multiworld._net.tls.session import RefusedError
+from multiworld._net.tls.visitors import HANDSHAKE, is_peer
 from multiworld.errors import MultiworldError
 from multiworld.logs.source import logger
 from multiworld.metrics import health
@@ -20,6 +25,7 @@ from multiworld.metrics.recorder import recorder
 from multiworld.metrics.text import exposition
 
 if TYPE_CHECKING:
+    from multiworld._net.tls.credentials import Credentials
     from multiworld.metrics.health import Health
 
 __all__ = ["CLIENTS", "MetricsServer", "serve_metrics"]
@@ -29,6 +35,7 @@ CLIENTS = 16
 
 _PATIENCE = 5.0  # seconds that a client may take to say what it wants
 _TEXT = "text/plain; charset=utf-8"
+_NO_CERTIFICATE = b"/metrics needs a client certificate of this process's job; /live and /ready need none\n"
 
 _log = logger(__name__)
 
@@ -38,14 +45,15 @@ class MetricsServer:
 
     Attributes:
         host, port: where it listens.
-        url: of its root, ``"http://127.0.0.1:9400/"``.
+        url: of its root, ``"http://127.0.0.1:9400/"``; https in secure mode.
     """
 
     def __init__(self, server: _Server) -> None:
         self._server = server
         self.host, self.port = server.server_name, server.server_port
         name = f"[{self.host}]" if ":" in self.host else self.host
-        self.url = f"http://{name}:{self.port}/"
+        scheme = "http" if server.credentials is None else "https"
+        self.url = f"{scheme}://{name}:{self.port}/"
         self._thread = threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.5}, name="m8d-metrics", daemon=True
         )
@@ -65,23 +73,26 @@ class MetricsServer:
         self.close()
 
 
-def serve_metrics(address: str = "127.0.0.1:0") -> MetricsServer:
+def serve_metrics(address: str = DEFAULT) -> MetricsServer:
     """Serve this process's numbers at ``/metrics``, and answers to probes at ``/live`` and ``/ready``.
 
     Call it before the first join: events count from here on. Who reaches the address reads names of worlds,
-    causes and counts, without a password: `docs/metrics.md` says what to put before it.
+    causes and counts, without a password. In secure mode (``M8D_TLS_CERT``) it is HTTPS, and ``/metrics``
+    needs a client certificate of the job.
 
     Args:
         address: ``"HOST:PORT"``, ``"[::]:9400"`` for IPv6; port 0: any that is free.
 
     Raises:
-        MultiworldError: prometheus_client is not installed, or the address is none, or is in use.
+        MultiworldError: prometheus_client is not installed, the address is none, or is in use, or a file of
+            ``M8D_TLS_*`` cannot be used.
     """
     client()
+    credentials = current()
+    host, port = host_and_port(address)
     try:
-        host, port = _parsed(address)
-        server = _Server(host, port)
-    except (OSError, ValueError, OverflowError) as error:
+        server = _Server(host, port, credentials)
+    except (OSError, UnicodeError) as error:  # a name of too long parts is no text for the resolver
         raise MultiworldError(
             f"address={address!r}: {error}",
             rule="It is HOST:PORT of this host, where no other process listens",
@@ -91,19 +102,13 @@ def serve_metrics(address: str = "127.0.0.1:0") -> MetricsServer:
     return MetricsServer(server)
 
 
-def _parsed(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or (":" in host) is not (host[:1] == "[" and host[-1:] == "]"):
-        raise ValueError("not HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, credentials: Credentials | None) -> None:
+        self.credentials = credentials
         self._free = threading.BoundedSemaphore(CLIENTS)
         if ":" in host:
             self.address_family = socket.AF_INET6
@@ -130,9 +135,14 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer."""
+        """Answer, in secure mode after the handshake."""
         try:
+            if self.credentials is not None:
+                request = _secured(request, self.credentials)
             super().process_request_thread(request, client_address)
+        except OSError:  # of the handshake
+            self.handle_error(request, client_address)
+            self.shutdown_request(request)
         finally:
             self._free.release()
 
@@ -145,9 +155,16 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
     server_version, sys_version = "multiworld", ""
 
+    @property
+    def _trusted(self) -> bool:
+        """Whether the client may read names: in secure mode it needs a certificate for that."""
+        return not isinstance(self.connection, ssl.SSLSocket) or bool(self.connection.getpeercert())
+
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        if url.path == "/metrics":
+        if url.path == "/metrics" and not self._trusted:
+            self._answer(HTTPStatus.FORBIDDEN, _NO_CERTIFICATE, _TEXT)
+        elif url.path == "/metrics":
             self._answer(*_numbers(self.headers.get("Accept")))
         elif url.path == "/live":
             self._tell(health.live())
@@ -160,7 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tell(self, found: Health) -> None:
         status = HTTPStatus.OK if found.ok else HTTPStatus.SERVICE_UNAVAILABLE
-        self._answer(status, f"{found.text}\n".encode(), _TEXT)
+        text = found.text if self._trusted else ("ok" if found.ok else "no")
+        self._answer(status, f"{text}\n".encode(), _TEXT)
 
     def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
@@ -173,6 +191,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (http.server's name)
         _log.debug(format, *args)
+
+
+def _secured(connection: socket.socket, credentials: Credentials) -> ssl.SSLSocket:
+    """Shake hands with a client; `connection` belongs to what is returned.
+
+    Raises:
+        OSError: it does not speak TLS, takes too long, or has a certificate of others.
+    """
+    connection.settimeout(HANDSHAKE)  # for the handshake as a whole
+    secured = credentials.context_for_visitors().wrap_socket(connection, server_side=True)
+    try:
+        is_peer(secured, credentials.identity)
+    except RefusedError as error:
+        _log.warning("a client of the numbers is refused: %s", error)
+        secured.close()
+        raise
+    return secured
 
 
 def _numbers(accept: str | None) -> tuple[HTTPStatus, bytes, str]:

@@ -11,9 +11,9 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from multiworld import __version__, settings
+from multiworld._net.listen_address import host_and_port
 from multiworld.errors import MultiworldError
 from multiworld.run.errors import ArgumentsError
-from multiworld.web.address import host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,10 +15,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from multiworld import settings
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.events import Note
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from multiworld.run.events import EventBus
 
 __all__ = ["WebPage", "check_installed"]
@@ -51,9 +54,13 @@ class WebPage:
         control: path of the launcher's control socket.
         address: "HOST:PORT" to listen at.
         bus: gets a `Note` with the page's address, or with what is wrong.
+        environment: variables for the page's process beside the launcher's own, as ``M8D_TLS_CERT``.
     """
 
-    def __init__(self, control: str, address: str, bus: EventBus) -> None:
+    def __init__(
+        self, control: str, address: str, bus: EventBus, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._environment = {**settings.environment_with(""), **(environment or {})}
         self._command = [
             sys.executable, "-m", "multiworld.run", "web", "--socket", control, "--at", address,
         ]  # fmt: skip
@@ -65,7 +72,7 @@ class WebPage:
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, text=True,
+            start_new_session=True, text=True, env=self._environment,
         )  # fmt: skip
         said: deque[str] = deque(maxlen=_LINES)
         for function, name in ((self._tell, "m8d-web-page"), (self._read, "m8d-web-page-errors")):
@@ -81,7 +88,9 @@ class WebPage:
         link = process.stdout.readline().strip()
         if link:
             self._note(logging.INFO, f"page: {link}")
-            process.stdout.read()
+            for line in process.stdout:
+                if line.strip():
+                    self._note(logging.WARNING, f"page: {line.strip()}")
         code = process.wait()
         if self._closing.is_set():
             return

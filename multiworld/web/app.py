@@ -24,7 +24,7 @@ from starlette.routing import Route
 from multiworld.errors import MultiworldError, UnknownWorldError
 from multiworld.logs.source import logger
 from multiworld.run.control.client import LauncherSilentError
-from multiworld.web.access import COOKIE, allowed, known_host
+from multiworld.web.access import COOKIE, PEER, allowed, known_host
 from multiworld.web.feed import Feed, in_a_thread
 from multiworld.web.openapi import document
 from multiworld.web.sources import RunOverError
@@ -60,7 +60,8 @@ def make_app(source: Source, *, token: str, hosts: Collection[str] = ()) -> Star
 
     Args:
         source: of the data.
-        token: that every request needs, but those of ``/live`` and ``/ready``; "": none does.
+        token: that every request needs, but those of ``/live`` and ``/ready``, and those over a connection
+            with a certificate of the job; "": none does.
         hosts: names by which browsers reach it, in lower case; addresses and "localhost" always do.
     """
     routes = _Routes(source, token)
@@ -123,7 +124,7 @@ class _Guard:
         path = scope["path"]
         if path in _OPEN or (path == "/" and "token" in request.query_params):
             return None
-        if allowed(self._token, request.cookies.get(cookie_name(scope)), headers):
+        if _is_let_in(request, self._token):
             return None
         return PlainTextResponse(
             "This page needs its token: open the address that its start printed, with ?token=..., or send "
@@ -131,6 +132,14 @@ class _Guard:
             401,
             {"www-authenticate": "Bearer"},
         )
+
+
+def _is_let_in(request: Request, token: str) -> bool:
+    """Whether a request has the token, or came with a certificate of the job."""
+    if request.scope.get("state", {}).get(PEER):
+        return True
+    headers = {key.lower(): value for key, value in request.headers.items()}
+    return allowed(token, request.cookies.get(cookie_name(request.scope)), headers)
 
 
 def cookie_name(scope: Scope) -> str:
@@ -152,7 +161,10 @@ class _Routes:
         if not allowed(self._token, given, {}):
             return PlainTextResponse("This is not the token of this page.\n", 401)
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(cookie_name(request.scope), given, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(
+            cookie_name(request.scope), given, httponly=True, samesite="lax", path="/",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
         return answer
 
     async def static(self, request: Request) -> Response:
@@ -232,10 +244,8 @@ class _Routes:
         return self._health(request, await in_a_thread(partial(self._source.ready, worlds)))
 
     def _health(self, request: Request, health: Health) -> Response:
-        headers = {key.lower(): value for key, value in request.headers.items()}
-        told = allowed(self._token, request.cookies.get(cookie_name(request.scope)), headers)
         # Without the token: the answer, not the names.
-        text = health.text if told else ("ok" if health.ok else "no")
+        text = health.text if _is_let_in(request, self._token) else ("ok" if health.ok else "no")
         return PlainTextResponse(f"{text}\n", 200 if health.ok else 503)
 
 

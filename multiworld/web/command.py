@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiworld._net.listen_address import DEFAULT
 from multiworld.cli.console import complain, say
 from multiworld.errors import MultiworldError
 from multiworld.run.control.commands import REFUSED, find_run
 from multiworld.run.view.status import NONE, SILENT
-from multiworld.web.address import DEFAULT
-from multiworld.web.server import serve
+from multiworld.web.server import EXPOSED, serve
 from multiworld.web.sources import LaunchedRun
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"m8d-run web: {error}")
         return REFUSED
     with page, contextlib.suppress(KeyboardInterrupt):
-        say(page.link if args.socket else f"page: {page.link}\nIt is served until Ctrl-C.", now=True)
+        trust = f" (its authority: {page.ca}; curl --cacert {shlex.quote(page.ca)})" if page.ca else ""
+        warning = f"\n{EXPOSED % page.url}" if page.exposed else ""
+        if args.socket:  # a line with the address, and others that warn
+            say(f"{page.link}{trust}{warning}\n", now=True)
+        else:
+            say(f"page: {page.link}{trust}{warning}\nIt is served until Ctrl-C.", now=True)
         if args.socket:
             sys.stdin.read()  # the launcher's end of the pipe closes with it, however it ends
         else:

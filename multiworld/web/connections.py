@@ -41,21 +41,25 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take a part of a request, or several."""
         super().data_received(data)
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if self._answers():
             self._wait_no_more()  # the answer takes as long as it takes
         elif self._patience is None:
             self._wait()
 
     def on_response_complete(self) -> None:
-        """The answer is sent: uvicorn waits for the next request, for 5 s."""
-        self._wait_no_more()
+        """The answer is sent: uvicorn waits for the next request, for 5 s, then for the other side to end."""
+        self._wait()
         super().on_response_complete()
+        if self._answers():  # the next request was there already
+            self._wait_no_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has ended."""
         self._wait_no_more()
         super().connection_lost(exc)
+
+    def _answers(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self) -> None:
         self._wait_no_more()
@@ -67,5 +71,5 @@ class BoundedProtocol(H11Protocol):
             self._patience = None
 
     def _too_late(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.abort()
+        # One that is closing waits for the other side, too: to take the last bytes, or to end TLS.
+        self.transport.abort()

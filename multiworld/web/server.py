@@ -14,20 +14,28 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from multiworld import settings
+from multiworld._net.listen_address import DEFAULT, host_and_port, is_loopback
+from multiworld._net.tls.credentials import current
 from multiworld.errors import MultiworldError
+from multiworld.logs.source import logger
 from multiworld.registry import registry
-from multiworld.web.address import DEFAULT, host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from multiworld.web.sources import Source
 
-__all__ = ["Page", "serve", "serve_page"]
+__all__ = ["EXPOSED", "Page", "serve", "serve_page"]
 
+EXPOSED = (
+    "%s is not encrypted, and other hosts may reach it: who lies between reads the token. Set M8D_TLS_CERT, "
+    "M8D_TLS_KEY and M8D_TLS_CA, or serve it at 127.0.0.1 and use a tunnel"
+)
 _STARTING = 15.0
 _ENDING = 5.0
 _LOOK = 0.005
+
+_log = logger(__name__)
 
 
 class Page:
@@ -39,17 +47,21 @@ class Page:
         url: its address, without the token.
         token: that it asks for.
         host, port: where it listens.
+        ca: in secure mode, path of the authority's certificate, which a browser needs to trust the page; "".
     """
 
-    def __init__(self, sock: socket.socket, server: Any, token: str, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, server: Any, token: str, at_end: Callable[[], None], ca: str
+    ) -> None:
         self._sock = sock
         self._server = server
         self._at_end = at_end
         self.token = token
+        self.ca = ca
         self.host, self.port = sock.getsockname()[:2]
         everywhere = self.host in {"0.0.0.0", "::"}  # noqa: S104  (compared, not bound)
         name = socket.gethostname() if everywhere else f"[{self.host}]" if ":" in self.host else self.host
-        self.url = f"http://{name}:{self.port}/"
+        self.url = f"{'https' if ca else 'http'}://{name}:{self.port}/"
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="m8d-web", daemon=True)
         self._thread.start()
@@ -74,6 +86,11 @@ class Page:
     def link(self) -> str:
         """The address to open once in a browser, with the token."""
         return f"{self.url}?token={quote(self.token, safe='')}"
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other hosts may reach it, and nothing is encrypted."""
+        return not self.ca and not is_loopback(self.host)
 
     def close(self, timeout: float = _ENDING) -> bool:
         """Stop serving, within `timeout` seconds; return whether it is over. Idempotent."""
@@ -102,7 +119,8 @@ class Page:
     def _forked(self) -> None:
         """In a forked child, which has copies of the parent's sockets, and none of its threads."""
         transports = [each.transport for each in self._server.server_state.connections]
-        descriptors = [each.get_extra_info("socket").fileno() for each in transports if each is not None]
+        sockets = [each.get_extra_info("socket") for each in transports if each is not None]
+        descriptors = [each.fileno() for each in sockets if each is not None]  # None: it has just ended
         for descriptor in (self._sock.fileno(), *descriptors):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -114,7 +132,8 @@ class Page:
 def serve_page(address: str = DEFAULT, *, token: str | None = None, hosts: Collection[str] = ()) -> Page:
     """Serve a page with this process's worlds: their members, what waits, faults, events. In a thread.
 
-    Needs ``pip install 'm8d[web]'``. Who has the token sees names, hosts and pids, and can change nothing.
+    Needs ``pip install 'm8d[web]'``. Who has the token sees names, hosts and pids, and can change nothing. In
+    secure mode (``M8D_TLS_CERT``) it is HTTPS, and a client with a certificate of the job needs no token.
 
     Args:
         address: "HOST:PORT" to listen at; port 0: a free one.
@@ -125,16 +144,20 @@ def serve_page(address: str = DEFAULT, *, token: str | None = None, hosts: Colle
         The page; ``print(page.link)``.
 
     Raises:
-        MultiworldError: the extra is not installed, the token is none, or the address cannot be listened at.
+        MultiworldError: the extra is not installed, the token is none, the address cannot be listened at, or
+            a file of ``M8D_TLS_*`` cannot be used.
     """
     from multiworld.web.sources import ThisProcess  # noqa: PLC0415  (what only those need who serve)
 
     source = ThisProcess()
     try:
-        return serve(source, address, token=token, hosts=hosts, at_end=source.close)
+        page = serve(source, address, token=token, hosts=hosts, at_end=source.close)
     except BaseException:
         source.close()
         raise
+    if page.exposed:
+        _log.warning(EXPOSED, page.url)
+    return page
 
 
 def serve(
@@ -159,6 +182,7 @@ def serve(
 
         from multiworld.web.app import make_app  # noqa: PLC0415  (needs starlette)
         from multiworld.web.connections import BoundedProtocol  # noqa: PLC0415  (needs uvicorn)
+        from multiworld.web.tls_connections import TlsProtocol  # noqa: PLC0415  (needs uvicorn)
     except ModuleNotFoundError as error:
         raise MultiworldError(
             f"the page needs {error.name}",
@@ -174,6 +198,8 @@ def serve(
             rule="It travels in an address and in a header",
             next_step="Leave it out: one is drawn",
         )
+    credentials = current()
+    http: Any = BoundedProtocol if credentials is None else functools.partial(TlsProtocol, credentials)
     sock = _listen(address)
     own = {socket.gethostname(), socket.gethostname().partition(".")[0], host_and_port(address)[0]}
     more = (settings.environment("M8D_WEB_HOSTS") or "").split(",")
@@ -181,13 +207,13 @@ def serve(
         source, token=token, hosts={name.strip().lower() for name in (*own, *more, *hosts) if name}
     )
     config = uvicorn.Config(
-        app, http=BoundedProtocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
+        app, http=http, ws="none", loop="asyncio", lifespan="off", log_config=None,
         server_header=False, timeout_graceful_shutdown=1, backlog=64, proxy_headers=False,
     )  # fmt: skip
     # Not as an argument: that would switch off the access log of a server that the program has.
     config.access_log = False
     try:
-        return Page(sock, uvicorn.Server(config), token, at_end)
+        return Page(sock, uvicorn.Server(config), token, at_end, settings.load().tls_ca)
     except BaseException:
         sock.close()
         raise

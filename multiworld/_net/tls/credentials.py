@@ -32,6 +32,7 @@ class _Loaded(NamedTuple):
     versions: tuple[tuple[int, int, int], ...]
     client: ssl.SSLContext
     server: ssl.SSLContext
+    visited: ssl.SSLContext
     identity: Identity
 
 
@@ -63,6 +64,13 @@ class Credentials:
         loaded = self._current()
         return loaded.server if server else loaded.client
 
+    def context_for_visitors(self) -> ssl.SSLContext:
+        """Return the context to accept a new connection whose other end may have no certificate.
+
+        One that it shows is checked as ever. Who may do what without one is for the protocol inside to say.
+        """
+        return self._current().visited
+
     def _current(self) -> _Loaded:
         with self._lock:
             if time.monotonic() >= self._look_at:
@@ -86,20 +94,25 @@ class Credentials:
         try:
             versions = _versions(self._paths)
             contexts = []
-            for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+            for protocol, verify in (
+                (ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
+                (ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
+                (ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL),
+            ):
                 context = ssl.SSLContext(protocol)
                 context.minimum_version = ssl.TLSVersion.TLSv1_3
                 # A process that dies, or closes its socket, says nothing of TLS's first; the protocols inside
                 # know where a message ends.
                 context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
                 context.check_hostname = False  # the authority and the job decide, not a name of a host
-                context.verify_mode = ssl.CERT_REQUIRED
+                context.verify_mode = verify
                 context.load_cert_chain(cert, key, _no_password)
                 context.load_verify_locations(ca)
+                if protocol is ssl.PROTOCOL_TLS_SERVER:
+                    context.num_tickets = 0  # no session is resumed
                 contexts.append(context)
-            client, server = contexts
-            server.num_tickets = 0  # no session is resumed
-            return _Loaded(versions, client, server, _met_itself(client, server))
+            client, server, visited = contexts
+            return _Loaded(versions, client, server, visited, _met_itself(client, server))
         except OSError as error:  # an SSLError is one
             raise MultiworldError(
                 f"M8D_TLS_CERT={cert!r}, M8D_TLS_KEY={key!r}, M8D_TLS_CA={ca!r}: {error}",
