@@ -16,6 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net import peer_user
 from multiworld.errors import MultiworldError
 from multiworld.logs.source import logger
 
@@ -124,7 +125,7 @@ class ControlClient:
             takes the answer, with the question's "look". Quick.
 
     Raises:
-        OSError: the socket does not accept.
+        OSError: the socket does not accept, or another user's process listens there.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class ControlClient:
         try:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
             self._sock.connect(path)
+            peer_user.check(self._sock)
             self._sock.setblocking(False)
             self._awake, self._wake = socket.socketpair()
         except BaseException:

@@ -37,6 +37,7 @@ class RunStarted(RunEvent):
         max_restarts: for each worker ("worker") or for all together ("group").
         entrypoint: what the workers run, for people.
         node: this host's name.
+        secure: whether all connections are TLS.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class RunStarted(RunEvent):
     max_restarts: int
     entrypoint: str
     node: str
+    secure: bool = False
 
 
 @dataclass(frozen=True)

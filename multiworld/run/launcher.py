@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import inspect
 import logging
 import socket
@@ -15,7 +14,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -25,7 +23,6 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from multiworld import settings
 from multiworld.cli.console import complain
@@ -35,13 +32,17 @@ from multiworld.run.configuration import configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.elastic_feed import ElasticFeed
-from multiworld.run.errors import ArgumentsError, PlanError, RunError
+from multiworld.run.errors import ArgumentsError, PlanError
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
+from multiworld.run.nodes.handlers import static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.rendezvous import shut_down
+from multiworld.run.nodes.secure_rendezvous import secure_handler
 from multiworld.run.nodes.single import SingleNode
 from multiworld.run.nodes.world_store import WorldStore
+from multiworld.run.secure.opening import Secured, open_secure
+from multiworld.run.secure.source import Source, choose_source
 from multiworld.run.signals import Wake, numbers
 from multiworld.run.view.log import EventLog
 from multiworld.run.view.log_notes import take_notes
@@ -94,7 +95,7 @@ class _End:
 
 @dataclass
 class _Run:
-    """Options, configuration and bus of one run."""
+    """Options, configuration and bus of one run; where its certificates come from."""
 
     options: Options
     config: LaunchConfig
@@ -103,6 +104,7 @@ class _Run:
     plan: WorldsPlan | None
     bus: EventBus
     grace: float
+    source: Source | None = None
     screen: Screen | None = None
 
     @property
@@ -153,6 +155,12 @@ def launch(options: Options, stream: TextIO) -> int:
             options.torch.tee = "3"  # workers' output is shown above the view
         cluster = fill(options, settings.environment_with(*PREFIXES), socket.getfqdn)
         config, entrypoint, arguments = configure(options, plan)
+        source = choose_source(
+            secure=options.secure,
+            authority=options.authority,
+            files=bool(settings.load().tls_cert),
+            nodes=config.max_nodes,
+        )
         if plan is not None:
             _planned(options, config, plan)
             check_stores(plan)
@@ -172,8 +180,9 @@ def launch(options: Options, stream: TextIO) -> int:
         if options.grace is not None:
             grace = options.grace
         run = _Run(
-            options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace), screen
-        )
+            options, config, entrypoint, arguments, plan, bus, float(30 if grace is None else grace), source,
+            screen,
+        )  # fmt: skip
         bus.publish(
             RunStarted(
                 time.time(),
@@ -182,6 +191,7 @@ def launch(options: Options, stream: TextIO) -> int:
                 config.max_restarts,
                 run.name,
                 socket.gethostname(),
+                secure=source is not None,
             )
         )
         if cluster:
@@ -256,47 +266,11 @@ def _child_failed(run: _Run, failed: ChildFailedError, *, worlds: bool) -> _End:
     )
 
 
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return the rendezvous, from torch's registry.
-
-    Raises:
-        ArgumentsError: it is not registered, or cannot be made of what was given.
-        RendezvousError: torch's, where its store cannot be reached.
-    """
-    try:
-        return rendezvous_registry.get_rendezvous_handler(parameters)
-    except ModuleNotFoundError as exc:
-        raise ArgumentsError(
-            f"--rdzv-backend {parameters.backend}: there is no module {exc.name!r}",
-            rule="What a rendezvous is built on is installed",
-            next_step=f"pip install {'python-etcd' if exc.name == 'etcd' else exc.name}",
-        ) from exc
-    except ValueError as exc:
-        named = {"c10d", "static", "standalone", "etcd", "etcd-v2"}
-        named |= {entry.name for entry in importlib.metadata.entry_points(group="torchrun.handlers")}
-        raise ArgumentsError(
-            f"--rdzv-backend {parameters.backend} --rdzv-endpoint {parameters.endpoint!r}: {exc}",
-            rule=f"There are {', '.join(sorted(named))}",
-            next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
-        ) from exc
-
-
 def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     config = run.config
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    if config.rdzv_backend.startswith("etcd"):
-        # python-etcd reports each failed call as an error, while the rendezvous tries again.
-        logging.getLogger("etcd").setLevel(logging.CRITICAL)
-    address, port = _static_master(parameters)
-    handler = _handler(parameters)
+    control_path = choose(config.run_id)
+    secured = _secured(run, control_path, parts)
+    handler, address, port = _rendezvous(config, secured, parts)
     leave = ExitStack()
     leave.callback(shut_down, handler)
     parts.push(leave)
@@ -311,7 +285,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         "master_port": port,
     }
     spec = WorkerSpec(**asked)
-    reaper = ReaperClient(run.grace, time.monotonic)
+    reaper = ReaperClient(run.grace, time.monotonic, "" if secured is None else secured.folder)
     parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
     nodes: list[Nodes] = []
@@ -324,7 +298,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         wake.rouse()
 
     control = ControlServer(
-        choose(config.run_id),
+        control_path,
         run.plan,
         run.bus,
         state.snapshot,
@@ -349,7 +323,8 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         settings.set_environment({"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
     agent: WorkerAgent | GroupAgent
     if run.options.restart == "group":
-        agent = _group_agent(run, spec, reaper, environment, numbers(names or _SIGNALS), stores, parts)
+        signals = numbers(names or _SIGNALS)
+        agent = _group_agent(run, spec, reaper, environment, signals, stores, parts, secured)
     else:
         nodes.append(_nodes(run, spec, state))
         context = AgentContext(
@@ -365,6 +340,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
             drain=run.options.drain,
             plan=run.plan,
             environment=environment,
+            credentials=_no_credentials if secured is None else secured.worker,
             commands=commands,
             tell_retiring=control.retire,
         )
@@ -375,6 +351,46 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     handler_name = getattr(config, "event_log_handler", "null")
     run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
     return _result_of(run, agent, leave)
+
+
+def _rendezvous(
+    config: LaunchConfig, secured: Secured | None, parts: ExitStack
+) -> tuple[RendezvousHandler, str | None, int | None]:
+    """Return the rendezvous, and where workers meet if it does not say so itself."""
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    if config.rdzv_backend.startswith("etcd"):
+        # python-etcd reports each failed call as an error, while the rendezvous tries again.
+        logging.getLogger("etcd").setLevel(logging.CRITICAL)
+    address, port = static_master(parameters)
+    if secured is None:
+        return torch_handler(parameters), address, port
+    return secure_handler(parameters, parts, torch_handler), None, None
+
+
+def _secured(run: _Run, control: str, parts: ExitStack) -> Secured | None:
+    """Make this launcher's credentials, where the run is secure."""
+    if run.source is None:
+        return None
+    return open_secure(
+        run.source,
+        run.config.run_id,
+        Path(control).parent,
+        parts,
+        lambda level, text: run.bus.publish(Note(time.time(), level, text)),
+        days=run.options.certificate_days,
+    )
+
+
+def _no_credentials(_rank: int, _role: str, _role_rank: int) -> dict[str, str]:
+    return {}
 
 
 def _show(run: _Run, control: Path, parts: ExitStack) -> None:
@@ -440,6 +456,7 @@ def _group_agent(
     signals: tuple[Signals, ...],
     stores: list[Callable[[], str]],
     parts: ExitStack,
+    secured: Secured | None,
 ) -> GroupAgent:
     if run.plan is not None:
         store = WorldStore(_HERE)
@@ -453,6 +470,7 @@ def _group_agent(
         environment=environment,
         signals=signals,
         plan=run.plan,
+        credentials=_no_credentials if secured is None else secured.worker,
         **_torch_options(run),
     )
 
@@ -466,18 +484,3 @@ def _torch_options(run: _Run) -> dict[str, Any]:
     }
     takes = inspect.signature(LocalElasticAgent.__init__).parameters
     return {name: value for name, value in asked.items() if name in takes}
-
-
-def _static_master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
-    """Return the address of the workers' rank 0, for a static rendezvous."""
-    if parameters.backend != "static":
-        return None, None
-    endpoint = parameters.endpoint.strip()
-    host, port = parse_rendezvous_endpoint(endpoint, default_port=-1) if endpoint else ("", -1)
-    if port == -1:
-        raise RunError(
-            f"the static rendezvous at {endpoint!r}",
-            rule="It needs the host and the port of rank 0",
-            next_step="Give --master-addr and --master-port, or --rdzv-endpoint HOST:PORT",
-        )
-    return host, port

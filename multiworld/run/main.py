@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from multiworld.run.control import commands  # noqa: PLC0415  (they load no torch either)
 
         return (commands.scale if words[0] == "scale" else commands.retire)(words[1:])
+    if words[:1] == ["make-authority"]:
+        from multiworld.run.secure import commands as secure  # noqa: PLC0415  (it loads no torch either)
+
+        return secure.make_authority(words[1:])
     if words[:1] == ["web"]:
         from multiworld.web import command  # noqa: PLC0415  (it loads no torch either)
 

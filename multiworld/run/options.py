@@ -23,7 +23,8 @@ __all__ = ["TOLD_APART", "Options", "build_parser", "parse"]
 _DESCRIPTION = """\
 Start workers as torchrun does, and start a failed one again alone, in its place, while the others run on.
 A command line of torchrun works when its first word is changed. `m8d-run status` asks the launchers that run
-here; `m8d-run scale` and `m8d-run retire` start and retire workers of a running run.\
+here; `m8d-run scale` and `m8d-run retire` start and retire workers of a running run; `m8d-run make-authority`
+makes what the nodes of a secure run share.\
 """
 _MAX_RESTARTS = (
     "How often a worker that failed is started again: each worker so many times, with --restart group all "
@@ -48,6 +49,10 @@ class Options:
         node_hang_timeout: seconds without a sign of life after which a node counts as lost.
         grace: seconds between a signal to workers and SIGKILL; None: torch's shutdown timeout.
         drain: seconds that workers have to retire when the launcher gets SIGTERM; 0: they get it at once.
+        secure: whether all connections have to be TLS.
+        authority: path of the folder of the authority that signs for the run's processes; None: none is
+            given.
+        certificate_days: for which certificates are valid that the launcher makes.
         given: names of those of torchrun's options that were given, of `TOLD_APART`.
     """
 
@@ -64,6 +69,9 @@ class Options:
     node_hang_timeout: float
     grace: float | None
     drain: float = 0.0
+    secure: bool = False
+    authority: str | None = None
+    certificate_days: float = 2.0
     given: frozenset[str] = frozenset()
 
 
@@ -177,6 +185,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="When the launcher gets SIGTERM, first retire this node's workers that the run can do without, "
         "for at most so long; then the others get the signal. (default: 0, all get it at once)",
     )
+    add(
+        "secure",
+        action=check_env,
+        type=None,
+        help="Have all connections in TLS 1.3, of processes that one authority signed for; the launcher "
+        "makes one for this run (needs m8d[secure]). Several nodes share one: --authority, or M8D_TLS_CERT, "
+        "M8D_TLS_KEY and M8D_TLS_CA, which also make a run secure.",
+    )
+    add(
+        "authority",
+        default=None,
+        metavar="DIR",
+        help="As --secure, with the authority that m8d-run make-authority DIR made.",
+    )
+    add(
+        "certificate-days",
+        default=2.0,
+        type=float,
+        metavar="DAYS",
+        help="Certificates that the launcher makes are valid for so long, and are renewed when half of it is "
+        "over. (default: 2)",
+    )
     own.add_argument(
         "--use-env",
         "--use_env",
@@ -215,6 +245,9 @@ def parse(argv: Sequence[str]) -> Options:
         node_hang_timeout=_seconds("--node-hang-timeout", args.node_hang_timeout, least=0.3),
         grace=None if args.grace is None else _seconds("--grace", args.grace),
         drain=_seconds("--drain", args.drain),
+        secure=args.secure,
+        authority=args.authority or None,
+        certificate_days=_days("--certificate-days", args.certificate_days),
         given=frozenset(name for name in TOLD_APART if getattr(args, name) is not None),
     )
     for name in TOLD_APART.keys() - options.given:
@@ -231,6 +264,8 @@ def parse(argv: Sequence[str]) -> Options:
     ):
         delattr(args, name)
     for name in ("on_node_loss", "node_hang_timeout", "grace", "drain"):
+        delattr(args, name)
+    for name in ("secure", "authority", "certificate_days"):
         delattr(args, name)
     if args.no_python and not args.use_env:
         raise ArgumentsError(
@@ -255,6 +290,14 @@ def _one_of(name: str, value: str, *known: str) -> str:
     if value not in known:
         raise ArgumentsError(
             f"{name} {value}", rule=f"It is one of {', '.join(known)}", next_step="Give one of them"
+        )
+    return value
+
+
+def _days(name: str, value: float) -> float:
+    if not (math.isfinite(value) and 0.0001 <= value <= 365.0):
+        raise ArgumentsError(
+            f"{name} {value:g}", rule="It is a number of days, from 0.0001 to 365", next_step="Change it"
         )
     return value
 

@@ -45,6 +45,7 @@ _SCHEMAS = {
     "Run": _object(
         run_id=_TEXT, node=_TEXT, entrypoint=_TEXT, restart={"enum": ["worker", "group", ""]},
         max_restarts=_WHOLE, started=_or_null(_TIME), seat=_or_null(_WHOLE), nodes=_WHOLE,
+        secure={"type": "boolean", "description": "whether connections are TLS"},
         peers=_list(_object(node=_TEXT, seat=_or_null(_WHOLE), state={"enum": ["seated", "spare", "lost"]}, since=_TIME)),
         ended=_or_null(_object(exitcode=_WHOLE, reason=_TEXT)),
     ),

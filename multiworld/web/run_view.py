@@ -27,6 +27,7 @@ LAST = 200
 
 _RUN = (
     "run_id", "node", "entrypoint", "restart", "max_restarts", "started", "seat", "nodes", "peers", "ended",
+    "secure",
 )  # fmt: skip
 
 _NEEDED = frozenset({*_RUN, "now", "workers", "worlds", "faults", "totals", "last"})

@@ -92,6 +92,11 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
+    def until(self) -> float:
+        """``time.time()`` seconds until which it is valid."""
+        return self._certificate.not_valid_after_utc.timestamp()
+
+    @property
     def pem(self) -> Issued:
         """Certificate and key, for `load`."""
         return Issued(self.certificate, _pem(self._key))

@@ -13,7 +13,7 @@ import os
 import ssl
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from multiworld import settings
 from multiworld._net.tls.identity import Identity
@@ -34,6 +34,7 @@ class _Loaded(NamedTuple):
     server: ssl.SSLContext
     visited: ssl.SSLContext
     identity: Identity
+    until: float
 
 
 class Credentials:
@@ -58,6 +59,11 @@ class Credentials:
     def identity(self) -> Identity:
         """This process's own."""
         return self._current().identity
+
+    @property
+    def until(self) -> float:
+        """``time.time()`` seconds until which the certificate is valid."""
+        return self._current().until
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """Return the context for a new connection: of the end that accepts it, or of the one that dials."""
@@ -112,7 +118,9 @@ class Credentials:
                     context.num_tickets = 0  # no session is resumed
                 contexts.append(context)
             client, server, visited = contexts
-            return _Loaded(versions, client, server, visited, _met_itself(client, server))
+            certificate = _met_itself(client, server)
+            until = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+            return _Loaded(versions, client, server, visited, Identity.of(certificate), until)
         except OSError as error:  # an SSLError is one
             raise MultiworldError(
                 f"M8D_TLS_CERT={cert!r}, M8D_TLS_KEY={key!r}, M8D_TLS_CA={ca!r}: {error}",
@@ -148,8 +156,8 @@ def _no_password() -> str:
     raise ssl.SSLError("the key has a password")
 
 
-def _met_itself(client: ssl.SSLContext, server: ssl.SSLContext) -> Identity:
-    """Carry a handshake of both contexts out, in memory; return what the server was shown."""
+def _met_itself(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
+    """Carry a handshake of both contexts out, in memory; return the certificate that the server was shown."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     dials = client.wrap_bio(back, there)
     accepts = server.wrap_bio(there, back, server_side=True)
@@ -157,4 +165,4 @@ def _met_itself(client: ssl.SSLContext, server: ssl.SSLContext) -> Identity:
     for end in waiting:
         with contextlib.suppress(ssl.SSLWantReadError):
             end.do_handshake()
-    return Identity.of(accepts.getpeercert() or {})
+    return accepts.getpeercert() or {}

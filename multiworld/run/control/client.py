@@ -8,6 +8,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net import peer_user
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -135,6 +137,8 @@ def _exchange(
             return []
         except OSError as error:
             raise LauncherSilentError(f"cannot be reached: {error}") from error
+        if (why := peer_user.refusal(link)) is not None:
+            raise LauncherSilentError(f"is not spoken with: {why}")
         try:
             link.sendall(json.dumps(message).encode() + b"\n")
             return _lines(link, deadline, last)

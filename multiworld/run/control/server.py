@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import queue
 import selectors
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multiworld._net import peer_user
 from multiworld._net.launcher_connection import ProtocolError, encode
 from multiworld.logs.source import logger
 from multiworld.run.control.connection import MOST_LOOKED, Client
@@ -241,9 +240,8 @@ class ControlServer:
             self._selector.unregister(self._listener)
             self._paused_until = time.monotonic() + _FULL
             return
-        pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.getuid():
-            _log.warning("control socket: process %d of user %d was turned away", pid, uid)
+        if (why := peer_user.refusal(sock)) is not None:
+            _log.warning("control socket: a client was turned away: %s", why)
             sock.close()
             return
         sock.setblocking(False)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from multiworld import settings
 from multiworld.run.errors import RunError
+from multiworld.run.secure.key_folder import remove_abandoned
 
 __all__ = ["SOCKET", "answers", "choose", "roots", "sockets", "sweep"]
 
@@ -73,7 +74,7 @@ def sockets() -> list[Path]:
 
 
 def sweep(root: Path) -> None:
-    """Remove sockets and folders of dead launchers in `root`."""
+    """Remove sockets, keys and folders of dead launchers in `root`."""
     with contextlib.suppress(OSError):  # another launcher may be removing them as well
         for folder in list(root.iterdir()):
             path = folder / SOCKET
@@ -81,7 +82,7 @@ def sweep(root: Path) -> None:
                 dead = not answers(path)
             else:
                 dead = folder.is_dir() and time.time() - folder.stat().st_mtime > _YOUNG
-            if dead:
+            if dead and remove_abandoned(folder):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
                     folder.rmdir()

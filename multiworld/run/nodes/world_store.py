@@ -18,7 +18,7 @@ from multiworld.run.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WorldStore"]
+__all__ = ["WorldStore", "listening_targets"]
 
 _ANSWER = 5.0
 """Seconds that the server has to answer this process; it takes milliseconds."""
@@ -93,7 +93,7 @@ class WorldStore:
 
 def _listen(host: str) -> tuple[StoreServer, tuple[int, tuple[str, int]]]:
     """Return the server, and the family and address where this process reaches it."""
-    targets = _targets(host)
+    targets = listening_targets(host)
     for number, (family, address) in enumerate(targets, 1):
         try:
             server = _serve_anywhere(family, address)
@@ -116,7 +116,7 @@ def _serve_anywhere(family: int, address: str) -> StoreServer:
         return StoreServer(family, (address, held.getsockname()[1]))
 
 
-def _targets(host: str) -> list[tuple[int, str]]:
+def listening_targets(host: str) -> list[tuple[int, str]]:
     """Return the addresses to try to listen at, with their families."""
     everywhere = {int(socket.AF_INET): "0.0.0.0", int(socket.AF_INET6): "::"}  # noqa: S104  (see WorldStore)
     with contextlib.suppress(ValueError):  # raised for a name, which is resolved below

@@ -154,6 +154,8 @@ def _about(snapshot: dict[str, Any]) -> Iterable[Piece]:
         yield Piece(f"seat {slot} of {nodes}")
     if snapshot["started"] is not None:
         yield Piece(f"up {span(snapshot['now'] - snapshot['started'])}")
+    if snapshot.get("secure"):
+        yield Piece("secure", "green")
     each = "each" if snapshot["restart"] == "worker" else "in all"
     yield Piece(f"restart {snapshot['restart']}, {snapshot['max_restarts']} {each}")
 

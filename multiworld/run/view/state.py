@@ -113,6 +113,7 @@ class RunState:
         self._changes = 0
         self._run: dict[str, Any] = {
             "run_id": "", "node": "", "restart": "", "max_restarts": 0, "entrypoint": "", "started": None,
+            "secure": False,
         }  # fmt: skip
         self._slot: int | None = None
         self._nodes = 0
@@ -232,6 +233,7 @@ class RunState:
                 self._run = {
                     "run_id": event.run_id, "node": event.node, "restart": event.restart,
                     "max_restarts": event.max_restarts, "entrypoint": event.entrypoint, "started": at,
+                    "secure": event.secure,
                 }  # fmt: skip
             case SlotTaken(slot=slot, nodes=nodes):
                 self._slot, self._nodes = slot, nodes

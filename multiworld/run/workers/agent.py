@@ -77,6 +77,7 @@ class AgentContext:
         drain: seconds that workers have to retire when the launcher gets SIGTERM; 0: they get it at once.
         plan: of the worlds file.
         environment: for every worker.
+        credentials: returns more of it for a worker that is about to start, by rank, role and rank in it.
         commands: requests to start or retire workers, from other threads, which then rouse `wake`.
         tell_retiring: tells the workers of these ranks, and no others, that they retire.
     """
@@ -91,6 +92,7 @@ class AgentContext:
     drain: float = 0.0
     plan: WorldsPlan | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    credentials: Callable[[int, str, int], Mapping[str, str]] = lambda *_: {}
     commands: SimpleQueue[Request] = field(default_factory=SimpleQueue)
     tell_retiring: Callable[[Iterable[int]], None] = lambda _: None
 
@@ -214,6 +216,7 @@ class WorkerAgent(LocalElasticAgent):
             **self._envs[place.local_rank],
             **environment(place, attempt),
             **context.environment,
+            **context.credentials(place.rank, place.role, place.role_rank),
             START: token,
         }
         dest = self._logs.next_start(place.local_rank)

@@ -25,7 +25,7 @@ from multiworld.run.workers.process import ProcessExit, message
 from multiworld.run.workers.reaper_client import START
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -47,6 +47,7 @@ class GroupAgent(LocalElasticAgent):
         environment: for every worker.
         signals: that torch's handlers end the run for.
         plan: of the worlds file.
+        credentials: as `AgentContext.credentials`.
         torch_options: more for torch's agent.
     """
 
@@ -60,6 +61,7 @@ class GroupAgent(LocalElasticAgent):
         environment: Mapping[str, str],
         signals: Sequence[Signals],
         plan: WorldsPlan | None,
+        credentials: Callable[[int, str, int], Mapping[str, str]],
         **torch_options: Any,
     ) -> None:
         super().__init__(spec, logs_specs, **torch_options)
@@ -69,6 +71,7 @@ class GroupAgent(LocalElasticAgent):
         self._signals = tuple(signals)
         self._arrivals = Arrivals()
         self._plan = plan
+        self._credentials = credentials
         self._tokens: dict[int, str] = {}
         self._running: dict[int, int] = {}
         self._slot: tuple[int, int] | None = None
@@ -111,9 +114,9 @@ class GroupAgent(LocalElasticAgent):
         for worker in self._worker_group.workers:
             token = self._tokens[worker.local_rank] = self._reaper.token()
             env = envs[worker.local_rank]
-            env |= {**self._more, START: token}
+            role, index, size = self._role(worker)
+            env |= {**self._more, **self._credentials(worker.global_rank, role, index), START: token}
             if self._plan is not None:
-                role, index, size = self._role(worker)
                 env |= {"ROLE_NAME": role, "ROLE_RANK": str(index), "ROLE_WORLD_SIZE": str(size)}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

@@ -6,10 +6,12 @@ The launcher starts it (`multiworld.run.workers.reaper_client`) and writes to it
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
     started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
     gone PID              it has ended, and was waited for
+    keys PATH             folder of files to remove when all workers have ended; the path in hexadecimal
     bye                   the run is over: this program ends
 
 When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace
-period. It imports nothing but the standard library and runs without site-packages: about 10 MB, up in 20 ms.
+period; then the run's keys are removed. It imports nothing but the standard library and runs without
+site-packages: about 10 MB, up in 20 ms.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ class OrphanReaper:
         bye: whether the launcher has ended the run itself.
         starting: tokens of processes that may have been started since.
         workers: start time of each, and whether it leads its process group, by pid.
+        keys: folder of files that end with the run; "": there is none.
     """
 
     def __init__(self) -> None:
         self.grace = 30.0
         self.bye = False
+        self.keys = ""
         self.starting: set[str] = set()
         self.workers: dict[int, tuple[int, bool]] = {}
         self._handles: dict[int, int] = {}
@@ -64,6 +68,8 @@ class OrphanReaper:
                 handle = self._handles.pop(int(pid), None)
                 if handle is not None:
                     os.close(handle)
+            case ["keys", path]:
+                self.keys = os.fsdecode(bytes.fromhex(path))
             case ["bye"]:
                 self.bye = True
             case _:
@@ -103,6 +109,15 @@ class OrphanReaper:
             if leads and not _stat(pid) and _has_members(pid):
                 with suppress(OSError):  # processes that a worker started and left behind
                     os.killpg(pid, signal.SIGKILL)
+
+    def remove_keys(self) -> None:
+        """Remove the folder of keys: no process is left that reads them."""
+        if not self.keys:
+            return
+        with suppress(OSError):  # it is gone: another launcher of this user has removed it
+            for name in os.listdir(self.keys):  # noqa: PTH208  (pathlib needs too much memory)
+                os.unlink(f"{self.keys}/{name}")  # noqa: PTH108
+            os.rmdir(self.keys)  # noqa: PTH106
 
     def _lives(self, pid: int) -> bool:
         return start_time(pid) == self.workers[pid][0]
@@ -190,6 +205,7 @@ def main() -> None:
         if os.getppid() != launcher:
             break
     reaper.end_all()
+    reaper.remove_keys()
 
 
 if __name__ == "__main__":

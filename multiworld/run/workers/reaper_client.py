@@ -31,10 +31,12 @@ class ReaperClient:
     Args:
         grace: seconds that workers have between SIGTERM and SIGKILL.
         clock: monotonic seconds.
+        keys: path of a folder of files that is removed after the workers; "": none.
     """
 
-    def __init__(self, grace: float, clock: Callable[[], float]) -> None:
+    def __init__(self, grace: float, clock: Callable[[], float], keys: str = "") -> None:
         self._grace = grace
+        self._keys = keys
         self._clock = clock
         self._run = uuid.uuid4().hex
         self._starts = 0
@@ -68,6 +70,7 @@ class ReaperClient:
             os.set_blocking(self._process.stdin.fileno(), False)
         self._say(
             f"grace {self._grace}",
+            *([f"keys {os.fsencode(self._keys).hex()}"] if self._keys else []),
             *(f"starting {token}" for token in self._starting),
             *self._workers.values(),
         )

@@ -74,6 +74,7 @@ export class Head {
         "restart",
         run.max_restarts ? `${run.restart}, at most ${run.max_restarts}` : `${run.restart}`,
       ]);
+      if (run.secure) facts.push(["connections", "TLS"]);
       for (const peer of run.peers ?? []) facts.push([`node ${peer.node}`, peer.state]);
       if (run.ended) facts.push(["ended", `exit code ${run.ended.exitcode}, ${run.ended.reason}`]);
     }

@@ -8,6 +8,8 @@ import os
 import random
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -362,15 +364,68 @@ def test_a_listener_or_a_store_that_fails(served, peer):
     assert served.states() == [(1, "w0", "active", 1)]
 
 
-def test_other_users_are_turned_away(served, peer, monkeypatch):
-    uid = os.getuid()
-    monkeypatch.setattr(control.os, "getuid", lambda: uid + 1)
-    stranger = peer()
-    assert stranger.is_cut_off()
-    monkeypatch.undo()
+BECOME_NOBODY = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+"""  # in the program, its imports over: that user may not be able to read this Python
+
+STRANGER = """
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.settimeout(60)
+    sock.connect(sys.argv[1])
+    try:
+        sock.sendall(b'{"hello": "status"}\\n')
+        print(sock.recv(4096))
+    except ConnectionError as error:
+        print(type(error).__name__)
+"""
+
+AMBUSH = """
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.bind(sys.argv[1])
+    sock.listen(8)
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+def of_nobody(program, path):
+    """A process of another user, at a socket that its path does not keep from it."""
+    if os.getuid() != 0:
+        pytest.skip("only root starts processes of another user")
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", BECOME_NOBODY + program, path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_other_users_are_turned_away(served, peer):
+    path = Path(served.server.path)
+    for each, mode in ((path.parent.parent, 0o711), (path.parent, 0o711), (path, 0o666)):
+        each.chmod(mode)
+    with of_nobody(STRANGER, str(path)) as stranger:
+        said, _ = stranger.communicate(timeout=PATIENCE)
+    assert said.strip() in {"b''", "ConnectionResetError", "BrokenPipeError"}
     own = peer()
     own.say({"hello": "status"})
     assert "snapshot" in own.hear()
+
+
+def test_another_users_listener_is_no_launcher():
+    with tempfile.TemporaryDirectory(prefix="m8d-test-") as folder:
+        Path(folder).chmod(0o777)
+        path = Path(folder, folders.SOCKET)
+        with of_nobody(AMBUSH, str(path)) as other:
+            try:
+                assert other.stdout.readline() == "listens\n"
+                with pytest.raises(LauncherSilentError, match="process [0-9]+ of user [0-9]+"):
+                    question(path, {"hello": "status"}, PATIENCE)
+                with pytest.raises(PermissionError, match=f"process {other.pid} of user"):
+                    ControlClient(str(path), deadline=time.monotonic() + PATIENCE)
+            finally:
+                other.stdin.close()
 
 
 def test_no_descriptor_is_left_for_a_while(served, peer, monkeypatch):

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 OWN = {
     "restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max", "on_node_loss",
-    "node_hang_timeout", "grace", "drain", "use_env", "verbose", "version",
+    "node_hang_timeout", "grace", "drain", "secure", "authority", "certificate_days", "use_env", "verbose", "version",
     "web",
 }  # fmt: skip
 SAMPLES = {

@@ -36,7 +36,7 @@ def world(state: RunState, name: str) -> dict:
 def test_the_keys_of_a_snapshot_are_those_that_the_docs_promise():
     seen = run_of(*begun(1), h.NodeJoined(AT, "beta", None), h.RunEnded(AT + 5, 3, "because")).snapshot()
     assert set(seen) == {
-        "version", "run_id", "node", "restart", "max_restarts", "entrypoint", "started", "now", "seat", "nodes",
+        "version", "run_id", "node", "restart", "max_restarts", "entrypoint", "started", "now", "seat", "nodes", "secure",
         "peers", "workers", "worlds", "awaited", "faults", "totals", "last", "ended",
     }  # fmt: skip
     assert seen["version"] == 1

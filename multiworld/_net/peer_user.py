@@ -1,0 +1,33 @@
+"""Which user's process is at the other end of a unix socket: only one's own, or root's, is spoken with."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+__all__ = ["check", "refusal"]
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7)
+
+
+def refusal(sock: socket.socket) -> str | None:
+    """Return why this process does not speak with the other end of a connected unix socket; None if it does.
+
+    For the end that accepted, the other one is who connected; for the end that connected, who listens.
+    """
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    if uid in {os.getuid(), 0}:
+        return None
+    return f"process {pid} of user {uid} is at the other end, and only user {os.getuid()} or root may be"
+
+
+def check(sock: socket.socket) -> None:
+    """Check the other end.
+
+    Raises:
+        PermissionError: it is another user's process.
+    """
+    if (why := refusal(sock)) is not None:
+        raise PermissionError(why)
