@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from multiworld._net.host_address import is_own, resolved
 from multiworld._net.stores.address import StoreAddress
 from multiworld._net.stores.resolving import resolved_targets
-from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.servers import Server, serve
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld._net.stores.torchstore import TcpStore
 from multiworld._net.tls.session import RefusedError
@@ -176,11 +176,11 @@ def _connect(address: StoreAddress, deadline: float) -> TcpClient:
     raise failed or OSError(f"{address.host} has no address")
 
 
-def _serve(host: str, port: int) -> StoreServer | None:
+def _serve(host: str, port: int) -> Server | None:
     """Serve at the first address that is this host's; None: it is taken, or no address of this host."""
     for family, address in listening_targets(host):
         with contextlib.suppress(OSError):
-            return StoreServer(family, (address, port))
+            return serve(family, (address, port))
     return None
 
 

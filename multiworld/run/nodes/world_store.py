@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._net.stores.address import StoreAddress
 from multiworld._net.stores.held_worlds import key_of
-from multiworld._net.stores.server import StoreServer
+from multiworld._net.stores.servers import Server, serve
 from multiworld._net.stores.tcp_client import TcpClient
 from multiworld.run.errors import RunError
 
@@ -25,11 +25,11 @@ _ANSWER = 5.0
 
 
 class WorldStore:
-    """A TCPStore on a port of the kernel's choice, until `close`.
+    """A TCPStore on a port of the kernel's choice, until `close`; over TLS in a secure run.
 
-    A process that reaches it can do anything to the worlds that meet there: a numeric address is bound
-    exactly. A name may resolve to other addresses elsewhere, so for one the store listens on all interfaces,
-    as torch's own does.
+    Without TLS a process that reaches it can do anything to the worlds that meet there: a numeric address is
+    bound exactly. A name may resolve to other addresses elsewhere, so for one the store listens on all
+    interfaces, as torch's own does.
 
     Args:
         host: name or numeric address of this host by which the workers of all nodes reach it.
@@ -42,7 +42,7 @@ class WorldStore:
     """
 
     def __init__(self, host: str) -> None:
-        self._server: StoreServer | None = None
+        self._server: Server | None = None
         self._client: TcpClient | None = None
         try:
             self._server, self._at = _listen(host)
@@ -91,7 +91,7 @@ class WorldStore:
             self._server = None
 
 
-def _listen(host: str) -> tuple[StoreServer, tuple[int, tuple[str, int]]]:
+def _listen(host: str) -> tuple[Server, tuple[int, tuple[str, int]]]:
     """Return the server, and the family and address where this process reaches it."""
     targets = listening_targets(host)
     for number, (family, address) in enumerate(targets, 1):
@@ -106,14 +106,14 @@ def _listen(host: str) -> tuple[StoreServer, tuple[int, tuple[str, int]]]:
     raise OSError(errno.EADDRNOTAVAIL, "it has no address")
 
 
-def _serve_anywhere(family: int, address: str) -> StoreServer:
+def _serve_anywhere(family: int, address: str) -> Server:
     """Serve at a free port, reserved by a socket until the server listens: torch 2.6 needs its number."""
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         held.bind((address, 0))
-        return StoreServer(family, (address, held.getsockname()[1]))
+        return serve(family, (address, held.getsockname()[1]))
 
 
 def listening_targets(host: str) -> list[tuple[int, str]]:

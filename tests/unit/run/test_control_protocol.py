@@ -420,7 +420,7 @@ def test_another_users_listener_is_no_launcher():
         with of_nobody(AMBUSH, str(path)) as other:
             try:
                 assert other.stdout.readline() == "listens\n"
-                with pytest.raises(LauncherSilentError, match="process [0-9]+ of user [0-9]+"):
+                with pytest.raises(LauncherSilentError, match=r"process [0-9]+ of user [0-9]+"):
                     question(path, {"hello": "status"}, PATIENCE)
                 with pytest.raises(PermissionError, match=f"process {other.pid} of user"):
                     ControlClient(str(path), deadline=time.monotonic() + PATIENCE)

@@ -25,6 +25,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "run-output.md").read_text(encoding
 PAIR = re.compile(r' ([a-z_]+)=("(?:[^"\\]|\\.)*"|[^\s"=\\]+)')
 
 
+BEGAN = (
+    "level=info event=run-started run=job7 restart=worker max_restarts=3 entrypoint=train.py node=alpha "
+    "secure=False"
+)
+
+
 def read(line: str) -> dict:
     """Read a line of text as the docs say it is written."""
     stamp, program, rest = re.fullmatch(r"(\S+) (\S+)((?: .*)?)", line).groups()
@@ -55,8 +61,7 @@ def test_a_line_of_each_kind():
     told = [line.split(" m8d-run ", 1) for line in lines]
     assert all(datetime.fromisoformat(stamp).timestamp() in {AT, AT + 100, AT + 100.1} for stamp, _ in told)
     assert [rest for _, rest in told] == [
-        "level=info event=run-started run=job7 restart=worker max_restarts=3 entrypoint=train.py node=alpha "
-        "secure=False",
+        BEGAN,
         "level=info event=seat seat=0 nodes=1",
         "worker=0 role=hub:0 pid=4000 attempt=0 level=info event=started local_rank=0",
         "worker=3 role=worker:2 pid=4711 attempt=0 level=info event=started local_rank=3",
