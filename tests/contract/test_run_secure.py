@@ -74,7 +74,7 @@ tell("over")
 hold("bye")
 """
 
-PLAIN = {"M8D_TLS_PLAIN": "gloo"}
+PLAIN: dict[str, str] = {}
 
 
 @pytest.fixture

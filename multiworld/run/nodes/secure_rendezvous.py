@@ -52,6 +52,8 @@ _READ = 60
 """Seconds that the store has to be reached, and to answer: torch's ``read_timeout``."""
 _STATIC = 600
 """The same for a static rendezvous: torch's ``timeout``."""
+_ETCD_CA = frozenset({"cacert", "ca_cert"})
+"""Names of the authority in the options of torch's rendezvous ``etcd`` and ``etcd-v2``."""
 _FIRST, _LAST = 0.05, 1.0  # seconds between two attempts to connect
 
 
@@ -87,11 +89,14 @@ def secure_handler(
                 serves = any(map(is_own, resolved(host)))
             store = _open_store(host, port, parts, serves=serves, seconds=seconds)
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
-    if backend.startswith("etcd") and parameters.config.get("protocol") == "https":
+    # Without an authority python-etcd takes any server for the right one.
+    asked = parameters.config
+    if backend.startswith("etcd") and asked.get("protocol") == "https" and asked.keys() & _ETCD_CA:
         return otherwise(parameters)
     raise ArgumentsError(
         f"--rdzv-backend {backend} in a secure run",
-        rule="Launchers meet over TLS: with c10d, static, or etcd with --rdzv-conf protocol=https,...",
+        rule="Launchers meet over TLS: with c10d, static, etcd with --rdzv-conf protocol=https,cacert=FILE, or "
+        "etcd-v2 with protocol=https,ca_cert=FILE",
         next_step="Give one of them",
     )
 
