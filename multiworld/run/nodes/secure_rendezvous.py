@@ -95,8 +95,8 @@ def secure_handler(
         return otherwise(parameters)
     raise ArgumentsError(
         f"--rdzv-backend {backend} in a secure run",
-        rule="Launchers meet over TLS: with c10d, static, etcd with --rdzv-conf protocol=https,cacert=FILE, or "
-        "etcd-v2 with protocol=https,ca_cert=FILE",
+        rule="Launchers meet over TLS: with c10d, static, etcd with --rdzv-conf protocol=https,cacert=FILE, "
+        "or etcd-v2 with protocol=https,ca_cert=FILE",
         next_step="Give one of them",
     )
 
