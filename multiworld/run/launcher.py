@@ -270,6 +270,9 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
     config = run.config
     control_path = choose(config.run_id)
     secured = _secured(run, control_path, parts)
+    # Before the rendezvous, which may wait long: the keys of a launcher that is killed meanwhile are removed.
+    reaper = ReaperClient(run.grace, time.monotonic, "" if secured is None else secured.folder)
+    parts.callback(reaper.close)
     handler, address, port = _rendezvous(config, secured, parts)
     leave = ExitStack()
     leave.callback(shut_down, handler)
@@ -285,8 +288,6 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
         "master_port": port,
     }
     spec = WorkerSpec(**asked)
-    reaper = ReaperClient(run.grace, time.monotonic, "" if secured is None else secured.folder)
-    parts.callback(reaper.close)
     stores: list[Callable[[], str]] = []
     nodes: list[Nodes] = []
     commands: SimpleQueue[Request] = SimpleQueue()

@@ -74,8 +74,6 @@ tell("over")
 hold("bye")
 """
 
-PLAIN: dict[str, str] = {}
-
 
 @pytest.fixture
 def home():
@@ -84,8 +82,15 @@ def home():
         yield Path(folder)
 
 
+@pytest.fixture
+def shared(tmp_path):
+    folder = tmp_path / "authority"
+    authority_folder.make(folder, days=1)
+    return folder
+
+
 def environment(home, **more):
-    return {"XDG_RUNTIME_DIR": str(home), **PLAIN, **more}
+    return {"XDG_RUNTIME_DIR": str(home), **more}
 
 
 def worlds_file(folder, workers=1):
@@ -208,14 +213,25 @@ def test_keys_go_when_the_launcher_is_killed(tmp_path, home):
         run.wait_for(lambda: not secrets_in(home), "the orphan reaper removes the keys")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_keys_go_when_the_launcher_ends_before_it_has_workers(tmp_path, home, shared, number):
+    """It waits for the store of the rendezvous, which no node serves."""
+    options = [
+        "--authority", str(shared), "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0",
+        "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+    ]  # fmt: skip
+    with launched(tmp_path, "tell('up')", options=options, env=environment(home)) as run:
+        run.wait_line("secure: all connections")
+        run.wait_for(lambda: any(_is_reaper_of(each, run.pid) for each in _processes()), "the orphan reaper")
+        assert secrets_in(home)
+        os.kill(run.pid, number)
+        run.wait_for(lambda: not secrets_in(home), "the orphan reaper removes the keys")
+
+
 def test_keys_go_with_the_next_launcher_when_the_reaper_is_killed_too(tmp_path, home):
     with launched(tmp_path, "tell('up'); hold()", options=["--secure"], env=environment(home)) as run:
         run.wait_told("up")
-        reapers = [
-            int(pid.name)
-            for pid in Path("/proc").iterdir()
-            if pid.name.isdigit() and _is_reaper_of(pid, run.pid)
-        ]
+        reapers = [int(pid.name) for pid in _processes() if _is_reaper_of(pid, run.pid)]
         for pid in (*reapers, run.pid):
             os.kill(pid, signal.SIGKILL)
         assert len(reapers) == 1
@@ -224,6 +240,10 @@ def test_keys_go_with_the_next_launcher_when_the_reaper_is_killed_too(tmp_path, 
     with launched(tmp_path, "tell('up')", options=["--standalone"], env=environment(home)) as run:
         assert run.ended() == 0
     assert secrets_in(home) == []
+
+
+def _processes():
+    return [each for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
 def _is_reaper_of(pid, launcher):
@@ -279,13 +299,6 @@ def test_a_group_of_torchs_own_meets_without_a_store_of_the_launchers(tmp_path, 
 
 
 # -- several nodes ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shared(tmp_path):
-    folder = tmp_path / "authority"
-    authority_folder.make(folder, days=1)
-    return folder
 
 
 @contextlib.contextmanager
