@@ -217,11 +217,14 @@ class _Attempt:
                     self.credentials, family, target, deadline=min(deadline, now + ATTEMPT)
                 )
             except NotAStoreError as error:  # noqa: PERF203  (one or two addresses)
-                self.last, self.next_step = str(error), error.next_step
+                timed_out = isinstance(error.__cause__, TimeoutError)
+                # An attempt that the deadline cuts short says less than the one before it.
+                if not (timed_out and self.next_step and deadline < now + ATTEMPT):
+                    self.last, self.next_step = str(error), error.next_step
                 # A server that was just killed looks the same for a moment: its listener exists and accepts
                 # nothing.
                 self._foreign_since = self._foreign_since or now
-                patience = _SILENT if isinstance(error.__cause__, TimeoutError) else _FOREIGN
+                patience = _SILENT if timed_out else _FOREIGN
                 # Where others may serve it, a stopped one is waited for: it may go on, or end.
                 silent = patience == _SILENT and not self.only
                 if refused is not None and not silent and time.monotonic() - self._foreign_since > patience:
