@@ -13,11 +13,15 @@ import pytest
 import torch.distributed as dist
 from kits.meetkit import PATIENCE, Clock, ask, together, until_claimed, until_ready
 from kits.storekit import local_server
+from kits.tlskit import Files, authority
 
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.stores import rendezvous as module
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.rendezvous import Rendezvous
+from multiworld._net.stores.tcp_client import TcpClient
+from multiworld._net.stores.tls_server import TlsStoreServer
+from multiworld._net.stores.torchstore import TcpStore
 from multiworld.errors import (
     BackendError,
     JoinAbandonedError,
@@ -29,7 +33,7 @@ from multiworld.errors import (
     StoreUnreachableError,
 )
 
-KINDS = ["hash", "tcp", "file", "prefix"]
+KINDS = ["hash", "tcp", "tls", "file", "prefix"]
 
 
 @pytest.fixture
@@ -43,9 +47,25 @@ def client(port):
     )
 
 
+def over_tls(request, folder):
+    own = Files(folder, authority()).credentials
+    served = TlsStoreServer(socket.AF_INET, ("127.0.0.1", 0), credentials=own)
+    request.addfinalizer(served.close)
+
+    def view():
+        at = ("127.0.0.1", served.port)
+        one = TcpClient.connect_as(own, socket.AF_INET, at, deadline=time.monotonic() + PATIENCE)
+        request.addfinalizer(one.close)
+        return TcpStore(one, deadline=time.monotonic() + 2 * PATIENCE, answer=PATIENCE)
+
+    return view
+
+
 @pytest.fixture(params=KINDS)
 def stores(request, server, tmp_path):
     """A function that gives each member its view of one store of that kind."""
+    if request.param == "tls":
+        return over_tls(request, tmp_path)
     if request.param == "hash":
         store = dist.HashStore()
         return lambda: store

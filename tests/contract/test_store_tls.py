@@ -234,10 +234,12 @@ def test_what_a_member_does_not_read_is_not_kept_for_it(server, files):
     query = b"\2" + b"".join(struct.pack("=Q", len(each)) + each for each in (key, nothing, nothing))
     context = files.credentials.context(server=False)
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     before = resident()
     with context.wrap_socket(sock) as tls:
-        tls.sendall(struct.pack("=BI", 0, 0x3C85F7CE) + query * 1000)
+        tls.sendall(struct.pack("=BI", 0, 0x3C85F7CE))
         for number in range(200):
+            tls.sendall(query * 5)
             assert other.add("n", 1, deadline=soon()) == number + 1
         assert resident() - before < 100_000_000
         tls.settimeout(PATIENCE)

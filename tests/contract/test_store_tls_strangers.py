@@ -223,9 +223,11 @@ def test_without_descriptors_a_stranger_makes_room(files, tmp_path):
     """In a process that may have few: members come in while strangers hold what is left."""
     program = """
 import resource, socket, sys, time
+from multiworld._net.stores import tls_server
 from multiworld._net.stores.tls_server import TlsStoreServer
 from multiworld._net.tls.credentials import Credentials
 import os
+tls_server._PATIENCE = 600.0
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 served = TlsStoreServer(socket.AF_INET, ("127.0.0.1", 0), credentials=Credentials(*sys.argv[1:]))
 used = max(map(int, os.listdir("/proc/self/fd")))
