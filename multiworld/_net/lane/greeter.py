@@ -62,6 +62,9 @@ class Greeter:
         self._tls: TlsStream | None = None
         self._vouched = False  # the other end's certificate was compared with the roster
         if credentials is not None and self._local is None:
+            # TLS's last message is followed at once by the greeting, which would wait for the other end to
+            # acknowledge that message: 40 ms.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket = self._tls = TlsStream(connection, credentials, server=dialed is None)
         self._proof = Proof()
         self._greeting = Greeting(roster, self._proof, secrets.token_bytes(NONCE_SIZE), dialed)
