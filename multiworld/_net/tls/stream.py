@@ -25,6 +25,9 @@ __all__ = ["Stream", "TlsStream"]
 _RECORD = 16384
 """Bytes that a TLS record holds (RFC 8446, 5.1)."""
 
+_TURN = 1 << 20
+"""Bytes read in one call."""
+
 
 class TlsStream:
     """See the module.
@@ -50,6 +53,7 @@ class TlsStream:
         self._server = server
         self._socket: Any = connection  # until it is connected; then the `SSLSocket`
         self._descriptor = connection.fileno()
+        self._late: OSError | None = None  # the next read raises it
         self._owed = 0  # length of the record that was not written whole
 
     def shake_hands(self) -> None:
@@ -150,20 +154,36 @@ class TlsStream:
         self._owed = 0
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, _flags: int = 0) -> int:
-        """Read what has come of one record; 0 at the end. Flags mean nothing here.
+        """Read what has come, `_TURN` at most; 0 at the end. Flags mean nothing here.
 
-        Fewer bytes than the buffer holds: the record is read whole, and nothing of it waits here, where
+        Fewer bytes than the buffer holds: records are read whole, and nothing of them waits here, where
         `select.poll` would not see it.
 
         Raises:
             BlockingIOError: no record is there whole.
             OSError: the connection has ended.
         """
+        if self._late is not None:
+            raise self._late
         try:
-            count: int = self._socket.recv_into(buffer, nbytes)
+            done: int = self._socket.recv_into(buffer, nbytes)
         except ssl.SSLWantReadError:
             raise BlockingIOError from None
-        return count
+        if done == _RECORD:  # of a long message, of which more has probably come
+            done = self._read_on(memoryview(buffer).cast("B")[: nbytes or None], done)
+        return done
+
+    def _read_on(self, view: memoryview, done: int) -> int:
+        """Read further records into what is left of a buffer; return the sum."""
+        most = min(len(view), _TURN)
+        try:
+            while done < most and (count := self._socket.recv_into(view[done:])):
+                done += count
+        except ssl.SSLWantReadError:
+            pass  # that was all
+        except OSError as error:
+            self._late = error  # what came before it is read first
+        return done
 
     @property
     def pending(self) -> int:
