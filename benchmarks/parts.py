@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from benchmarks.measuring.part import Part
 
 PARTS = (
-    "overheads", "messages", "collectives", "limits", "hosts", "fanin", "worlds", "detection", "rebuild",
-    "elastic", "growth", "toolchain", "peers", "thresholds",
+    "overheads", "messages", "collectives", "limits", "hosts", "secure", "fanin", "worlds", "detection",
+    "rebuild", "elastic", "growth", "toolchain", "peers", "thresholds",
 )  # fmt: skip
 NOT_QUICK = frozenset({"peers"})
 """Parts that download gigabytes: run with --full, by name, or alone."""

@@ -66,6 +66,12 @@ TARGETS = (
         "messages, and `all_reduce` up to 256 KiB, between two network namespaces", "≤ 1 of stock",
         ("hosts/*/world",),
     ),
+    Target("secure mode, a join: what TLS adds", "≤ 5 ms", ("secure/join/*",)),
+    Target("secure mode, a control message: to seal and open it", "≤ 25 µs", ("secure/control/*",)),
+    Target(
+        "secure mode, messages from 1 MB on: throughput", "≥ 0.5 of that without TLS",
+        ("secure/lane/*", "secure/host/*"),
+    ),
     Target("join of a two-member world, and its first collective", "≤ 5 ms", ("worlds/pair/used",)),
     Target("join of one that makes no collective", "≤ 3 ms", ("worlds/pair/joined",)),
     Target("100 worlds: to join each", "≤ 15 ms", ("worlds/join/100",)),

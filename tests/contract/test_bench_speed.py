@@ -1,4 +1,4 @@
-"""The parts messages, collectives, limits, thresholds, fanin and peers of the benchmarks, in their smallest size."""
+"""The parts messages, collectives, secure, limits, thresholds, fanin and peers of the benchmarks, in their smallest size."""
 
 from __future__ import annotations
 
@@ -60,6 +60,23 @@ def test_hosts():
     for form in ("stock", "world", "aio"):
         assert {f"1Gbit/{op}/4B/2/{form}" for op in ("send_recv", "all_reduce")} <= found.keys()
     assert found["1Gbit/send_recv/4MB/2/world"].absolute > 20_000  # µs; 34 Mbit, less what goes at once
+
+
+def test_secure():
+    """Members over TLS and without it have met, and every figure is about both."""
+    try:
+        found, remarks = measured("secure", "--sizes", "4B", "1MB", "--rounds", "1")
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert remarks == []
+    joins = {f"join/{which}/{end}" for which in ("first", "later") for end in ("joined", "used")}
+    lane = {"lane/send_recv/4B", "lane/send_recv/1MB", "lane/all_reduce/1MB"}
+    assert {*found} == {*joins, *lane, "control/beat", "store/compare_set", "host/send_recv/16MB"}
+    for name in {*found} - {"control/beat"}:
+        assert found[name].baseline > 0
+        assert found[name].absolute > 0
+    assert found["lane/send_recv/4B"].value > 1, "what is sealed takes longer"
+    assert 0 < found["control/beat"].value < 1000
 
 
 def test_collectives():

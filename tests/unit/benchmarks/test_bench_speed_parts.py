@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,8 @@ from benchmarks.measuring.part import Run
 from benchmarks.measuring.timing import told
 from benchmarks.messages import part as messages
 from benchmarks.operations.cases import BESIDE, WORDS, Case, figures_of
+from benchmarks.secure import part as secure
+from benchmarks.secure.certificates import certificates
 from benchmarks.thresholds import part as thresholds
 from benchmarks.thresholds.table import table_of, thresholds_of, words_of
 
@@ -95,6 +99,39 @@ def test_between_hosts_a_world_is_to_be_as_fast_as_stock(full):
         assert [hosts.goal_of(case, form) for form in ("world", "aio")] == [Goal(at_most=1.0), None]
     told = [summary("hosts", f"{case.name}/world", [0.5], "", goal=Goal(at_most=1.0)) for case in cases]
     assert [len(taken) for target, taken in answers(told) if "namespaces" in target.what] == [len(cases)]
+
+
+def test_what_secure_mode_adds_is_a_difference_of_each_round():
+    goal = Goal(at_most=5.0)
+    figure = secure.added("join/later/used", "ms", [(9.0, 12.0), (30.0, 34.0), (10.0, 12.0)], "a join", goal)
+    assert (figure.low, figure.value, figure.high) == (2.5, 3.0, 3.5)
+    assert (figure.baseline, figure.absolute, figure.met) == (10.0, 12.0, True)
+
+
+def test_secure_modes_messages_are_compared_by_time_and_from_1_mb_on_by_throughput():
+    small = secure.carried("lane/send_recv/4B", 4, [20.0, 25.0], [40.0, 50.0], "a message")
+    assert (small.value, small.absolute_unit, small.goal) == (2.0, "us", None)
+    large = secure.carried("lane/send_recv/1MB", MB, [MB / 2e3] * 2, [MB / 1e3] * 2, "a message")
+    assert (large.value, large.baseline, large.absolute_unit) == (0.5, 2.0, "GB/s")
+    assert large.goal == Goal(at_least=0.5)
+    assert large.met
+
+
+def test_every_goal_of_secure_mode_has_its_line():
+    told = [
+        summary("secure", name, [1.0], "", goal=Goal(at_most=1.0))
+        for name in ("join/first/used", "control/beat", "lane/all_reduce/1MB", "host/send_recv/16MB")
+    ]
+    assert [len(taken) for target, taken in answers(told) if target.what.startswith("secure")] == [1, 1, 2]
+
+
+def test_certificates_are_there_while_they_are_used():
+    pytest.importorskip("cryptography")
+    with certificates() as environment:
+        paths = [Path(each) for each in environment.values()]
+        assert {*environment} == {"M8D_TLS_CERT", "M8D_TLS_KEY", "M8D_TLS_CA"}
+        assert {stat.S_IMODE(each.stat().st_mode) for each in paths} == {0o600}
+    assert not any(each.exists() for each in paths)
 
 
 def test_the_goals_of_fanin_are_those_that_were_set():

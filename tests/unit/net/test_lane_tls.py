@@ -23,7 +23,7 @@ from kits.meetkit import until
 from kits.tlskit import Files, authority
 
 from multiworld._net import procfs
-from multiworld._net.lane import wakes
+from multiworld._net.lane import greeter, wakes
 from multiworld._net.lane.endpoint import Endpoint
 from multiworld._net.lane.meeting import meet
 from multiworld._net.tls.stream import TlsStream
@@ -91,6 +91,22 @@ def test_over_tcp_all_connections_are_tls(of_hosts, size):
             assert said[0] == peer
     for each in members:
         each.fail(ConnectionError("the test is over"))
+
+
+def test_the_greeting_does_not_wait_for_an_acknowledgement(of_hosts, monkeypatch):
+    """40 ms in each join, if the kernel holds it back until the last message of TLS's handshake is known there."""
+    at_once = []
+
+    def begun(connection, *args, **more):
+        at_once.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return TlsStream(connection, *args, **more)
+
+    monkeypatch.setattr(greeter, "TlsStream", begun)
+    with doors(2, places=["00000000", "00000001"]) as opened:
+        for met in together(opened, of_hosts("host0", "host1")):
+            for each in met.connections.values():
+                each.close()
+    assert at_once == [1, 1]
 
 
 def test_on_one_host_unix_sockets_are_of_the_same_user(of_hosts, monkeypatch):

@@ -272,6 +272,36 @@ def test_a_full_buffer_may_leave_bytes_pending_and_one_that_is_not_full_none(
         right.recv_into(bytearray(1))
 
 
+def test_the_records_of_a_long_message_are_read_at_once(files: Files) -> None:
+    left, right = met(*socket.socketpair(), files.credentials)
+    assert left.send(b"a" * 40_000) == 40_000
+    select.select([right.fileno()], [], [], 10)
+    got = bytearray(50_000)
+    assert right.recv_into(got) == 40_000
+    assert got[:40_000] == b"a" * 40_000
+    assert left.send(b"b" * 40_000) == 40_000
+    assert right.recv_into(got, 20_000) == 20_000
+    assert right.pending == 12_768, "of the second record"
+    assert right.recv_into(got) == 12_768
+    for each in (left, right):
+        each.close()
+
+
+def test_an_error_behind_a_long_message_is_raised_after_it(files: Files) -> None:
+    ends = socket.socketpair()
+    behind = ends[0].dup()
+    left, right = met(*ends, files.credentials)
+    assert left.send(b"a" * 32_768) == 32_768
+    behind.send(b"no record of TLS")
+    select.select([right.fileno()], [], [], 10)
+    assert right.recv_into(bytearray(50_000)) == 32_768
+    for _ in range(2):
+        with pytest.raises(ssl.SSLError):
+            right.recv_into(bytearray(1))
+    for each in (left, right, behind):
+        each.close()
+
+
 def test_the_end_is_read_after_what_was_written(streams: tuple[TlsStream, TlsStream]) -> None:
     left, right = streams
     right.send(b"to the left")
