@@ -180,7 +180,7 @@ class TlsStream:
             while done < most and (count := self._socket.recv_into(view[done:])):
                 done += count
         except ssl.SSLWantReadError:
-            pass  # that was all
+            return done  # that was all
         except OSError as error:
             self._late = error  # what came before it is read first
         return done
