@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"m8d-run web: {error}")
         return REFUSED
     with page, contextlib.suppress(KeyboardInterrupt):
-        trust = f" (its authority: {page.ca}; curl --cacert {shlex.quote(page.ca)})" if page.ca else ""
+        trust = f" (trusted with: curl --cacert {shlex.quote(page.ca)})" if page.ca else ""
         warning = f"\n{EXPOSED % page.url}" if page.exposed else ""
         if args.socket:  # a line with the address, and others that warn
             say(f"{page.link}{trust}{warning}\n", now=True)

@@ -26,15 +26,24 @@ def authority(job: str = "test") -> Authority:
 class Files:
     """A certificate of an authority with its key, as files in a folder."""
 
-    def __init__(self, folder: Path, by: Authority, *, host: str = HOST, name: str = "member") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        by: Authority,
+        *,
+        host: str = HOST,
+        name: str = "member",
+        addresses: tuple[str, ...] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.cert, self.key, self.ca = (folder / f"{each}.pem" for each in ("cert", "key", "ca"))
         self.ca.write_bytes(by.certificate)
+        self.addresses = addresses
         self.replace(by, host=host, name=name)
 
     def replace(self, by: Authority, *, host: str = HOST, name: str = "member") -> None:
         """Write another certificate and key."""
-        issued = by.issue(host, name)
+        issued = by.issue(host, name, addresses=self.addresses)
         self.key.touch(mode=0o600)
         self.key.write_bytes(issued.key)
         self.cert.write_bytes(issued.certificate)
