@@ -1,6 +1,7 @@
 """The page of ``m8d-run --web``: a process of its own, which ends with the launcher.
 
-It costs the launcher nothing while no browser looks, and a fault in it is not the launcher's.
+It costs the launcher nothing while no browser looks, and a fault in it is not the launcher's. In a secure run
+it has the launcher's certificate, by the environment.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld import settings
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.events import Note
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from multiworld.run.events import EventBus
 
 __all__ = ["WebPage", "check_installed"]
@@ -54,13 +52,9 @@ class WebPage:
         control: path of the launcher's control socket.
         address: "HOST:PORT" to listen at.
         bus: gets a `Note` with the page's address, or with what is wrong.
-        environment: variables for the page's process beside the launcher's own, as ``M8D_TLS_CERT``.
     """
 
-    def __init__(
-        self, control: str, address: str, bus: EventBus, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._environment = {**settings.environment_with(""), **(environment or {})}
+    def __init__(self, control: str, address: str, bus: EventBus) -> None:
         self._command = [
             sys.executable, "-m", "multiworld.run", "web", "--socket", control, "--at", address,
         ]  # fmt: skip
@@ -72,7 +66,7 @@ class WebPage:
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, text=True, env=self._environment,
+            start_new_session=True, text=True,
         )  # fmt: skip
         said: deque[str] = deque(maxlen=_LINES)
         for function, name in ((self._tell, "m8d-web-page"), (self._read, "m8d-web-page-errors")):

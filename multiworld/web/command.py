@@ -10,11 +10,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiworld import settings
 from multiworld._net.listen_address import DEFAULT
 from multiworld.cli.console import complain, say
 from multiworld.errors import MultiworldError
+from multiworld.run.control.client import LauncherSilentError
 from multiworld.run.control.commands import REFUSED, find_run
 from multiworld.run.view.status import NONE, SILENT
+from multiworld.web.run_certificate import variables_of
 from multiworld.web.server import EXPOSED, serve
 from multiworld.web.sources import LaunchedRun
 
@@ -47,11 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain(f"m8d-run web: {why}")
             return code
     assert path is not None  # noqa: S101  (else it has returned)
+    before: dict[str, str | None] = {}
     try:
+        if not args.socket:  # the launcher's own page has its environment
+            before = settings.set_environment(variables_of(path))
         page = serve(LaunchedRun(path), args.at)
+    except LauncherSilentError as error:
+        complain(f"m8d-run web: {error}")
+        return SILENT
     except MultiworldError as error:
         complain(f"m8d-run web: {error}")
         return REFUSED
+    finally:
+        settings.set_environment(before)
     with page, contextlib.suppress(KeyboardInterrupt):
         trust = f" (trusted with: curl --cacert {shlex.quote(page.ca)})" if page.ca else ""
         warning = f"\n{EXPOSED % page.url}" if page.exposed else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -129,6 +131,43 @@ def test_new_files_and_a_page_that_is_served_anew(run, files, ours):
     link = urlsplit(link_in(run.wait_line("page: https", count=2)[-1]))
     answer = fetch((link.hostname, link.port), "/api/v1/view", ca=files.ca, shown=files)
     assert [each["name"] for each in json.loads(answer.body)["worlds"]] == [WORLD]
+
+
+@contextlib.contextmanager
+def page_begun_later(env: dict[str, str]):
+    """``m8d-run web``, without M8D_TLS_* of its own."""
+    env = {name: value for name, value in {**os.environ, **env}.items() if not name.startswith("M8D_TLS_")}
+    command = [sys.executable, "-m", "multiworld.run", "web"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as served:
+        try:
+            yield served
+        finally:
+            served.send_signal(signal.SIGINT)
+
+
+def test_a_page_of_a_secure_run_that_was_started_without(tmp_path, runtime):
+    runtime = {name: value for name, value in runtime.items() if not name.startswith("M8D_TLS_")}
+    (tmp_path / "worlds.toml").write_text(FILE)
+    options = ["--secure", "--worlds", str(tmp_path / "worlds.toml")]
+    with launched(tmp_path, SCRIPT, options=options, env=runtime) as run:
+        run.wait_told("joined", 2)
+        with page_begun_later(runtime) as served:
+            line = served.stdout.readline()
+            link, ca = urlsplit(link_in(line)), re.search(r"curl --cacert (\S+)\)", line)[1]
+            headers = {"Authorization": f"Bearer {parse_qs(link.query)['token'][0]}"}
+            answer = fetch((link.hostname, link.port), "/api/v1/view", ca=ca, headers=headers)
+            assert [each["name"] for each in json.loads(answer.body)["worlds"]] == [WORLD]
+            assert fetch((link.hostname, link.port), "/api/v1/view", ca=ca).status == 401
+        assert served.returncode == 0
+
+
+def test_a_page_of_a_secure_run_is_not_served_in_plain_text(run, runtime):
+    with page_begun_later(runtime) as served:
+        assert served.stdout.read() == ""
+        assert "a secure run, and no certificate for its page" in served.stderr.read()
+        assert served.wait(PATIENCE) == 2
 
 
 def serving(me, environ):
