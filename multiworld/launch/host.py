@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld.errors import StoreBindError
+from multiworld.errors import MultiworldError, StoreBindError
 from multiworld.launch.backends import default_backend, known_backends
 from multiworld.launch.fill_in_config import VARIABLES, Facts, LaunchPlan, address, complete
 
@@ -32,7 +32,17 @@ class _Held:
 
 
 def gather() -> Facts:
-    """Look at the environment, the devices and the build of torch."""
+    """Look at the environment, the devices and the build of torch.
+
+    Raises:
+        MultiworldError: this process is in secure mode.
+    """
+    if cert := settings.load().tls_cert:
+        raise MultiworldError(
+            f"multiworld.launch with M8D_TLS_CERT={cert!r}",
+            rule="It starts torch's own process groups and their store, which have no TLS",
+            next_step="Start the processes with `m8d-run --secure`, and join worlds in them",
+        )
     import torch  # noqa: PLC0415  (importing this package loads no torch)
 
     found = {name: settings.environment(name) for name in VARIABLES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +44,8 @@ class Identity:
         subject = str(parts.get("commonName", ""))
         for kind, value in certificate.get("subjectAltName", ()):
             if kind == "URI" and value.startswith(f"{_SCHEME}://"):
-                job, host = urlsplit(value).netloc, urlsplit(value).path
-                return cls(unquote(job), unquote(host.removeprefix("/")), subject)
+                job, _, host = value.removeprefix(f"{_SCHEME}://").partition("/")
+                return cls(unquote(job), unquote(host), subject)
         return cls(subject=subject)
 
     def __str__(self) -> str:

@@ -172,6 +172,7 @@ def test_names_in_certificates_are_read_as_they_were_given() -> None:
     named = {"subjectAltName": (("DNS", "x"), ("URI", uri("a/b?c", "h:1")))}
     assert Identity.of(named) == Identity("a/b?c", "h:1")
     assert Identity.of({"subjectAltName": (("URI", "spiffe://a/b"),)}) == Identity()
+    assert Identity.of({"subjectAltName": (("URI", "m8d://[odd/h"),)}) == Identity("[odd", "h")
     assert Identity("j", "h").is_on("h")
     assert not Identity("j", "h").is_on("g")
     assert Identity("j").is_on("g")

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multiworld.errors import MultiworldError
 from multiworld.launch.config import MultiprocessConfig
 from multiworld.launch.errors import ConfigError, ProcessExitedError, ProcessRaisedError
 from multiworld.launch.fill_in_config import Facts, address, complete
 from multiworld.launch.first_failure import FailedProcess, first_failure
+from multiworld.launch.host import gather
 from multiworld.launch.parallelism import DIMENSIONS, groups_along
 
 CPU = Facts({}, 0, frozenset({"gloo", "fake"}), "gloo")
@@ -258,3 +260,10 @@ def test_errors_say_all_they_know():
     for each in (raised, ProcessExitedError(1, 1, 5, 1, began=False)):
         again = pickle.loads(pickle.dumps(each))  # noqa: S301
         assert (type(again), str(again), again.rank) == (type(each), str(each), each.rank)
+
+
+def test_in_secure_mode_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("M8D_TLS_CERT", "M8D_TLS_KEY", "M8D_TLS_CA"):
+        monkeypatch.setenv(name, "/a/file")
+    with pytest.raises(MultiworldError, match="m8d-run --secure"):
+        gather()
