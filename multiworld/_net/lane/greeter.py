@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import select
 import socket
-import struct
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.greeting import NONCE_SIZE, Greeting
+from multiworld._net import peer_user
 from multiworld._net.lane.connections import NOW
 from multiworld._net.lane.memory import Proof
 from multiworld._net.tls.session import RefusedError
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from multiworld._net.tls.credentials import Credentials
 
 __all__ = ["Greeter"]
-
-
-_PEER = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 
 
 class Greeter:
@@ -107,7 +103,7 @@ class Greeter:
             if self._tls is not None and self._tls.peer is None:
                 self._tls.shake_hands()
             if self._local is not None:
-                _of_this_user(self._local)
+                peer_user.check(self._local)
                 self._local = None
             while not greeting.over:
                 if unsent := greeting.unsent:
@@ -128,12 +124,3 @@ class Greeter:
         host = self._roster.members[self.peer].hostname
         if not self._tls.peer.is_on(host):
             raise RefusedError(f"rank {self.peer} is on {host!r}, and its certificate is of {self._tls.peer}")
-
-
-def _of_this_user(connection: socket.socket) -> None:
-    try:
-        _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    except OSError as error:
-        raise RefusedError(f"the system does not say whose process it is: {error}") from error
-    if user != os.geteuid():
-        raise RefusedError(f"it is a process of user {user}, not of {os.geteuid()}")

@@ -187,8 +187,8 @@ class TlsStream:
 
     @property
     def pending(self) -> int:
-        """Bytes of a record that have been read from the socket, and not by `recv_into`."""
-        return int(self._socket.pending())
+        """Bytes of a record that have been read from the socket, and not by `recv_into`; 1 for an error."""
+        return 1 if self._late is not None else int(self._socket.pending())
 
     @property
     def family(self) -> socket.AddressFamily:
