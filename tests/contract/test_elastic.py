@@ -304,8 +304,8 @@ def test_a_newcomer_waits_unnoticed_and_comes_in_at_the_next_reform(cast):
 def test_a_process_that_is_started_again_takes_its_seat(cast):
     members, _ = four(cast)
     members[3].kill()
-    again = cast.start(member, 3)
     everyone(members[:3], 2)
+    again = cast.start(member, 3)
     claimed(cast, "s3")
     members[0].kill()
     assert everyone([members[1], members[2], again], 3)[-1] == "s3"
