@@ -31,7 +31,7 @@ import json, os, signal, socket, sys, time
 from multiworld._net.descriptor_table import IsolatedTable
 
 port, more = int(sys.argv[1]), json.loads(sys.argv[2])
-table = IsolatedTable.start(b"bye")
+table = IsolatedTable.start()
 assert table.opened()
 
 def connect(name):
@@ -40,7 +40,7 @@ def connect(name):
     return connection
 
 kept = connect(b"k")
-assert table.keep(1, kept)
+assert table.keep(1, kept, b"bye")
 kept.close()
 assert table.settle()
 """
@@ -50,12 +50,12 @@ def test_the_programs_default_timeout_does_not_end_it():
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.05)
     try:
-        found = IsolatedTable.start(CLOSING)
+        found = IsolatedTable.start()
         assert found is not None
         if not found.opened():
             pytest.skip("this system gives a thread no table of its own")
         ours, theirs = socket.socketpair()
-        assert found.keep(1, theirs)
+        assert found.keep(1, theirs, CLOSING)
         theirs.close()
         # It is there as long as nothing is said on the line: longer than that timeout.
         assert select.select([ours], [], [], 0.3)[0] == []
@@ -69,7 +69,7 @@ def test_the_programs_default_timeout_does_not_end_it():
 
 @pytest.fixture
 def table():
-    found = IsolatedTable.start(CLOSING)
+    found = IsolatedTable.start()
     assert found is not None
     if not found.opened():
         found.close(PATIENCE)
@@ -222,7 +222,7 @@ def test_it_takes_no_signal():
 import signal, os
 from multiworld._net.descriptor_table import IsolatedTable
 signal.signal(signal.SIGUSR1, lambda *_: None)
-table = IsolatedTable.start(b"")
+table = IsolatedTable.start()
 assert table.opened()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 os.kill(os.getpid(), signal.SIGUSR1)
@@ -243,7 +243,7 @@ assert signal.SIGUSR1 in signal.sigpending()
 def kept(table, number):
     near, far = socket.socketpair()
     far.settimeout(PATIENCE)
-    assert table.keep(number, near)
+    assert table.keep(number, near, CLOSING)
     near.close()
     return far
 
@@ -267,7 +267,7 @@ def test_what_is_dropped_says_so_and_the_rest_stays(table):
 
 def test_the_end_of_the_table_says_so_and_leaves_nothing():
     before = files(), tasks()
-    table = IsolatedTable.start(CLOSING)
+    table = IsolatedTable.start()
     assert table.opened()
     ends = [kept(table, number) for number in range(50)]
     assert table.settle()
@@ -281,7 +281,7 @@ def test_the_end_of_the_table_says_so_and_leaves_nothing():
         assert end.recv(64) == b""
         end.close()
     until(lambda: nothing_more(before))
-    assert not table.keep(1, ends[0])
+    assert not table.keep(1, ends[0], CLOSING)
     table.drop(1)
     assert not table.settle()
 
@@ -307,20 +307,20 @@ def test_more_than_the_line_holds_at_a_time(table):
 
 def test_it_can_be_closed_before_it_was_asked_whether_it_opened():
     before = files(), tasks()
-    table = IsolatedTable.start(CLOSING)
+    table = IsolatedTable.start()
     assert table.close(PATIENCE)
     until(lambda: nothing_more(before))
 
 
 def test_a_childs_copy_can_be_closed_before_it_was_asked_too():
-    table = IsolatedTable.start(CLOSING)
+    table = IsolatedTable.start()
     until(lambda: table._control.recv(1, socket.MSG_PEEK))
     table.abandon()
 
 
 def test_older_kernels_ways(monkeypatch):
     monkeypatch.setattr(descriptor_table, "_CLOSE_RANGE", 9999)  # no such call
-    table = IsolatedTable.start(CLOSING)
+    table = IsolatedTable.start()
     opened = table.opened()
     if opened:
         end = kept(table, 1)
@@ -341,7 +341,7 @@ def test_where_it_is_refused_there_is_none_and_nothing_is_left(monkeypatch, refu
         monkeypatch.setattr(descriptor_table, "_CLONE_FILES", 0xFFFF)  # no such flags
     else:
         monkeypatch.setattr(os, "devnull", "/nowhere")
-    table = IsolatedTable.start(CLOSING)
+    table = IsolatedTable.start()
     assert not table.opened()
     assert table.close(PATIENCE)
     until(lambda: nothing_more(before))
@@ -368,5 +368,5 @@ def test_where_it_cannot_start_there_is_none_and_nothing_is_left(monkeypatch, na
     before = files()
     with monkeypatch.context() as patch:
         patch.setattr(f"multiworld._net.descriptor_table.{name}", replacement)
-        assert IsolatedTable.start(CLOSING) is None
+        assert IsolatedTable.start() is None
     assert files() == before
