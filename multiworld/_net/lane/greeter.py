@@ -60,7 +60,8 @@ class Greeter:
         if credentials is not None and self._local is None:
             # TLS's last message is followed at once by the greeting, which would wait for the other end to
             # acknowledge that message: 40 ms.
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # it has ended already, which the handshake tells
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket = self._tls = TlsStream(connection, credentials, server=dialed is None)
         self._proof = Proof()
         self._greeting = Greeting(roster, self._proof, secrets.token_bytes(NONCE_SIZE), dialed)
