@@ -158,7 +158,7 @@ class Preparing:
             )
             self._store.reopen()
             # A launcher says soon where its store is now, and newcomers wait there for what members know.
-            return AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (as above)
+            return AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
         thread = threading.Thread(
             target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
         )

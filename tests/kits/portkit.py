@@ -177,7 +177,7 @@ def helps(pid: int) -> bool:
 
 
 def plain(listener: Listener, timeout: float = 2.0) -> socket.socket:
-    """Connect to a listener as anybody can."""
+    """Connect to a listener, as every process that reaches it can: without a certificate or a token."""
     sock = socket.socket(listener.family, listener.type)
     sock.settimeout(timeout)
     try:
