@@ -255,3 +255,13 @@ def test_who_waits_for_a_majority_is_told_so():
     assert waiting is not None
     assert "3 members of the generation before neither came" in str(refusals.late(waiting, A, 4.0, 3))
     assert "neither came" not in str(refusals.late(waiting, A, 4.0))
+
+
+def test_who_waits_for_a_store_that_took_over_is_told_so():
+    held = "members of its last generation (node 1)"
+    waiting = claim(FIRST, A, B, begins=False).waiting
+    assert waiting is not None
+    assert f"its store is a new one: it waited for {held}" in str(refusals.late(waiting, A, 4.0, held=held))
+    assert "its store is a new one" not in str(refusals.late(waiting, A, 4.0))
+    assert f"waits for {held}" in refusals.awaited(waiting, A, 1.0, 3.0, held)
+    assert "waits for members that may still come" in refusals.awaited(waiting, A, 1.0, 3.0)
