@@ -122,6 +122,7 @@ def main() -> int:
         "--web", action="store_true", help="m8d-run's page beside it; its address is in the log"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the launcher is to end with this program
     logs = Path(tempfile.mkdtemp(prefix="m8d-llm-serving-"))
     known = cases()
     launcher = (

@@ -1,7 +1,7 @@
 """Pipelines of stages that outlive their workers, and the sequences that run through them in batches.
 
 A pipeline holds a worker for each stage. Where one is lost, a standby takes its place, and each group of sequences
-writes its keys and values there anew: its tokens, once more, through the stages up to that one. The stages after it
+writes its keys and values there anew, from what went into that stage before, which is kept here. The other stages
 still have theirs. No client is told; the next token comes a little later.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from model import Batch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from wire import Link
 
 import multiworld as mw
@@ -44,6 +45,7 @@ class Sequence:
     stop: int | None  # token that ends it
     fresh: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)  # None: the end
     cached: int = 0  # tokens whose keys and values the stages have
+    inputs: list[list[Tensor]] = field(default_factory=list)  # of each stage, step by step, [tokens, ...]
     slot: int = -1
     over: bool = False
 
@@ -134,9 +136,9 @@ class Pipeline:
         """Write the group's keys and values on a worker that is new in this stage."""
         begun = [sequence for sequence in group.sequences if sequence.cached]
         if begun:
-            batch, data = _batch(begun, [(0, sequence.cached) for sequence in begun])
-            for before in range(stage):
-                data = await self.through(group, before, batch, data)
+            counts = [sequence.cached for sequence in begun]
+            data = pad_sequence([torch.cat(each.inputs[stage]) for each in begun], batch_first=True)
+            batch = Batch.of([each.slot for each in begun], [0] * len(begun), counts)
             await worker.link.call(stage, batch, data, 1 + group.number)
             self.scheduler.counts["replayed"] += len(begun)
         group.holders[stage] = worker
@@ -171,6 +173,7 @@ class Group:
     def add(self, sequence: Sequence) -> None:
         """Take a sequence; it is in the next step. One from elsewhere comes with its tokens, and no more."""
         sequence.slot, sequence.cached = self.free.pop(), 0
+        sequence.inputs = [[] for _ in self.pipeline.stages]
         self.sequences.append(sequence)
         self.wake.set()
 
@@ -203,18 +206,17 @@ class Group:
     async def step(self, sequences: list[Sequence]) -> None:
         """Give each sequence its next token."""
         spans = [(sequence.cached, len(sequence.tokens)) for sequence in sequences]
-        batch, data = _batch(sequences, spans)
-        passed = []
+        counts = [end - start for start, end in spans]
+        batch = Batch.of([sequence.slot for sequence in sequences], [start for start, _ in spans], counts)
+        fresh = [torch.tensor(each.tokens[each.cached :]) for each in sequences]
+        data, inputs = pad_sequence(fresh, batch_first=True), []
         for stage in range(len(self.pipeline.stages)):
+            inputs.append(data)
             data = await self.pipeline.through(self, stage, batch, data)
-            passed.append(self.holders[stage])
-        for stage, worker in enumerate(passed):
-            if (
-                self.holders[stage] is not worker
-            ):  # replaced while this step was beyond it: it lacks this step
-                self.holders[stage] = None
-        for sequence, (_, end), token in zip(sequences, spans, data.tolist(), strict=True):
-            sequence.cached = end
+        for row, (sequence, token) in enumerate(zip(sequences, data.tolist(), strict=True)):
+            for kept, passed in zip(sequence.inputs, inputs, strict=True):
+                kept.append(passed[row, : counts[row]])
+            sequence.cached = spans[row][1]
             if not sequence.over:
                 sequence.add(token)
                 self.pipeline.scheduler.counts["tokens"] += 1
@@ -286,12 +288,3 @@ class Scheduler:
         ]  # fmt: skip
         others = {"standbys": tell(self.crew.standbys), "waiting": len(self.waiting)}
         return {"pipelines": pipelines, **others, **self.counts}
-
-
-def _batch(sequences: list[Sequence], spans: list[tuple[int, int]]) -> tuple[Batch, Tensor]:
-    """A batch of each sequence's tokens from one position to another, padded to the longest."""
-    counts = [end - start for start, end in spans]
-    data = torch.zeros(len(sequences), max(counts), dtype=torch.int64)
-    for row, (sequence, (start, end)) in enumerate(zip(sequences, spans, strict=True)):
-        data[row, : end - start] = torch.tensor(sequence.tokens[start:end])
-    return Batch.of([sequence.slot for sequence in sequences], [start for start, _ in spans], counts), data
