@@ -4,10 +4,11 @@ Threads: only ``m8d-nodes`` changes the membership and the state around it; ``m8
 calls of torch's rendezvous handler, which may take minutes; the watchdog's thread delivers signals of peers.
 The agent's thread only fetches finished events.
 
-The leader (`decisions.leader`) gives a slot away, through the rendezvous store: the first membership under a
-number counts. If the store was lost with its node, connected nodes decide on their own, each the same from
-the same membership. A node that reaches neither the store nor a majority of the others ends its workers
-(`decisions.cut_off`), and the others wait `_GRACE` longer than that takes before they give its slot away.
+The leader (`rank_assignment.leader`) gives a slot away, through the rendezvous store: the first membership
+under a number counts. If the store was lost with its node, connected nodes decide on their own, each the same
+from the same membership. A node that reaches neither the store nor a majority of the others ends its workers
+(`rank_assignment.cut_off`), and the others wait longer than that takes before they give its slot away
+(`Losses`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld.logs.source import logger
@@ -32,6 +33,7 @@ from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, newest_membership
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
+from multiworld.run.nodes.losses import STORE_CALL, Losses
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
@@ -56,29 +58,14 @@ _POLL = 0.5
 
 _POLL_SOON = 0.1  # seconds, while a loss is not decided yet
 
-_CALL = 2.0
-"""Seconds that the store has to answer a poll; a partitioned node finds that out in this time."""
-
 _FORGETS = 3.0
 """Seconds without an answer after which the rendezvous may have dropped nodes whose heartbeats it missed."""
-
-_GRACE = 3.0
-"""Seconds beyond `_CALL` that a node which may be partitioned has to end its workers; see `_patience`."""
 
 _TELLS = 10.0
 """Seconds that a node which ends has for its links to be made.
 
 One that is done and cannot tell the others counts as lost.
 """
-
-_SLOW_LEADER = 10.0
-"""Seconds after which another node decides, where the leader has not seen the loss itself."""
-
-
-@dataclass
-class _Loss:
-    cause: str
-    at: float
 
 
 class MultiNode(Nodes):
@@ -126,13 +113,12 @@ class MultiNode(Nodes):
         self._epoch = 0
         self._assignment: Assignment | None = None
         self._master: tuple[str, int] | None = None
-        self._lost: dict[str, _Loss] = {}
+        self._losses = Losses(spec.hang_timeout)
         self._finished: set[str] = set()
         self._answers = True
         self._silent_since: float | None = None
         self._store_gone = False  # for good: torch's TCPStore clients do not connect a second time
         self._next_poll = 0.0
-        self._gone: dict[tuple[str, int], _Loss] = {}
         self._over = False
         self._applied = 0
 
@@ -251,7 +237,7 @@ class MultiNode(Nodes):
 
     def _agree(self, info: RendezvousInfo) -> Agreed:
         assert self._node is not None  # noqa: S101  (settle comes first)
-        store = RendezvousStore(info.store, patience=_CALL, returns=self._outside)
+        store = RendezvousStore(info.store, patience=STORE_CALL, returns=self._outside)
         epoch = self._epoch
         record = slots.NodeRecord(
             replace(self._node, since=epoch), self._membership, self._links.alive(), tuple(self._finished)
@@ -300,7 +286,7 @@ class MultiNode(Nodes):
                     return
 
     def _pause(self) -> float:
-        return _POLL_SOON if self._pending() else _POLL
+        return _POLL_SOON if self._losses.causes else _POLL
 
     def _take_in(self, item: PeerSignal | Agreed | str) -> None:
         if isinstance(item, Agreed):
@@ -332,9 +318,9 @@ class MultiNode(Nodes):
             self._finished.add(signal.id)
         elif signal.what == "failed":
             self._emit(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
-        elif signal.id not in self._lost:
+        elif signal.id not in self._losses.causes:
             self._next_poll = 0.0
-            self._lost[signal.id] = self._gone[signal.id, signal.epoch] = _Loss(signal.cause, signal.at)
+            self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
             self._tell_lost(self._membership, node, signal.cause)
 
     def _tell_lost(self, membership: Membership, node: slots.Node, cause: str) -> None:
@@ -358,7 +344,7 @@ class MultiNode(Nodes):
 
     def _check_over(self, membership: Membership) -> None:
         slot, me = membership.slot_of(self._links.me), self._links.me
-        lost = rank_assignment.over(membership, self._finished, self._lost)
+        lost = rank_assignment.over(membership, self._finished, self._losses.causes)
         if lost is not None and (slot is None or me in self._finished):
             self._over = True
             self._emit(Over(self._missed(lost)))
@@ -395,7 +381,7 @@ class MultiNode(Nodes):
             self._note(logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}")
             if for_good:
                 self._rendezvous.give_up()
-        if not self._pending():
+        if not self._losses.causes:
             self._next_poll = time.monotonic() + 2.0
 
     def _admit(self, store: RendezvousStore) -> None:
@@ -403,8 +389,8 @@ class MultiNode(Nodes):
         membership = self._membership
         if (
             membership is None
-            or rank_assignment.leader(membership, self._lost) != self._links.me
-            or self._pending()
+            or self._losses.causes
+            or rank_assignment.leader(membership, ()) != self._links.me
         ):
             return
         come: list[slots.Node] = []
@@ -425,44 +411,23 @@ class MultiNode(Nodes):
         if come:
             self._decide(store, rank_assignment.admit(membership, come))
 
-    def _pending(self) -> dict[str, _Loss]:
-        """Losses that no membership reflects yet."""
-        membership = self._membership
-        if membership is None:
-            return {}
-        return {id_: loss for id_, loss in self._lost.items() if membership.node(id_) is not None}
-
     def _judge_losses(self, now: float) -> None:
-        membership, pending = self._membership, self._pending()
-        if membership is None or not pending or self._store is None:
+        membership, causes = self._membership, self._losses.causes
+        if membership is None or not causes or self._store is None:
             return
-        causes = {id_: loss.cause for id_, loss in pending.items()}
         if rank_assignment.cut_off(
             membership, self._links.me, causes, answers=self._answers, outside=self._outside
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
             return
-        due = max(loss.at + self._patience(loss.cause) for loss in pending.values())
-        if 2 * (len(membership.nodes) - len(pending)) <= len(membership.nodes):
-            due += 1.0  # a majority, where there is one elsewhere, decides first
-        decides = rank_assignment.leader(membership, pending) == self._links.me
-        if not decides and self._answers:
-            due += _SLOW_LEADER
-        elif not self._answers:
-            due += 1.0  # without the store each node has to see the loss itself
-        if now < due:
+        decides = rank_assignment.leader(membership, causes) == self._links.me
+        if now < self._losses.due(membership, decides=decides, answers=self._answers):
             return
-        after = rank_assignment.leave(membership, pending, self._finished)
+        after = rank_assignment.leave(membership, causes, self._finished)
         if self._answers:
             self._decide(self._store, after)
         else:
             self._apply(after)
-
-    def _patience(self, cause: str) -> float:
-        """Seconds after which the workers of a lost node have ended in any case."""
-        if cause in {"crashed", "left"}:
-            return 0.0
-        return max(2 * self._spec.hang_timeout, self._spec.hang_timeout + _CALL + _GRACE)
 
     def _decide(self, store: RendezvousStore, membership: Membership) -> None:
         """Write a membership under the next number; adopt the other one if another node was first."""
@@ -492,10 +457,7 @@ class MultiNode(Nodes):
         known = {node.id: node.since for node in old.nodes} if old is not None else {}
         if old is not None:
             self._tell_gone(old, membership)
-        # A node that was removed, or admitted again, is not lost any more; one that is listed by mistake
-        # still is.
-        epochs = {(node.id, link_epoch(mine, node)) for node in membership.nodes}
-        self._lost = {key[0]: loss for key, loss in self._gone.items() if key in epochs}
+        self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
         self._links.update(membership)
         for node in membership.nodes:
             if node.id != me and known.get(node.id) != node.since:
@@ -512,7 +474,7 @@ class MultiNode(Nodes):
     def _tell_gone(self, old: Membership, membership: Membership) -> None:
         """Tell of nodes that others removed; this one may not have had a connection with them."""
         for node in old.nodes:
-            if membership.node(node.id) is None and node.id not in self._lost:
+            if membership.node(node.id) is None and node.id not in self._losses.causes:
                 self._tell_lost(old, node, "unreachable")
 
     def _tell_vacant(self, old: Membership | None, membership: Membership) -> None:
@@ -534,7 +496,7 @@ class MultiNode(Nodes):
         """Give up the slot, end the links, and request a rendezvous to get a slot again."""
         before, membership = self._assignment, self._membership
         self._membership = None
-        self._lost.clear()
+        self._losses.forget()
         if membership is not None:
             self._links.update(replace(membership, nodes=()))
         if before is not None and before.slot is not None:

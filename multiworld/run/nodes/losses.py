@@ -1,0 +1,92 @@
+"""Nodes that this one has lost, and when their seats may be given away. Pure.
+
+The workers of a node that may only be partitioned from the others are to have ended before their seats are
+another node's: such a node ends them itself (`rank_assignment.cut_off`), which takes it a while to find out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from multiworld.run.nodes.slots import Membership
+
+__all__ = ["STORE_CALL", "Losses"]
+
+STORE_CALL = 2.0
+"""Seconds that the rendezvous store has to answer; a partitioned node finds that out in this time."""
+
+_GRACE = 3.0
+"""Seconds beyond `STORE_CALL` that a node which may be partitioned has to end its workers."""
+
+_MAJORITY = 1.0
+"""Seconds for which half of the nodes let a majority, where there is one elsewhere, decide first."""
+
+_EACH_SEES = 1.0
+"""Seconds for each node to see the loss itself, where no store tells what one has decided."""
+
+_SLOW_LEADER = 10.0
+"""Seconds after which another node decides, where the leader has not seen the loss itself."""
+
+
+@dataclass(frozen=True)
+class _Loss:
+    cause: str
+    at: float
+
+
+class Losses:
+    """See the module.
+
+    A loss belongs to the link that ended: a node that was removed, or admitted again, is not lost any more,
+    and one that a membership lists by mistake still is.
+
+    Args:
+        hang_timeout: seconds after which a silent node counts as hung.
+    """
+
+    def __init__(self, hang_timeout: float) -> None:
+        self._hang_timeout = hang_timeout
+        self._links: dict[tuple[str, int], _Loss] = {}  # of all links that have ended, by node and epoch
+        self._present: dict[str, _Loss] = {}  # of nodes that the present membership lists
+
+    @property
+    def causes(self) -> dict[str, str]:
+        """Ids of the lost nodes that the present membership lists, and why each link ended."""
+        return {node: loss.cause for node, loss in self._present.items()}
+
+    def add(self, node: str, epoch: int, cause: str, at: float) -> None:
+        """A link of the present membership has ended, at `at` in ``time.monotonic()`` seconds."""
+        self._present[node] = self._links[node, epoch] = _Loss(cause, at)
+
+    def follow(self, links: Collection[tuple[str, int]]) -> None:
+        """There is a newer membership, with these links: nodes and epochs."""
+        self._present = {key[0]: loss for key, loss in self._links.items() if key in links}
+
+    def forget(self) -> None:
+        """This node is in no membership."""
+        self._present.clear()
+
+    def due(self, membership: Membership, *, decides: bool, answers: bool) -> float:
+        """Return when this node gives the seats of the lost ones away, in ``time.monotonic()`` seconds.
+
+        Args:
+            membership: the present one, of which some are lost.
+            decides: whether this node is the leader.
+            answers: whether the rendezvous store does.
+        """
+        due = max(loss.at + self._patience(loss.cause) for loss in self._present.values())
+        if 2 * (len(membership.nodes) - len(self._present)) <= len(membership.nodes):
+            due += _MAJORITY
+        if not answers:
+            return due + _EACH_SEES
+        return due if decides else due + _SLOW_LEADER
+
+    def _patience(self, cause: str) -> float:
+        """Seconds after which the workers of a lost node have ended in any case."""
+        if cause in {"crashed", "left"}:
+            return 0.0
+        return max(2 * self._hang_timeout, self._hang_timeout + STORE_CALL + _GRACE)

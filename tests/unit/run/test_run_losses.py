@@ -1,0 +1,64 @@
+"""When the seats of lost nodes may be given away."""
+
+from __future__ import annotations
+
+import pytest
+from test_run_seats import formed
+
+from multiworld.run.nodes.losses import Losses
+
+FOUR = formed("a", "b", "c", "d")
+HANG = 1.5
+
+
+def lost(*nodes, cause="crashed", at=100.0, hang_timeout=HANG):
+    found = Losses(hang_timeout)
+    for each in nodes:
+        found.add(each, 1, cause, at)
+    return found
+
+
+def test_a_node_that_is_gone_for_sure_is_replaced_at_once_by_the_leader():
+    for cause in ("crashed", "left"):
+        assert lost("b", cause=cause).due(FOUR, decides=True, answers=True) == 100.0
+
+
+@pytest.mark.parametrize(("hang_timeout", "wait"), [(1.5, 6.5), (10.0, 20.0)])
+def test_one_that_may_live_has_time_to_end_its_workers(hang_timeout, wait):
+    for cause in ("hung", "unreachable"):
+        found = lost("b", cause=cause, hang_timeout=hang_timeout)
+        assert found.due(FOUR, decides=True, answers=True) == 100.0 + wait
+
+
+def test_the_last_loss_counts():
+    found = lost("b")
+    found.add("c", 1, "hung", 90.0)
+    assert found.due(formed("a", "b", "c", "d", "e"), decides=True, answers=True) == 100.0
+    found.add("c", 1, "hung", 99.0)
+    assert found.due(formed("a", "b", "c", "d", "e"), decides=True, answers=True) == 105.5
+
+
+def test_half_of_the_nodes_lets_a_majority_decide_first():
+    assert lost("b", "c").due(FOUR, decides=True, answers=True) == 101.0
+    assert lost("b", "c").due(formed("a", "b", "c", "d", "e"), decides=True, answers=True) == 100.0
+
+
+def test_others_decide_where_the_leader_does_not_and_all_where_no_store_tells():
+    found = lost("b")
+    assert found.due(FOUR, decides=False, answers=True) == 110.0
+    for decides in (False, True):
+        assert found.due(FOUR, decides=decides, answers=False) == 101.0
+
+
+def test_a_loss_is_of_a_link():
+    found = lost("b", "c", cause="hung")
+    found.follow({("a", 1), ("b", 2), ("c", 1)})  # b was admitted again; c is listed by mistake
+    assert found.causes == {"c": "hung"}
+    found.add("b", 2, "left", 200.0)
+    assert found.causes == {"b": "left", "c": "hung"}
+    found.follow({("a", 1), ("b", 2)})
+    assert found.causes == {"b": "left"}
+    found.forget()
+    assert not found.causes
+    found.follow({("a", 1), ("b", 2)})
+    assert found.causes == {"b": "left"}, "it was lost all the same"
