@@ -12,6 +12,8 @@ Installed with the first NCCL world of the process, so that others pay nothing. 
   comes.
 - Where that is unpatched, a call that fails leaves the NCCL group of the calling thread open, and the next
   call of a healthy world would be swallowed: it is closed.
+- Torch's own threads do not import its compiler in order to resolve a stack
+  (`multiworld._c10d.nccl.compiler_import`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.autograd import Variable
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.nccl import backend as nccl
-from multiworld._c10d.nccl import coalescing
+from multiworld._c10d.nccl import coalescing, compiler_import
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import owner_of
 from multiworld._c10d.waiter_pool import pool, without_future
@@ -127,6 +129,7 @@ def install(patches: Patches) -> None:
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
             patches.set(packet, "_op", _settling(vars(packet)["_op"]))
+    compiler_import.install(patches)
     patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
     patches.set(c10d, "_new_process_group_helper", _making(vars(c10d)["_new_process_group_helper"]))
 
