@@ -32,7 +32,11 @@ def asked_by_cxx():
 def run(program: str) -> None:
     """Run a program in a process of its own: what is imported stays."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program, str(ROOT)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", BEGIN + program, str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

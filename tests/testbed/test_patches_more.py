@@ -157,10 +157,9 @@ class TestCycles:
                 assert last.fields["number"] == self.COUNT - 1
                 assert last.fields["comms"] == first.fields["comms"] == 0
                 for event in (first, last):
-                    assert {*event.fields["threads"]} == {
-                        "python",
-                        "m8d-stream",
-                    }  # of torch's threads none is left
+                    # Of torch's threads none is left. Those of the double's streams end by themselves 0.3 s after
+                    # their last work: a cycle in which torch imports its compiler takes longer.
+                    assert {*event.fields["threads"]} - {"m8d-stream"} == {"python"}
                 assert last.fields["threads"].count("m8d-stream") <= STREAMS
                 assert last.fields["events"] <= first.fields["events"] + 10
                 # 0.3 MB in a hundred cycles, 1.0 in three hundred; an arena's pages are no leak.

@@ -54,6 +54,7 @@ CASES = (
     Case("stale_after_abort", NCCL2),
     Case("coalescing_manager", LEGACY, "coalescing-block"),
     Case("coalescing_manager", NCCL2),
+    Case("stack_at_exit", LEGACY),
     Case("open_group", LEGACY, "group-guard"),
     Case("coalesced_terminate", LEGACY, "group-guard"),
     Case("error_type", NCCL2),

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 BACKENDS = [pytest.param(name, marks=pytest.mark.backend(name)) for name in ("nccl", "nccl2")]
+
+
+def until(done, what, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 def events(ranks, name):
@@ -60,6 +69,26 @@ def test_a_program_that_ends_with_worlds_open_ends_well(launch, backend, how):
     with launch("worlds:ends", 2, config={"backend": backend, "how": how}) as ranks:
         ranks.wait("ready")
         ranks.tell("go")
+        exits = ranks.join(timeout=60)
+        assert [(each.code, each.signal) for each in exits.values()] == [(0, None), (0, None)], [
+            ranks.stderr(0)[-3000:], ranks.stderr(1)[-3000:]
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["failure detected by watchdog", "Stack trace of the failed collective: "],
+    ids=["before", "after"],
+)
+@pytest.mark.backend("nccl")
+def test_a_program_that_ends_while_torch_resolves_a_stack_ends_well(launch, said):
+    """Torch imports its compiler for it, on a thread that Python ends inside of C++: SIGABRT."""
+    env = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"}
+    with launch("worlds_ends:traced", 2, env=env) as ranks:
+        ranks.wait("failing")
+        until(lambda: all(said in ranks.stderr(rank) for rank in (0, 1)), said)
+        ranks.tell("go")
+        assert not any(found["compiler"] for found in events(ranks, "loaded"))
         exits = ranks.join(timeout=60)
         assert [(each.code, each.signal) for each in exits.values()] == [(0, None), (0, None)], [
             ranks.stderr(0)[-3000:], ranks.stderr(1)[-3000:]

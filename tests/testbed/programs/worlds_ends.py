@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -159,3 +160,18 @@ def stalls(me: Rank) -> None:
         wrong += everything(world, me.device, ways=("method",))
     me.event("values", wrong=wrong, other=other.state.value, comms=[comms, me.bed.count("comms")])
     meet(me, "done")
+
+
+def traced(me: Rank) -> None:
+    """End while torch's watchdog resolves the stack of a failed operation, or after: in a group of torch's own."""
+    assert me.bed is not None
+    assert joined(me, "w", timeout=JOIN)
+    me.init("nccl")
+    dist.all_reduce(full(1, me.device))
+    with me.bed.operations_hang():
+        work = dist.all_reduce(full(1, me.device), async_op=True)
+    with me.bed.async_error():
+        me.event("failing", work=repr(work))
+        me.hear("go", timeout=FOR_EVER)
+    me.event("loaded", compiler="torch._inductor" in sys.modules)
+    dist.distributed_c10d._abort_process_group()  # it does not wait for what hangs
