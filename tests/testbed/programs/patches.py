@@ -474,8 +474,8 @@ def cycles(me: Rank) -> None:
     """Break and rebuild a group ``count`` times; every rank sees an asynchronous error of its own.
 
     It counts what there is after the fifth cycle, after the last one, and after each in which modules were imported:
-    once in some hundreds of cycles torch loads its compiler (triton, sympy, numpy: 30 MB allocated, 150 MB resident),
-    and never again.
+    once in some hundreds of cycles torch loads its compiler (triton, sympy, numpy: 30 MB allocated, 150 MB resident)
+    to resolve a stack (docs/upstream/legacy-stack-at-exit.md), and never again.
     """
     modules = 0
     for number in range(me.config["count"]):
