@@ -11,6 +11,8 @@ import ssl
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -265,8 +267,12 @@ def with_tls(listener: portkit.Listener) -> socket.socket:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         return context.wrap_socket(sock)
-    except OSError:
+    except OSError as error:
         sock.close()
+        with warnings.catch_warnings():
+            # Where the other end is gone already, Python (3.11) leaves its own object open, in a frame of the error.
+            warnings.simplefilter("ignore", ResourceWarning)
+            traceback.clear_frames(error.__traceback__)
         raise
 
 
