@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -45,9 +44,7 @@ def arguments(text: str | None, processes: int, *options: tuple[str, Any]) -> ar
     who = "start" if args.rank is None else args.rank
     logging.basicConfig(format=f"[{who}] %(message)s", level=logging.INFO, stream=sys.stdout)
     if args.rank is not None:
-        # Python notices Ctrl-C only between its own instructions, not inside a blocked receive. This way it ends
-        # the process at once, and the others see a crash, which is what these examples are about.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Ctrl-C ends this process at once (_ctrl_c), and the others see a crash, which is what these examples are about.
         say("process %d, pid %d", args.rank, os.getpid())
     return args
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ctrl_c
+
 import contextlib
 import json
 import os
@@ -39,21 +41,27 @@ class Stage:
         self.counted: tuple[float, dict[str, int]] = (0.0, {})
 
     def __enter__(self) -> Stage:
-        # A session of their own: Ctrl-C is for this process, which then ends them.
-        self.hub = subprocess.Popen(
-            [sys.executable, str(MEMBERS), "hub", *self.lanes],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=self.environ,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        _ctrl_c.raises()
         self.screen.__enter__()
         return self
+
+    def start_hub(self) -> None:
+        """Start the hub, and listen to it."""
+        # A session of their own: Ctrl-C is for this process, which then ends them.
+        with _ctrl_c.kept_back():
+            self.hub = self.running["the hub"] = subprocess.Popen(
+                [sys.executable, str(MEMBERS), "hub", *self.lanes],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=self.environ,
+            )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+        self.screen.say("the hub starts")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         for sign in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sign, signal.SIG_IGN)  # a second Ctrl-C must not keep the processes alive
-        for process in (self.hub, *self.running.values()):
+        for process in self.running.values():
             process.kill()  # a stopped process too
-        for process in (self.hub, *self.running.values()):
+        for process in self.running.values():
             process.wait()
         self.screen.__exit__(None, None, None)
         return kind is KeyboardInterrupt
@@ -67,10 +75,11 @@ class Stage:
         """Start the worker of a world."""
         if name in self.running:
             self.running.pop(name).wait()
-        self.running[name] = subprocess.Popen(
-            [sys.executable, str(MEMBERS), "worker", name, str(self.port)],
-            text=True, start_new_session=True, env=self.environ,
-        )  # fmt: skip
+        with _ctrl_c.kept_back():
+            self.running[name] = subprocess.Popen(
+                [sys.executable, str(MEMBERS), "worker", name, str(self.port)],
+                text=True, start_new_session=True, env=self.environ,
+            )  # fmt: skip
 
     def wait(
         self, what: str, until: Callable[[dict[str, Any]], object], seconds: float = PATIENCE

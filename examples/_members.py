@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ctrl_c
+
 import subprocess
 import sys
 
@@ -21,12 +23,15 @@ class Members:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Members:
+        _ctrl_c.raises()
         return self
 
     def start(self, rank: int, *more: str) -> None:
         """Start process `rank`, with `more` on its command line."""
+        say("process %d starts", rank)
         own = ["--rank", str(rank), "--addr", "127.0.0.1", "--port", str(self.store.port)]
-        self.running[rank] = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], *own, *more])
+        with _ctrl_c.kept_back():
+            self.running[rank] = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], *own, *more])
 
     def kill(self, rank: int) -> None:
         """End process `rank` as a crash would."""
@@ -44,7 +49,10 @@ class Members:
         return max(0 if code == BROKE else code for code in [0, *codes.values()])
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        for process in self.running.values():
-            process.kill()
-            process.wait()
+        with _ctrl_c.kept_back():
+            for process in self.running.values():
+                process.kill()
+            for process in self.running.values():
+                process.wait()
+        _ctrl_c.ends_at_once()
         return kind is KeyboardInterrupt

@@ -7,6 +7,8 @@ Inside `with world:` every torch.distributed call means that world: its ranks, i
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import torch
 import torch.distributed as dist
 

@@ -8,6 +8,8 @@ unmodified inside `with world:`. Kill process 1 or 2, and the other model trains
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import os
 import time

@@ -6,6 +6,8 @@ stopped; their worlds break, the others go on; both come back. Ends with 0 only 
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import signal
 import subprocess
@@ -49,6 +51,7 @@ def hurt(stage: Stage, name: str, sign: signal.Signals, cause: str, seconds: flo
 
 def play(stage: Stage, seconds: float) -> None:
     """The story."""
+    stage.start_hub()
     stage.wait("the hub's port", lambda e: e["event"] == "port")
     for name in stage.lanes:
         stage.start(name)
@@ -69,7 +72,7 @@ def play(stage: Stage, seconds: float) -> None:
     end = stage.wait("the hub ends", lambda e: e["event"] == "end")
     if end["wrong"] or end["late"]:
         stage.fault(f"{end['wrong']} wrong messages; not ended: {end['late']}")
-    for name, process in {"hub": stage.hub, **stage.running}.items():
+    for name, process in stage.running.items():
         try:
             code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

@@ -13,6 +13,8 @@ It needs a file of scikit-learn: pip install --no-deps scikit-learn
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import tempfile
 import time
@@ -34,7 +36,7 @@ from digits.sharding import Sharded
 from digits.story import Progress, compared
 from multiworld.elastic import ElasticBatchSampler
 
-MEMBERS, BATCH, EPOCHS, SAVE_EVERY = 4, 64, 10, 20
+MEMBERS, BATCH, EPOCHS, SAVE_EVERY, TELL_EVERY = 4, 64, 10, 20, 25
 KILLED, COMES = (1, 2), 4
 """Seats."""
 STORY = {1: 30, 2: 70, COMES: 110}
@@ -76,6 +78,8 @@ class Trainer:
                     self.ended += 1
                     if self.world.rank == 0:
                         self.progress.tell(self.world.step)
+                        if self.world.step % TELL_EVERY == 0:
+                            say("step %d: loss %.4f", self.world.step, loss)
                     if self.world.advance():
                         break
                     if len(self.history.steps) % SAVE_EVERY == 0:
@@ -151,7 +155,9 @@ def main() -> int:
     args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--folder", "checkpoints"), ("--record", ""))
     if args.rank is not None:
         return member(args)
-    return compared(together(), alone(EPOCHS, BATCH), args.record)
+    disturbed = together()
+    say("one process makes the same steps with the whole model")
+    return compared(disturbed, alone(EPOCHS, BATCH), args.record)
 
 
 if __name__ == "__main__":

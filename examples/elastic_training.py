@@ -13,6 +13,8 @@ It needs a file of scikit-learn: pip install --no-deps scikit-learn
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import time
 from typing import Any
@@ -31,7 +33,7 @@ from digits.model import History, accuracy, model
 from digits.story import Progress, compared
 from multiworld.elastic import ElasticBatchSampler
 
-MEMBERS, BATCH, EPOCHS = 3, 64, 12
+MEMBERS, BATCH, EPOCHS, TELL_EVERY = 3, 64, 12, 25
 KILLED, LEAVES, COMES = 1, 2, 3
 """Seats."""
 STORY = {KILLED: 40, COMES: 80, LEAVES: 180}
@@ -78,6 +80,8 @@ def member(args: argparse.Namespace) -> int:
                 history.steps.append([loss.item(), world.world_size])
                 if world.rank == 0:
                     progress.tell(world.step)
+                    if world.step % TELL_EVERY == 0:
+                        say("step %d: loss %.4f", world.step, loss.item())
                 if world.advance():
                     say("%r, step %d", world, world.step)
                     break  # the next batches are those of other members
@@ -114,7 +118,9 @@ def main() -> int:
     args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--workers", 0), ("--record", ""))
     if args.rank is not None:
         return member(args)
-    return compared(run(1), run(0), args.record)
+    disturbed = run(1)
+    say("the same undisturbed")
+    return compared(disturbed, run(0), args.record)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ turns a division by rows into one by columns and back, and carries the gradients
 
 from __future__ import annotations
 
+import _ctrl_c  # first: Ctrl-C is quiet from here on
+
 import argparse
 import os
 import sys
@@ -63,7 +65,7 @@ def train(cfg: MultiprocessConfig, steps: int) -> tuple[float, float, float]:
     x, y = inputs[mine], labels[mine][own]
 
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
         order = torch.cat([part(x)[each :: model.size] for each in range(model.size)])  # rank by rank
         rows = to_rows(order, model.group, model.size)
         loss = nn.functional.cross_entropy(head(rows.relu()), y)
@@ -79,6 +81,8 @@ def train(cfg: MultiprocessConfig, steps: int) -> tuple[float, float, float]:
         total = loss.detach().clone()
         dist.all_reduce(total)
         losses.append(total.item() / dist.get_world_size())
+        if dist.get_rank() == 0 and step % 20 == 0:
+            print(f"step {step}: loss {losses[-1]:.3f}", flush=True)
     back = to_columns(rows.detach(), model.group, model.size)
     assert torch.equal(back, order.detach())  # noqa: S101  (there and back)
     return losses[0], losses[-1], head.weight.detach().sum().item()
@@ -101,6 +105,8 @@ def main() -> int:
         world_size=None if "RANK" in os.environ else args.processes,  # torchrun says how many it started
         model_parallelism=args.model, backend="gloo", launch_method=args.launch_method,
     )  # fmt: skip
+    _ctrl_c.raises()
+    print("all processes start" if "RANK" not in os.environ else "already started: runs in place", flush=True)
     try:
         results = launch_subprocesses(
             partial(init_and_run, train, world=args.world), cfg, None, 0, args.steps

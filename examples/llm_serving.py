@@ -11,6 +11,8 @@ and uvicorn: pip install 'm8d[examples]'
 
 from __future__ import annotations
 
+import _ctrl_c  # first: Ctrl-C is quiet from here on
+
 import argparse
 import asyncio
 import contextlib
@@ -31,9 +33,9 @@ if missing := [
 ]:
     raise SystemExit(f"{' and '.join(missing)} missing: pip install 'm8d[examples]'")
 
-from load import Load, options  # noqa: E402  (llm_serving/)
-from report import finish, merged  # noqa: E402  (llm_serving/)
-from truth import cases  # noqa: E402  (llm_serving/)
+from load import Load, options  # of llm_serving/
+from report import finish, merged  # of llm_serving/
+from truth import cases  # of llm_serving/
 
 PATIENCE = 300.0
 """Seconds until all are there: nine processes load torch and transformers."""
@@ -49,19 +51,22 @@ def server(name: str, *args: str, launcher: tuple[str, ...], log: Path) -> Itera
             str(HERE / "serve.py"), "--address-file", str(file), *args,
         ]  # fmt: skip
         # A session of its own: Ctrl-C is for this program, which then ends the launcher.
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        with _ctrl_c.kept_back():
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            began = time.monotonic()
+            began = told = time.monotonic()
             while not file.exists():
                 if process.poll() is not None or time.monotonic() > began + PATIENCE:
                     raise SystemExit(f"{name} did not come up; its last lines in {log}:\n" + _tail(log))
-                print(
-                    f"\r{name} starts: {time.monotonic() - began:3.0f} s" if sys.stdout.isatty() else "",
-                    end="",
-                    flush=True,
-                )
+                now = time.monotonic()
+                if sys.stdout.isatty():
+                    print(f"\r{name} starts: {now - began:3.0f} s", end="", flush=True)
+                elif now > told + 4:
+                    print(f"{name} starts: {now - began:3.0f} s", flush=True)
+                    told = now
                 time.sleep(0.2)
-            print(f"\r{name} serves at http://{file.read_text()}, its log is {log}", flush=True)
+            back = "\r" if sys.stdout.isatty() else ""
+            print(f"{back}{name} serves at http://{file.read_text()}, its log is {log}", flush=True)
             yield file.read_text()
         finally:
             process.send_signal(signal.SIGTERM)
@@ -132,6 +137,7 @@ def main() -> int:
         "10000",
         *(["--web"] if args.web else []),
     )
+    _ctrl_c.raises()
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(server("worlds", launcher=launcher, log=logs / "worlds.log"))
         load = Load(address, known, args.clients, args.pause)

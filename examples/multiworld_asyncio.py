@@ -15,10 +15,11 @@ the background, and takes it back into its world. Without it the leader ends wit
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C ends this process as a crash would)
+
 import argparse
 import asyncio
 import os
-import signal
 import sys
 
 import torch
@@ -108,7 +109,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--wait", type=float, default=60, help="seconds that the leader waits for a worker that died"
     )
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process as a crash would
     print(f"pid {os.getpid()}", flush=True)
     try:
         asyncio.run(main(parser.parse_args()))

@@ -6,9 +6,14 @@ active in its next generation.
 
     python examples/ray_actors.py                     starts Ray on this machine; ends by itself
     python examples/ray_actors.py --address auto      in a running cluster whose nodes have multiworld installed
+    python examples/ray_actors.py --steps 400 --plot FILE        longer, and a picture
+
+It needs Ray, and matplotlib for the picture: pip install 'm8d[ray,examples]'
 """
 
 from __future__ import annotations
+
+import _ctrl_c  # first: Ctrl-C is quiet from here on
 
 import argparse
 import asyncio
@@ -19,13 +24,13 @@ from typing import NamedTuple
 import ray
 import torch
 
+import _picture
 import multiworld as mw
 from multiworld.integrations.ray import RayStore, join, serve_store
 
 ENGINES = ("red", "green", "blue")
 KILLED = "green"
 SIZE = 10_000
-STEPS = 100  # of each engine before the kill, and after the return
 PATIENCE = 60.0
 
 
@@ -37,6 +42,7 @@ class Report(NamedTuple):
     pids: dict[str, int]
     broken: dict[str, tuple[float, str]]  # when, and why
     longest: dict[str, float]  # seconds between two gradients
+    times: dict[str, list[float]]  # when each gradient came
 
 
 class Engine:
@@ -66,6 +72,7 @@ class Trainer:
         self.worlds = {name: join(name, 0, 2, store, hang_timeout=3) for name in names}
         self.steps = dict.fromkeys(names, 0)
         self.longest = dict.fromkeys(names, 0.0)
+        self.times: dict[str, list[float]] = {name: [] for name in names}
         self.broken: dict[str, tuple[float, str]] = {}
         self.stopping = False
 
@@ -87,6 +94,7 @@ class Trainer:
                 continue
             self.weights -= 0.01 * gradient
             self.steps[name] += 1
+            self.times[name].append(time.time())
             now = time.monotonic()
             self.longest[name], last = max(self.longest[name], now - last), now
         await world.aio.send(torch.full((SIZE,), torch.nan), dst=1)
@@ -95,25 +103,43 @@ class Trainer:
         """What has happened so far."""
         generations = {name: world.generation for name, world in self.worlds.items()}
         pids = {name: world.members[1].pid for name, world in self.worlds.items()}
-        return Report(self.steps, generations, pids, self.broken, self.longest)
+        return Report(self.steps, generations, pids, self.broken, self.longest, self.times)
 
     async def stop(self) -> None:
         """Let `train` return."""
         self.stopping = True
 
 
-def main() -> int:
-    """Start the actors, kill one, and look at what the others noticed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def draw(file: str, seen: Report, killed: float, returned: float) -> None:
+    """Draw gradients per second of each engine over time."""
+    began = min(times[0] for times in seen.times.values())
+    ended = max(times[-1] for times in seen.times.values())
+    canvas, (axes,) = _picture.panels(f"One trainer, three engines: the actor {KILLED!r} is killed", 2.6)
+    colours = zip(ENGINES, (_picture.RED, _picture.GREEN, _picture.BLUE), ("-", "-", "--"), strict=True)
+    for name, colour, line in colours:
+        middles, rates = _picture.rates((at - began for at in seen.times[name]), ended - began, 0.5)
+        axes.plot(middles, rates, line, color=colour, label=name, linewidth=2.2 if name == KILLED else 1.4)
+    axes.axvspan(killed - began, returned - began, color="#E4E4E4", zorder=0)
+    axes.axvline(killed - began, color="#333333", linewidth=1)
+    axes.annotate(
+        "killed; Ray starts it again", (killed - began, 0), (3, 4), textcoords="offset points", fontsize=7.5
     )
-    parser.add_argument("--address", default="local", help="of a Ray cluster (default: start one here)")
-    args = parser.parse_args()
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("gradients per second")
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
+    axes.set_xlim(0, ended - began)
+    axes.legend(loc="upper center", ncols=3, title="engine")
+    _picture.save(canvas, file)
+
+
+def play(args: argparse.Namespace) -> int:
+    """Start the actors, kill one, and look at what the others noticed."""
     began = time.time()
 
     def say(text: str, at: float | None = None) -> None:
         print(f"[{(at or time.time()) - began:5.1f} s] {text}", flush=True)
 
+    say("Ray starts")
     here = {"num_cpus": 2, "include_dashboard": False} if args.address == "local" else {}
     ray.init(args.address, log_to_driver=False, logging_level="ERROR", **here)
     say("Ray is there")
@@ -134,14 +160,17 @@ def main() -> int:
             time.sleep(0.05)
         raise TimeoutError(f"not so far after {PATIENCE:g} s: {seen}")
 
-    before = until(dict.fromkeys(ENGINES, STEPS), 1)
+    say("the trainer and its engines start")
+    before = until(dict.fromkeys(ENGINES, args.steps), 1)
     say(f"steps by engine {before.steps}; kill {KILLED}, pid {before.pids[KILLED]}")
+    killed = time.time()
     ray.kill(engines[KILLED], no_restart=False)
     back = until({**before.steps, KILLED: before.steps[KILLED] + 1}, 2)
     when, why = back.broken[KILLED]
     say(f"world {KILLED!r} broke: {why}", when)
+    returned = time.time()
     say(f"world {KILLED!r} is active again, generation {back.generations[KILLED]}, pid {back.pids[KILLED]}")
-    after = until({name: count + STEPS for name, count in back.steps.items()}, 2)
+    after = until({name: count + args.steps for name, count in back.steps.items()}, 2)
     ray.get(trainer.stop.remote())
     error = ray.get(training, timeout=PATIENCE)
     ray.get(playing, timeout=PATIENCE)
@@ -152,7 +181,8 @@ def main() -> int:
     say(
         f"longest pause of the others {longest:.3f} s, of {KILLED} {after.longest[KILLED]:.3f} s; error {error:.3f}"
     )
-    ray.shutdown()
+    if args.plot:
+        draw(args.plot, after, killed, returned)
     good = (
         set(after.broken) == {KILLED}
         and all(after.generations[name] == 1 for name in others)
@@ -162,6 +192,30 @@ def main() -> int:
     )
     say("as it should be" if good else "NOT as it should be")
     return 0 if good else 1
+
+
+def main() -> int:
+    """Read the command line and play; Ctrl-C ends Ray, too."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--address", default="local", help="of a Ray cluster (default: start one here)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=100,
+        help="of each engine before the kill, and after the return (default 100)",
+    )
+    parser.add_argument("--plot", metavar="FILE", help="write a picture (.svg, .png): needs matplotlib")
+    args = parser.parse_args()
+    _ctrl_c.raises()
+    try:
+        return play(args)
+    except KeyboardInterrupt:
+        return _ctrl_c.CODE
+    finally:
+        with _ctrl_c.kept_back():
+            ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ python examples/reduce.py
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import torch
 import torch.distributed as dist
 

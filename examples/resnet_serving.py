@@ -11,6 +11,8 @@ A worker dies: its images go to another, none is lost and none counted twice. It
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import asyncio
 import contextlib

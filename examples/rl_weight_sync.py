@@ -10,6 +10,8 @@ does not stop, and a new engine joins under the old world's name and gets the ne
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import argparse
 import asyncio
 

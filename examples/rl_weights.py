@@ -8,11 +8,14 @@ group creation, and some in the middle of a transfer of weights. At the end it s
     python examples/rl_weights.py                      10 s undisturbed, 10 s with kills, twice
     python examples/rl_weights.py --rounds 12          12 times: about 100 kills
     python examples/rl_weights.py --plain              the same on plain torch.distributed, until the first kill
+    python examples/rl_weights.py --plot FILE          one after the other, and a picture of both
 
-It needs gymnasium: pip install gymnasium
+It needs gymnasium, and matplotlib for the picture: pip install 'm8d[examples]'
 """
 
 from __future__ import annotations
+
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
 
 import argparse
 import sys
@@ -20,7 +23,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from cartpole import plain
+from cartpole import picture, plain
 from cartpole.fleet import CONTEXT, ENGINES, LOADED, PATIENCE, Fleet
 from cartpole.trainer import trainer
 
@@ -32,6 +35,7 @@ def part(fleet: Fleet, link: Connection, seconds: float, kill_every: float, *, l
     """Let the trainer work for a while; kill engines meanwhile, if `kill_every` is not 0."""
     end = time.monotonic() + seconds
     due = time.monotonic() if kill_every else end
+    print(f"{seconds:g} s with kills" if kill_every else f"{seconds:g} s undisturbed", flush=True)
     while (now := time.monotonic()) < end:
         if not fleet.running["trainer"].is_alive():
             raise SystemExit("the trainer has ended")
@@ -40,7 +44,7 @@ def part(fleet: Fleet, link: Connection, seconds: float, kill_every: float, *, l
             fleet.kill(seat)
             fleet.start_engine(seat, next(fleet.moments))
             due += kill_every
-            print(f"{sum(fleet.kills.values()):4} kills, engine {seat} is started again", flush=True)
+            print(f"{fleet.killed():4} kills, engine {seat} is started again", flush=True)
         time.sleep(0.01)
     link.send(None)
     story: dict[str, Any] = link.recv()
@@ -51,7 +55,7 @@ def part(fleet: Fleet, link: Connection, seconds: float, kill_every: float, *, l
 def together(before: dict[str, Any], story: dict[str, Any]) -> dict[str, Any]:
     """Two parts as one: sums, the longest, and the last reward."""
     longest = {name: max(story[name], before.get(name, 0)) for name in ("stall", "publishing")}
-    sums = {name: value + before.get(name, 0) for name, value in story.items()}
+    sums = {name: value + before.get(name, type(value)()) for name, value in story.items()}
     return {**sums, **longest, "reward": story["reward"]}
 
 
@@ -67,8 +71,8 @@ def report(name: str, story: dict[str, Any]) -> float:
     return rate
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Run both parts."""
+def compare(args: argparse.Namespace) -> tuple[int, picture.Run]:
+    """Run both parts; returns the exit code, and what happened when."""
     with Fleet() as fleet:
         link, theirs = CONTEXT.Pipe()
         fleet.start("trainer", trainer, fleet.store, ENGINES, theirs)
@@ -78,33 +82,43 @@ def compare(args: argparse.Namespace) -> int:
             raise SystemExit(f"the engines were not there after {PATIENCE:.0f} s")
         link.recv()
         print(f"one trainer and {ENGINES} engines are there", flush=True)
+        began = time.monotonic()
         quiet: dict[str, Any] = {}
         fire: dict[str, Any] = {}
         for left in range(args.rounds - 1, -1, -1):
             quiet = together(quiet, part(fleet, link, args.seconds, 0, last=False))
             fire = together(fire, part(fleet, link, args.seconds, args.kill_every, last=not left))
         before, after = report("undisturbed", quiet), report("with kills", fire)
-        how = ", ".join(f"{number} {moment}" for moment, number in fleet.kills.items())
-        print(
-            f"{sum(fleet.kills.values())} kills ({how}); samples per second {after / before:.1%} of undisturbed"
-        )
-        return int(fire["stale"] + fire["mixed"] > 0)
-    return 130  # Ctrl-C
+        how = ", ".join(f"{len(times)} {moment}" for moment, times in fleet.kills.items())
+        print(f"{fleet.killed()} kills ({how}); samples per second {after / before:.1%} of undisturbed")
+        steps = sorted(quiet["times"] + fire["times"])
+        code = int(fire["stale"] + fire["mixed"] > 0)
+        return code, picture.Run(began, time.monotonic(), steps, fleet.kills)
+    raise SystemExit(130)  # Ctrl-C
 
 
-def in_one_group(args: argparse.Namespace) -> int:
-    """The same on plain torch.distributed."""
+def in_one_group(args: argparse.Namespace) -> picture.Run:
+    """The same on plain torch.distributed, until the first kill; returns what happened when."""
     with Fleet() as fleet:
         size = ENGINES + 1
-        fleet.start("trainer", plain.trainer, fleet.store, size, PLAIN_TIMEOUT)
+        link, theirs = CONTEXT.Pipe()
+        fleet.start("trainer", plain.trainer, fleet.store, size, PLAIN_TIMEOUT, theirs)
         for rank in range(1, size):
             fleet.start(rank, plain.engine, fleet.store, rank, size, PLAIN_TIMEOUT)
-        time.sleep(max(5.0, args.kill_every))
+        for _ in range(2 * ENGINES):  # warm
+            if not link.poll(PATIENCE):
+                raise SystemExit(f"the group made no step in {PATIENCE:.0f} s")
+            link.recv()
+        print(f"one group of plain torch.distributed is there; {args.seconds:g} s undisturbed", flush=True)
+        began, steps = time.monotonic(), []
+        while (left := began + args.seconds - time.monotonic()) > 0:
+            if link.poll(left):
+                steps.append(link.recv())
         fleet.kill(1)
         print("kill -9 for engine 1", flush=True)
         fleet.running["trainer"].join(PATIENCE)
-        return 0
-    return 130
+        return picture.Run(began, time.monotonic(), steps, fleet.kills)
+    raise SystemExit(130)  # Ctrl-C
 
 
 def main() -> int:
@@ -116,9 +130,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="of both parts, default 2")
     parser.add_argument("--kill-every", type=float, default=2.0, help="seconds, default 2")
     parser.add_argument("--plain", action="store_true", help="one group of plain torch.distributed")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="write a picture of both (.svg, .png): needs matplotlib"
+    )
     args = parser.parse_args()
     CONTEXT.set_forkserver_preload(LOADED)
-    return in_one_group(args) if args.plain else compare(args)
+    print(f"one trainer and {ENGINES} engines start", flush=True)
+    if args.plain:
+        in_one_group(args)
+        return 0
+    code, worlds = compare(args)
+    if args.plot:
+        picture.draw(args.plot, worlds, in_one_group(args))
+    return code
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ A value goes once around each world: every rank adds its own number and hands it
 
 from __future__ import annotations
 
+import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
+
 import torch
 import torch.distributed as dist
 

@@ -10,10 +10,11 @@ back, as in multiworld_asyncio.py: torch's group is over, and the whole program 
 
 from __future__ import annotations
 
+import _ctrl_c  # first: Ctrl-C is quiet from here on
+
 import argparse
 import datetime as dt
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,6 @@ def run(args: argparse.Namespace, init_method: str) -> int:
         # "Clean up only": NCCL's watchdog shall not end the process. It must be set before the group is made.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
     device = torch.device(f"cuda:{args.rank}" if args.backend.startswith("nccl") else "cpu")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     dist.init_process_group(
         args.backend, init_method=init_method, rank=args.rank, world_size=args.worldsize,
         timeout=dt.timedelta(seconds=60),
@@ -64,15 +64,20 @@ def run_all(args: argparse.Namespace) -> int:
     """Start every rank on this host."""
     with tempfile.TemporaryDirectory() as folder:
         common = [sys.executable, sys.argv[0], *sys.argv[1:], "--multihost", "--file", f"{folder}/store"]
-        processes = [subprocess.Popen([*common, "--rank", str(rank)]) for rank in range(args.worldsize)]
+        with _ctrl_c.kept_back():
+            processes = [subprocess.Popen([*common, "--rank", str(rank)]) for rank in range(args.worldsize)]
+        _ctrl_c.raises()
         try:
             codes = [process.wait() for process in processes]
         except KeyboardInterrupt:
             return 130
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+            with _ctrl_c.kept_back():
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    process.wait()
+            _ctrl_c.ends_at_once()
     say(f"exit codes: {codes}")
     return max(map(abs, codes))
 

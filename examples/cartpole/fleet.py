@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import _ctrl_c
+
 import itertools
 import multiprocessing
 import signal
+import time
+from multiprocessing import forkserver
 from typing import Any
 
 import torch.distributed as dist
 
 from cartpole.engine import CREATION, TRANSFER, engine
 
-__all__ = ["CONTEXT", "ENGINES", "LOADED", "PATIENCE", "Fleet"]
+__all__ = ["CONTEXT", "ENGINES", "LOADED", "PATIENCE", "PLAYING", "Fleet"]
 
 ENGINES = 4
+PLAYING = "while it plays"
 PATIENCE = 120.0
 """Seconds to start, or to end."""
 
@@ -30,7 +35,7 @@ CONTEXT: Any = multiprocessing.get_context("forkserver")
 
 
 class Fleet:
-    """The trainer and the engines; `kills` counts those that were killed, by the moment."""
+    """The trainer and the engines; `kills` has when engines were killed (time.monotonic), by the moment of their lives."""
 
     def __init__(self) -> None:
         self.server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -38,12 +43,13 @@ class Fleet:
         self.running: dict[int | str, Any] = {}
         self.seats = itertools.cycle(range(ENGINES))
         self.moments = itertools.cycle(("", CREATION, TRANSFER))
-        self.kills = {"while it plays": 0, CREATION: 0, TRANSFER: 0}
+        self.kills: dict[str, list[float]] = {PLAYING: [], CREATION: [], TRANSFER: []}
 
     def start(self, name: int | str, target: Any, *arguments: object) -> None:
         """Start a process."""
-        self.running[name] = CONTEXT.Process(target=target, args=arguments, daemon=True)
-        self.running[name].start()
+        with _ctrl_c.kept_back():
+            self.running[name] = CONTEXT.Process(target=target, args=arguments, daemon=True)
+            self.running[name].start()
 
     def start_engine(self, seat: int, moment: str = "") -> None:
         """Start an engine that dies at a moment, if one is given."""
@@ -52,20 +58,31 @@ class Fleet:
             self.running[seat].join(PATIENCE)
             if self.running[seat].exitcode != -signal.SIGKILL:
                 raise SystemExit(f"engine {seat} was to die {moment}, and did not")
-            self.kills[moment] += 1
+            self.kills[moment].append(time.monotonic())
             self.start_engine(seat)
 
     def kill(self, seat: int) -> None:
         """Kill an engine that plays."""
         self.running[seat].kill()
         self.running[seat].join()
-        self.kills["while it plays"] += 1
+        self.kills[PLAYING].append(time.monotonic())
+
+    def killed(self) -> int:
+        """How many engines were killed."""
+        return sum(map(len, self.kills.values()))
 
     def __enter__(self) -> Fleet:
+        # The server loads torch: it and what it forks ignore Ctrl-C, until `engine` and the like hear it again.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.ensure_running()
+        _ctrl_c.raises()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        for process in self.running.values():
-            process.kill()
-            process.join()
+        with _ctrl_c.kept_back():
+            for process in self.running.values():
+                process.kill()
+            for process in self.running.values():
+                process.join()
+        _ctrl_c.ends_at_once()
         return kind is KeyboardInterrupt

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import signal
 import time
+from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 
+from cartpole.engine import REST
 from cartpole.policy import COLUMNS, STEPS, Learner, Player, policy
 
 __all__ = ["engine", "trainer"]
@@ -33,13 +35,15 @@ def engine(store: str, rank: int, size: int, timeout: float) -> None:
             weights = torch.nn.utils.parameters_to_vector(values).detach()
             dist.broadcast(weights, 0)
             torch.nn.utils.vector_to_parameters(weights, values)
-            dist.send(player.play(), 0)
+            batch = player.play()
+            time.sleep(REST)
+            dist.send(batch, 0)
     except RuntimeError:
         print(f"plain torch.distributed: engine {rank} ended, too", flush=True)
 
 
-def trainer(store: str, size: int, timeout: float) -> None:
-    """Learn until something fails, and say how that went."""
+def trainer(store: str, size: int, timeout: float, supervisor: Connection) -> None:
+    """Learn until something fails, and say how that went; the supervisor is told when each step had ended."""
     _join(store, 0, size, timeout)
     learner, steps, began = Learner(), 0, time.monotonic()
     try:
@@ -51,6 +55,7 @@ def trainer(store: str, size: int, timeout: float) -> None:
                 dist.recv(batch, rank)
             learner.learn(batches)
             steps += 1
+            supervisor.send(time.monotonic())
     except RuntimeError as error:
         after = time.monotonic() - began
         print(

@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,6 +40,7 @@ class Story:
         stale: batches that were begun with weights of which newer ones were published `FRESH` before.
         mixed: batches that were played with weights that are no version.
         lost: worlds that broke.
+        times: when each step had ended (time.monotonic).
         reward: mean of the last episodes.
     """
 
@@ -52,6 +53,7 @@ class Story:
     mixed: int = 0
     lost: int = 0
     reward: float = 0.0
+    times: list[float] = field(default_factory=list)
 
 
 class Trainer:
@@ -111,6 +113,7 @@ class Trainer:
         while not until.poll():
             self.step()
             now = time.monotonic()
+            self.story.times.append(now)
             self.story.stall = max(self.story.stall, now - before)
             before = now
         until.recv()

@@ -18,6 +18,9 @@ import signal
 import sys
 import time
 
+# Ctrl-C ends this process at once, without a traceback; torch is loaded after it.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import torch
 from stage import PATIENCE, ROOM, WIDTH, Stage, finish
 
@@ -123,7 +126,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(asyncio.run(main()))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(asyncio.run(main()))

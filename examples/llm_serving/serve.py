@@ -12,7 +12,11 @@ takes one with real weights.
 from __future__ import annotations
 
 import os
+import signal
 import threading
+
+# Ctrl-C ends a worker at once, without a traceback, also while torch is loaded; the front has a handler of its own.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 GENTLE = 20.0
 """Seconds that a worker may take to load at the lowest priority: those that serve have the cores first."""
@@ -33,22 +37,22 @@ if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # the others are at 
     _enough.daemon = True
     _enough.start()
 
-import argparse  # noqa: E402  (after the priority)
-import asyncio  # noqa: E402
-import contextlib  # noqa: E402
-import functools  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-from concurrent.futures import ThreadPoolExecutor  # noqa: E402
-from pathlib import Path  # noqa: E402
+# After the priority:
+import argparse
+import asyncio
+import contextlib
+import functools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from model import Decoder, Settings, load, tokenizer_of  # noqa: E402
-from pipeline import Crew, Scheduler, Worker  # noqa: E402
-from wire import PlainLink, Shapes, WorldLink, serve_plain, serve_world  # noqa: E402
+import torch
+import torch.distributed as dist
+from model import Decoder, Settings, load, tokenizer_of
+from pipeline import Crew, Scheduler, Worker
+from wire import PlainLink, Shapes, WorldLink, serve_plain, serve_world
 
-import multiworld as mw  # noqa: E402
+import multiworld as mw
 
 PING_EVERY = 10.0
 PATIENCE = 600.0
@@ -187,9 +191,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except KeyboardInterrupt:
-        code = 130
+    code = main()
     sys.stdout.flush()
     sys.exit(code)

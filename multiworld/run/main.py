@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from multiworld import __version__
 from multiworld.cli.console import complain, say
 from multiworld.run.errors import RunError
+from multiworld.run.signals import interrupts_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,9 @@ __all__ = ["main"]
 
 WRONG = 2
 """Exit code for wrong arguments, as argparse has it."""
+
+INTERRUPTED = 130
+"""Exit code where Ctrl-C came before the launcher hears signals itself."""
 
 NO_TORCH = 1
 """Exit code where torch is not installed."""
@@ -49,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"m8d-run {__version__}")
         return 0
     try:
-        from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
-        from multiworld.run.options import parse  # noqa: PLC0415  (loads torch)
+        with interrupts_at_once():
+            from multiworld.run.launcher import launch  # noqa: PLC0415  (loads torch)
+            from multiworld.run.options import parse  # noqa: PLC0415  (loads torch)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "torch":
             raise
@@ -64,3 +69,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         complain(f"m8d-run: {error}")
         return WRONG
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -12,19 +12,36 @@ import signal
 import socket
 import threading
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Arrivals", "Wake", "numbers"]
+__all__ = ["Arrivals", "Wake", "interrupts_at_once", "numbers"]
 
 
 def numbers(names: str) -> tuple[signal.Signals, ...]:
     """Return the signals of a list like ``SIGTERM,SIGINT``; names unknown to this system are left out."""
     known = (getattr(signal, name.strip(), None) for name in names.split(","))
     return tuple(found for found in known if isinstance(found, signal.Signals))
+
+
+@contextmanager
+def interrupts_at_once() -> Iterator[None]:
+    """Let Ctrl-C end this process at once: an import that it breaks off prints a traceback.
+
+    A handler other than Python's own is left alone.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Wake:

@@ -28,7 +28,9 @@ def run(*arguments: object, before: tuple[str, ...] = ()) -> subprocess.Complete
 
 
 def losses(done: subprocess.CompletedProcess[str], here: int) -> tuple[str, str]:
-    found = re.fullmatch(rf"{here} here: loss ([\d.]+) to ([\d.]+), all agree: True\n", done.stdout)
+    found = re.search(
+        rf"^{here} here: loss ([\d.]+) to ([\d.]+), all agree: True$", done.stdout, re.MULTILINE
+    )
     assert done.returncode == 0, done.stderr
     assert found, (done.stdout, done.stderr)
     return found[1], found[2]

@@ -1,0 +1,48 @@
+"""Ctrl-C ends an example without a traceback. Imported first: to load torch takes seconds, and Ctrl-C may come in them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["CODE", "ends_at_once", "kept_back", "raises"]
+
+CODE = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def ends_at_once() -> None:
+    """From here on Ctrl-C ends this process in the kernel, also inside of torch's C++."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def raises() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt: this process has others to end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def kept_back() -> Iterator[None]:
+    """Hold Ctrl-C back while processes are started or ended; then this one ends with `CODE`.
+
+    A started process holds it back, too, until it imports this module: the start of Python prints a traceback.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise SystemExit(CODE)
+
+
+# Of an example alone: a program that imports parts of it keeps its own handler.
+if Path(getattr(sys.modules["__main__"], "__file__", None) or "").parent == Path(__file__).parent:
+    ends_at_once()

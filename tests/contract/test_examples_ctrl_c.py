@@ -1,0 +1,93 @@
+"""Ctrl-C ends every example: no traceback, nothing left, the exit code that a shell shows as 130."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from examplekit import EXAMPLES, PATIENCE, Program, examples, processes_with
+
+pytestmark = [pytest.mark.everyday, pytest.mark.timeout(600)]
+
+SOON = 30.0  # seconds; 5 on a machine of one's own
+LAUNCHED = (
+    "-m",
+    "multiworld.run",
+    "--worlds",
+    EXAMPLES / "elastic_pipeline/worlds.toml",
+    "--max-restarts",
+    100,
+)
+# What a line says in the middle, and near the end; and what the program needs beside torch.
+PROGRAMS = {
+    "all_reduce": (["all_reduce.py", "--rounds", 3], "round 1", r"\[0\] done", ""),
+    "ddp": (["ddp_two_worlds.py", "--pause", 0.01], "sum step 0", "sum step 150", ""),
+    "demo": (["demo.py", "--pause", 1, "--hang-timeout", 4], "w4 is active", "w2 is active, generation 2", ""),
+    "elastic": (["elastic_training.py"], "kill -9 for process 1", "the same undisturbed", "sklearn"),
+    "fsdp": (["elastic_fsdp.py"], "kill -9 for process 1", "one process makes the same", "sklearn"),
+    "spawned": (["launch_subprocesses.py"], "step 0", "step 40", ""),
+    "forked": (["launch_subprocesses.py", "--launch-method", "forkserver"], "step 0", "step 40", ""),
+    "asyncio": (["multiworld_asyncio.py", "--rank", 0, "--port", 0], "pid", "", ""),
+    "single": (["single_world.py", "--worldsize", 3, "--count", 5], "rank 0 received 1", "rank 0 received 4", ""),
+    "resnet": (["resnet_serving.py"], "is here, generation 1", "is here, generation 2", ""),
+    "rl_sync": (["rl_weight_sync.py"], "engines: .* steps/s", "generation 2", ""),
+    "rl_weights": (["rl_weights.py", "--seconds", 4, "--rounds", 1], "s undisturbed", "2 kills", "gymnasium"),
+    "rl_plain": (["rl_weights.py", "--seconds", 4, "--plain"], "s undisturbed", "kill -9", "gymnasium"),
+    "pipeline": ([*LAUNCHED, EXAMPLES / "elastic_pipeline/pipeline.py", "--seconds", 3], r"\d requests/s", "answered", ""),
+    "serving": (["llm_serving.py", "--seconds", 15], "serves at", r"tokens/s", "transformers"),
+    "ray": (["ray_actors.py"], "Ray is there", "is active again", "ray"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", ["torch is loaded", "the middle", "the end"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ctrl_c(name, moment):
+    words, middle, end, needed = PROGRAMS[name]
+    if needed and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"it needs {needed}")
+    if not end and moment == "the end":
+        pytest.skip("it goes on until it is ended")
+    with examples() as start:
+        program = start(*words, nice=5)
+        if moment == "torch is loaded":
+            loading(program)
+        else:
+            program.expect(middle if moment == "the middle" else end)
+        os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+        sent = time.monotonic()
+        code = program.finish(SOON)
+        print(f"{name} in {moment}: {code} after {time.monotonic() - sent:.2f} s")
+        if moment == "the end" and code == 0:
+            pytest.skip("it had ended by itself")
+        assert code in {130, -signal.SIGINT}, program.text
+        while left := processes_with(program.mark):
+            assert time.monotonic() < sent + SOON, left
+            time.sleep(0.05)
+        print(f"all were gone after {time.monotonic() - sent:.2f} s")
+    assert not re.search("Traceback|KeyboardInterrupt|resource_tracker|leaked", program.text), program.text
+
+
+def loading(program: Program) -> None:
+    """Wait until the program's newest process maps torch's library: it executes the import then."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        pids = [pid for pid in processes_with(program.mark) if pid != program.process.pid]
+        for pid in pids or [program.process.pid]:
+            with contextlib.suppress(OSError):
+                if "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text():
+                    return
+        assert program.process.poll() is None, program.text
+        time.sleep(0.01)
+    raise AssertionError(f"torch is not loaded after {PATIENCE:.0f} s")
+
+
+def test_each_program_makes_ctrl_c_quiet_first():
+    for path in EXAMPLES.glob("[!_]*.py"):
+        (first, *_) = re.findall(r"^(?:import|from) (?!__future__)(\w+)", path.read_text(), re.MULTILINE)
+        assert first == "_ctrl_c", path
