@@ -43,6 +43,11 @@ def kept_back() -> Iterator[None]:
         raise SystemExit(CODE)
 
 
-# Of an example alone: a program that imports parts of it keeps its own handler.
-if Path(getattr(sys.modules["__main__"], "__file__", None) or "").parent == Path(__file__).parent:
+def _of_an_example() -> bool:
+    """Whether this process is an example, or one that multiprocessing started: another program keeps its own handler."""
+    mains = [sys.modules.get(name) for name in ("__main__", "__mp_main__")]
+    return any(Path(getattr(main, "__file__", None) or "").parent == Path(__file__).parent for main in mains)
+
+
+if _of_an_example():
     ends_at_once()

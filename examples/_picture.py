@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 __all__ = ["BLUE", "GREEN", "ORANGE", "RED", "marks", "panels", "rates", "save"]
@@ -64,5 +66,11 @@ def marks(axes: Any, rows: dict[str, Iterable[float]], colour: str = RED) -> Non
 
 def save(canvas: Any, file: str) -> None:
     """Write it as what its name says: .svg, .png."""
-    canvas.savefig(file, dpi=200, metadata={"Date": None, "Creator": None} if file.endswith("svg") else None)
+    if file.endswith(".svg"):
+        text = io.StringIO()
+        canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]  # the blanks are matplotlib's
+        Path(file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    else:
+        canvas.savefig(file, dpi=200)
     print(f"picture: {file}", flush=True)

@@ -31,7 +31,7 @@ from multiworld.integrations.ray import RayStore, join, serve_store
 ENGINES = ("red", "green", "blue")
 KILLED = "green"
 SIZE = 10_000
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Report(NamedTuple):
@@ -152,13 +152,17 @@ def play(args: argparse.Namespace) -> int:
 
     def until(steps: dict[str, int], generation: int) -> Report:
         """Wait until each engine has made so many steps, and the killed one's world is in this generation."""
-        deadline = time.time() + PATIENCE
+        told = time.time()
+        deadline = told + PATIENCE
         while time.time() < deadline:
             seen: Report = ray.get(trainer.seen.remote(), timeout=PATIENCE)
             if seen.generations[KILLED] >= generation and all(seen.steps[n] >= steps[n] for n in ENGINES):
                 return seen
+            if time.time() > told + 4:
+                told = time.time()
+                say(f"steps by engine {seen.steps}")
             time.sleep(0.05)
-        raise TimeoutError(f"not so far after {PATIENCE:g} s: {seen}")
+        raise TimeoutError(f"not so far after {PATIENCE:g} s: steps by engine {seen.steps}")
 
     say("the trainer and its engines start")
     before = until(dict.fromkeys(ENGINES, args.steps), 1)

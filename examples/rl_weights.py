@@ -35,10 +35,13 @@ def part(fleet: Fleet, link: Connection, seconds: float, kill_every: float, *, l
     """Let the trainer work for a while; kill engines meanwhile, if `kill_every` is not 0."""
     end = time.monotonic() + seconds
     due = time.monotonic() if kill_every else end
-    print(f"{seconds:g} s with kills" if kill_every else f"{seconds:g} s undisturbed", flush=True)
+    told = 0.0
     while (now := time.monotonic()) < end:
         if not fleet.running["trainer"].is_alive():
             raise SystemExit("the trainer has ended")
+        if now > told + 3 and not kill_every:
+            print(f"undisturbed for {end - now:.0f} s more", flush=True)
+            told = now
         if now >= due:
             seat = next(fleet.seats)
             fleet.kill(seat)
@@ -114,6 +117,8 @@ def in_one_group(args: argparse.Namespace) -> picture.Run:
         while (left := began + args.seconds - time.monotonic()) > 0:
             if link.poll(left):
                 steps.append(link.recv())
+                if len(steps) % 20 == 0:
+                    print(f"step {len(steps)}", flush=True)
         fleet.kill(1)
         print("kill -9 for engine 1", flush=True)
         fleet.running["trainer"].join(PATIENCE)

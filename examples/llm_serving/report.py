@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 from load import Story
 
@@ -86,11 +88,6 @@ def table(stories: list[Story]) -> None:
 
 def plot(story: Story, file: str) -> None:
     """Draw tokens per second and the longest gap of each second, with the kills."""
-    import matplotlib as mpl  # noqa: PLC0415  (only for a picture)
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  (only for a picture)
-
     seconds = int(story.ended - story.began)
     rate, longest = [0.0] * (seconds + 1), [0.0] * (seconds + 1)
     for answer in story.answers:
@@ -99,27 +96,33 @@ def plot(story: Story, file: str) -> None:
         for before, after in pairwise(answer.times):
             second = int(after - story.began)
             longest[second] = max(longest[second], 1000 * (after - before))
-    plt.rcParams["svg.fonttype"], plt.rcParams["svg.hashsalt"] = "none", "llm"
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 4.5), height_ratios=(2, 1))
-    above.plot(range(seconds), rate[:seconds], color="#3465a4", linewidth=1)
-    below.plot(range(seconds), longest[:seconds], color="#4e9a06", linewidth=1)
+    kills = [kill - story.began for kill in story.kills]
+    draw(file, rate[:seconds], longest[:seconds], kills, [(at - story.began, n) for at, n in story.replicas])
+
+
+def draw(
+    file: str, rate: list[float], longest: list[float], kills: list[float], replicas: list[tuple[float, int]]
+) -> None:
+    """Draw `rate` and `longest` by second; `kills` and changes of `replicas` are at seconds, too."""
+    sys.path.append(str(Path(__file__).parents[1]))  # where load.py is started by itself
+    import _picture  # noqa: PLC0415  (only for a picture)
+
+    canvas, (above, below) = _picture.panels(f"Three stages, {len(kills)} of them killed", 1.9, 1.2)
+    above.plot(rate, color=_picture.BLUE, linewidth=1)
+    below.plot(longest, color=_picture.GREEN, linewidth=1)
     for axes in (above, below):
-        for kill in story.kills:
-            axes.axvline(kill - story.began, color="#cc0000", linewidth=0.5, alpha=0.6)
-        for at, count in story.replicas:
-            axes.axvline(at - story.began, color="#75507b", linestyle="--", linewidth=1)
+        for kill in kills:
+            axes.axvline(kill, color=_picture.RED, linewidth=0.7, alpha=0.35)
+        for at, count in replicas:
+            axes.axvline(at, color="#75507b", linestyle="--", linewidth=1)
             if axes is above:
-                axes.text(
-                    at - story.began, 0, f" {count} replicas" if count > 1 else " 1 replica", color="#75507b"
-                )
+                axes.text(at, 0, f" {count} replicas" if count > 1 else " 1 replica", color="#75507b")
         axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    above.set_ylabel("tokens/s")
+        axes.set_xlim(0, len(rate))
+    above.set_ylabel("tokens per second")
     below.set_ylabel("longest gap, ms")
     below.set_xlabel("seconds; red: SIGKILL of a stage")
-    figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None} if file.endswith("svg") else None)
-    plt.close(figure)
+    _picture.save(canvas, file)
 
 
 def finish(stories: list[Story], file: str | None) -> int:
@@ -129,5 +132,4 @@ def finish(stories: list[Story], file: str | None) -> int:
         print(f"lost: {answer.error}")
     if file:
         plot(stories[-1], file)
-        print(f"picture: {file}")
     return int(any(not answer.whole or answer.wrong for story in stories for answer in story.answers))

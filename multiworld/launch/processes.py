@@ -249,6 +249,10 @@ def _ctrl_c_kept_back(method: str) -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except Exception:
+        if came and callable(handler):
+            handler(signal.SIGINT, None)  # Ctrl-C ended the forkserver while it loaded modules
+        raise
     finally:
         if callable(handler):
             signal.signal(signal.SIGINT, handler)

@@ -37,7 +37,7 @@ PROGRAMS = {
     "single": (["single_world.py", "--worldsize", 3, "--count", 5], "rank 0 received 1", "rank 0 received 4", ""),
     "resnet": (["resnet_serving.py"], "is here, generation 1", "is here, generation 2", ""),
     "rl_sync": (["rl_weight_sync.py"], "engines: .* steps/s", "generation 2", ""),
-    "rl_weights": (["rl_weights.py", "--seconds", 4, "--rounds", 1], "s undisturbed", "2 kills", "gymnasium"),
+    "rl_weights": (["rl_weights.py", "--seconds", 4, "--rounds", 1], "undisturbed for", "2 kills", "gymnasium"),
     "rl_plain": (["rl_weights.py", "--seconds", 4, "--plain"], "s undisturbed", "kill -9", "gymnasium"),
     "pipeline": ([*LAUNCHED, EXAMPLES / "elastic_pipeline/pipeline.py", "--seconds", 3], r"\d requests/s", "answered", ""),
     "serving": (["llm_serving.py", "--seconds", 15], "serves at", r"tokens/s", "transformers"),
