@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BLUE", "GREEN", "ORANGE", "RED", "marks", "panels", "rates", "save"]
+__all__ = ["BACK", "BLUE", "GREEN", "ORANGE", "RED", "marks", "panels", "rates", "save"]
 
 # Okabe and Ito's, told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#D55E00", "#009E73", "#B2182B"
@@ -31,6 +31,8 @@ STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 7.5,
 }
+BACK: Any = {"facecolor": CARD, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+"""Behind text that lies on lines."""
 WIDTH = 4.2
 """Inches."""
 

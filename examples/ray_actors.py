@@ -32,6 +32,12 @@ ENGINES = ("red", "green", "blue")
 KILLED = "green"
 SIZE = 10_000
 PATIENCE = 180.0
+BEGAN = time.time()
+
+
+def say(text: str, at: float | None = None) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"[{(at or time.time()) - BEGAN:5.1f} s] {text}", flush=True)
 
 
 class Report(NamedTuple):
@@ -121,24 +127,16 @@ def draw(file: str, seen: Report, killed: float, returned: float) -> None:
         axes.plot(middles, rates, line, color=colour, label=name, linewidth=2.2 if name == KILLED else 1.4)
     axes.axvspan(killed - began, returned - began, color="#E4E4E4", zorder=0)
     axes.axvline(killed - began, color="#333333", linewidth=1)
-    axes.annotate(
-        "killed; Ray starts it again", (killed - began, 0), (3, 4), textcoords="offset points", fontsize=7.5
-    )
-    axes.set_xlabel("seconds")
+    axes.set_xlabel(f"seconds; grey: {KILLED} is killed, and Ray starts it again")
     axes.set_ylabel("gradients per second")
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
     axes.set_xlim(0, ended - began)
-    axes.legend(loc="upper center", ncols=3, title="engine")
+    axes.legend(loc="upper center", ncols=3)
     _picture.save(canvas, file)
 
 
 def play(args: argparse.Namespace) -> int:
     """Start the actors, kill one, and look at what the others noticed."""
-    began = time.time()
-
-    def say(text: str, at: float | None = None) -> None:
-        print(f"[{(at or time.time()) - began:5.1f} s] {text}", flush=True)
-
     say("Ray starts")
     here = {"num_cpus": 2, "include_dashboard": False} if args.address == "local" else {}
     ray.init(args.address, log_to_driver=False, logging_level="ERROR", **here)
@@ -155,7 +153,10 @@ def play(args: argparse.Namespace) -> int:
         told = time.time()
         deadline = told + PATIENCE
         while time.time() < deadline:
-            seen: Report = ray.get(trainer.seen.remote(), timeout=PATIENCE)
+            asked = trainer.seen.remote()
+            while not ray.wait([asked], timeout=4)[0] and time.time() < deadline:
+                say("the trainer starts")
+            seen: Report = ray.get(asked, timeout=4)
             if seen.generations[KILLED] >= generation and all(seen.steps[n] >= steps[n] for n in ENGINES):
                 return seen
             if time.time() > told + 4:

@@ -37,7 +37,7 @@ def draw(file: str, worlds: Run, plain: Run) -> None:
     """Write the picture into `file`."""
     kills = sum(map(len, worlds.kills.values()))
     canvas, (above, below) = _picture.panels(
-        f"One trainer, four engines: {kills} of them killed\nbeside one group of plain torch.distributed",
+        f"One trainer, four engines, {kills} kills;\nbeside it one group of plain torch.distributed",
         2.2,
         0.8,
     )
@@ -54,15 +54,20 @@ def draw(file: str, worlds: Run, plain: Run) -> None:
     )
     above.plot(over, 0, "X", color=_picture.ORANGE, markersize=8, clip_on=False, zorder=5)
     above.annotate(
-        "an engine killed: all ended", (over, 0), (8, 8), textcoords="offset points", color=_picture.ORANGE
+        "an engine killed: all ended",
+        (over, 0),
+        (8, 8),
+        textcoords="offset points",
+        color=_picture.ORANGE,
+        bbox=_picture.BACK,
     )
     above.set_ylabel("samples per second")
     above.set_ylim(0, 1.35 * max(rates + whole))
     above.legend(loc="upper center", ncols=2)
     _picture.marks(
         below,
-        {f"killed\n{moment}": [at - worlds.began for at in times] for moment, times in worlds.kills.items()},
+        {moment: [at - worlds.began for at in times] for moment, times in worlds.kills.items()},
     )
-    below.set_xlabel("seconds")
+    below.set_xlabel("seconds; red: SIGKILL of an engine")
     below.set_xlim(0, worlds.ended - worlds.began)
     _picture.save(canvas, file)
