@@ -47,7 +47,7 @@ def server(name: str, *args: str, launcher: tuple[str, ...], log: Path) -> Itera
     with tempfile.TemporaryDirectory() as folder, log.open("w") as out:
         file = Path(folder, "address")
         command = [
-            sys.executable, "-u", "-m", "multiworld.run", *launcher, "--grace", "10",
+            sys.executable, "-u", "-m", "multiworld.run", *launcher, "--grace", "3",
             str(HERE / "serve.py"), "--address-file", str(file), *args,
         ]  # fmt: skip
         # A session of its own: Ctrl-C is for this program, which then ends the launcher.
