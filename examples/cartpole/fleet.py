@@ -47,6 +47,10 @@ class Fleet:
 
     def start(self, name: int | str, target: Any, *arguments: object) -> None:
         """Start a process."""
+        if not self.running:  # the server loads torch first: Ctrl-C is not kept back meanwhile
+            nothing = CONTEXT.Process(target=int)
+            nothing.start()
+            nothing.join()
         with _ctrl_c.kept_back():
             self.running[name] = CONTEXT.Process(target=target, args=arguments, daemon=True)
             self.running[name].start()
