@@ -39,7 +39,7 @@ PROGRAMS = {
     "single": (["single_world.py", "--worldsize", 3, "--count", 5], "rank 0 received 1", "rank 0 received 4", ""),
     "resnet": (["resnet_serving.py"], "is here, generation 1", "is here, generation 2", ""),
     "rl_sync": (["rl_weight_sync.py"], "engines: .* steps/s", "generation 2", ""),
-    "rl_weights": (["rl_weights.py", "--seconds", 4, "--rounds", 1], "undisturbed for", "2 kills", "gymnasium"),
+    "rl_weights": (["rl_weights.py", "--seconds", 4, "--rounds", 1], "undisturbed for", "[2-9] kills", "gymnasium"),
     "rl_plain": (["rl_weights.py", "--seconds", 4, "--plain"], "s undisturbed", "kill -9", "gymnasium"),
     "pipeline": ([*LAUNCHED, EXAMPLES / "elastic_pipeline/pipeline.py", "--seconds", 3], r"\d requests/s", "answered", ""),
     "serving": (["llm_serving.py", "--seconds", 15], "serves at", r"tokens/s", "transformers"),
@@ -64,7 +64,6 @@ def test_ctrl_c(name, moment):
         os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
         sent = time.monotonic()
         code = program.finish(SOON)
-        print(f"{name} in {moment}: {code} after {time.monotonic() - sent:.2f} s")
         if moment == "the end" and code == 0:
             pytest.skip("it had ended by itself")
         assert code in {130, -signal.SIGINT}, program.text
