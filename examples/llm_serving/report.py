@@ -107,7 +107,7 @@ def draw(
     sys.path.append(str(Path(__file__).parents[1]))  # where load.py is started by itself
     import _picture  # noqa: PLC0415  (only for a picture)
 
-    canvas, (above, below) = _picture.panels(f"Three stages, {len(kills)} of them killed", 1.9, 1.2)
+    canvas, (above, below) = _picture.panels(f"Three stages, {len(kills)} kills", 1.9, 1.2)
     above.plot(rate, color=_picture.BLUE, linewidth=1)
     below.plot(longest, color=_picture.GREEN, linewidth=1)
     for axes in (above, below):
