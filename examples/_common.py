@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import multiworld as mw
@@ -83,13 +83,17 @@ def ended(main: Callable[[], int]) -> None:
 async def alongside(story: Coroutine[Any, Any, T], tasks: list[asyncio.Task[None]]) -> T:
     """Await `story`; a task that fails meanwhile fails it."""
     main = asyncio.ensure_future(story)
-    done, _ = await asyncio.wait([main, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for each in done:
-        each.result()
-    return await main
+    try:
+        done, _ = await asyncio.wait([main, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+        return await main
+    except BaseException:
+        await cancel([main, *tasks])  # after Ctrl-C, too: else asyncio logs what has failed in them
+        raise
 
 
-async def cancel(tasks: list[asyncio.Task[None]]) -> None:
+async def cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """End tasks that nobody needs any more; a join that is under way is undone."""
     for task in tasks:
         task.cancel()
