@@ -1,4 +1,4 @@
-"""The programs on the pages do what the pages say, run as a reader runs them.
+"""The programs on the pages do what the pages say, run as a reader runs them, but that torch is loaded already.
 
 A sample is marked in the page: ``run: NAME ranks=N`` is started N times at once, with its rank as the argument;
 ``killed=R`` says that rank R is killed by a signal (its own); ``output: NAME rank=R`` before a text block is what
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from kits.storekit import local_server
+from worldkit import Cast, Me
 
 pytestmark = pytest.mark.everyday
 
@@ -39,6 +41,9 @@ class Sample:
 SAMPLES = [Sample(*found) for page in PAGES for found in MARKED.findall(page.read_text(encoding="utf-8"))]
 RUN = [each for each in SAMPLES if each.kind == "run"]
 PARTS = {each.name: each for each in SAMPLES if each.kind == "sample"}
+FROM_NOTHING = {"readme", "launch", "launch-parallel"}
+"""These start as a reader starts them: the first that is read, and those that start processes of their own. The others
+are forked from a server that has torch loaded, which else is most of what each of their processes does."""
 
 
 class Stage:
@@ -49,15 +54,19 @@ class Stage:
         self.server = local_server(seconds=30)
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, sample: Sample, *arguments: str) -> subprocess.Popen[str]:
+    def program(self, sample: Sample) -> Path:
+        """Write a sample's file."""
         program = self.folder / f"{sample.name.replace('-', '_')}.py"
         body, times = re.subn(r"\b29500\b", str(self.server.port), sample.body)
         assert times, f"{sample.name} names no port to replace"
         # The pages' two seconds are short for a machine that others share: a stall of a healthy worker is a hang too.
         body = body.replace("hang_timeout=2)", "hang_timeout=5)")
         program.write_text(body)
+        return program
+
+    def start(self, sample: Sample, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, program, *arguments],
+            [sys.executable, self.program(sample), *arguments],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -88,12 +97,41 @@ def like(shown: str) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-@pytest.mark.parametrize("sample", RUN, ids=lambda each: each.name)
-def test_a_sample_does_what_its_page_says(stage: Stage, sample: Sample) -> None:
-    ranks = sample.options["ranks"]
-    processes = [stage.start(sample, str(rank)) for rank in range(ranks)]
+def reads(me: Me, file: Path) -> None:
+    """Be one process of a sample."""
+    os.chdir(file.parent)
+    for number, name in ((1, "out"), (2, "err")):
+        to = os.open(f"{name}{me.rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(to, number)
+        os.close(to)
+    sys.argv = [str(file), str(me.rank)]
+    sys.path.insert(0, str(file.parent))
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def from_nothing(stage: Stage, sample: Sample) -> tuple[list[int], list[tuple[str, str]]]:
+    """Exit codes of a sample's processes, and what each wrote to standard output and standard error."""
+    processes = [stage.start(sample, str(rank)) for rank in range(sample.options["ranks"])]
     ended = [process.communicate(timeout=PATIENCE) for process in processes]
-    codes = [process.returncode for process in processes]
+    return [process.returncode for process in processes], ended
+
+
+def forked(stage: Stage, cast: Cast, sample: Sample) -> tuple[list[int], list[tuple[str, str]]]:
+    """The same of processes that have torch loaded."""
+    program = stage.program(sample)
+    actors = [cast.start(reads, rank, file=program) for rank in range(sample.options["ranks"])]
+    codes = [actor.finish(PATIENCE) for actor in actors]
+    ended = [
+        ((stage.folder / f"out{rank}").read_text(), (stage.folder / f"err{rank}").read_text())
+        for rank in range(len(actors))
+    ]
+    return codes, ended
+
+
+@pytest.mark.parametrize("sample", RUN, ids=lambda each: each.name)
+def test_a_sample_does_what_its_page_says(stage: Stage, cast: Cast, sample: Sample) -> None:
+    ranks = sample.options["ranks"]
+    codes, ended = from_nothing(stage, sample) if sample.name in FROM_NOTHING else forked(stage, cast, sample)
     killed = sample.options.get("killed")
     assert codes == [-signal.SIGKILL if rank == killed else 0 for rank in range(ranks)], ended
     for each in SAMPLES:
@@ -147,3 +185,4 @@ def test_the_tutorials_worlds_break_and_come_back(stage: Stage) -> None:
 def test_every_part_of_a_story_is_told() -> None:
     assert set(PARTS) == {"leader", "worker", "ray"}
     assert len(RUN) > 4
+    assert {each.name for each in RUN} > FROM_NOTHING
