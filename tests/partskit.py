@@ -8,6 +8,7 @@ so that a test that becomes slower is moved in one line.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -72,6 +73,29 @@ def read_share(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
+class Claims:
+    """Which run of pytest has which file, of several that share a folder: the first that asks for it.
+
+    Args:
+        folder: of the claims; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: dict[str, bool] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def mine(self, file: str) -> bool:
+        """Claim a file; returns False if another run has it."""
+        if file not in self._asked:
+            try:
+                (self._folder / file.replace("/", "%")).touch(exist_ok=False)
+                self._asked[file] = True
+            except FileExistsError:
+                self._asked[file] = False
+        return self._asked[file]
+
+
 class Progress:
     """Says where a run is: parts are the folders of tests, in the run's order. Time is an argument.
 
@@ -109,6 +133,11 @@ class Progress:
         done = sum(part == self._part for part, _ in self._tests[: self._done])
         return f"{self._part}: {done} of {self._sizes[self._part]} tests; to the end {_span(self._left(now))}"
 
+    def elsewhere(self) -> None:
+        """A test runs elsewhere: its time is none of this run's."""
+        self._tests[self._done] = (self._tests[self._done][0], 0.0)
+        self._done += 1
+
     def _left(self, now: float, part: str = "") -> float:
         """Expected seconds until the end (of a part), at the pace that was seen so far."""
         done = sum(seconds for _, seconds in self._tests[: self._done])
@@ -135,6 +164,8 @@ class Parts:
         self._records = config.getoption("--record-seconds")
         share = config.getoption("--share")
         self._share = None if share is None else read_share(share)
+        claims = os.environ.get("M8D_SHARE_CLAIMS", "")
+        self._claims = Claims(Path(claims)) if claims and self._share is not None else None
         self._long = read_long(LONG.read_text(encoding="utf-8"))
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
         self._progress: Progress | None = None
@@ -154,7 +185,20 @@ class Parts:
             mine = share_of(seconds, *self._share)
             others = [item for item in items if _file(item.nodeid) not in mine]
             items[:] = [item for item in items if _file(item.nodeid) in mine]
-            config.hook.pytest_deselected(items=others)
+            if self._claims is None:
+                config.hook.pytest_deselected(items=others)
+            else:  # from the other end, where those whose share it is come last
+                files = list(dict.fromkeys(_file(item.nodeid) for item in others))
+                items += [item for file in reversed(files) for item in others if _file(item.nodeid) == file]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """Leave out a file that another share has begun."""
+        if self._claims is None or self._claims.mine(_file(item.nodeid)):
+            return None
+        if self._progress is not None:
+            self._progress.elsewhere()
+        return True
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         tests = [(_part(item.path), self._expected(item.nodeid)) for item in session.items]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -101,6 +102,46 @@ def test_each_file_is_in_one_share_and_none_is_much_longer(seconds, of):
     assert sorted(file for share in shares for file in share) == sorted(seconds)
     sums = [sum(seconds[file] for file in share) for share in shares]
     assert max(sums) - min(sums) <= max(seconds.values(), default=0) + 1e-6
+
+
+PLUGIN = """
+from partskit import Parts
+
+def pytest_addoption(parser):
+    parser.addoption("--parts", action="store_true")
+    parser.addoption("--record-seconds")
+    parser.addoption("--share")
+
+def pytest_configure(config):
+    config.pluginmanager.register(Parts(config), "m8d-parts")
+"""
+
+
+def test_a_share_takes_what_the_other_has_not_begun(tmp_path):
+    """The first has its own file and one of the other's; the second, which comes late, finds nothing."""
+    folder, claims = tmp_path / "tests", tmp_path / "claims"
+    folder.mkdir()
+    (folder / "partsplugin.py").write_text(PLUGIN)
+    for name in "abc":
+        (folder / f"test_{name}.py").write_text("def test_one():\n    pass\n\n\ndef test_two():\n    pass\n")
+    partskit.Claims(claims).mine("test_b.py")  # begun elsewhere
+
+    def passed(share):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-rA", "-p", "partsplugin", "-p", "no:cacheprovider", "--share", share],
+            cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{folder}", "M8D_SHARE_CLAIMS": str(claims)},
+        )  # fmt: skip
+        return re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE), done.stdout
+
+    found, text = passed("1/2")
+    assert sorted(found) == [f"test_{file}.py::test_{which}" for file in "ac" for which in ("one", "two")], (
+        text
+    )
+    found, text = passed("2/2")
+    assert found == [], text
+    assert "6 items" in text
+    assert "error" not in text.lower()
 
 
 def test_a_share_is_a_number_of_how_many():
