@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
 PARTS = (
     "overheads", "messages", "collectives", "limits", "hosts", "secure", "fanin", "worlds", "detection",
-    "rebuild", "elastic", "growth", "toolchain", "peers", "thresholds",
+    "rebuild", "elastic", "growth", "toolchain", "peers", "thresholds", "paper",
 )  # fmt: skip
 NOT_QUICK = frozenset({"peers"})
 """Parts that download gigabytes: run with --full, by name, or alone."""
-BY_NAME = frozenset({"thresholds"})
-"""Parts that say what to set, not what something costs: run by name, or alone."""
+BY_NAME = frozenset({"thresholds", "paper"})
+"""Parts that say what to set, or have a page of their own: run by name, or alone."""
+OWN_PAGE = frozenset({"paper"})
+"""Parts that the page of speed leaves to theirs."""
 
 
 def load(name: str) -> Part:

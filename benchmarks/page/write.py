@@ -18,7 +18,7 @@ from benchmarks.figures.machine import words
 from benchmarks.figures.table import measure, number, spread, verdict
 from benchmarks.page import notes as texts
 from benchmarks.page.pictures import draw_all
-from benchmarks.parts import PARTS, load
+from benchmarks.parts import OWN_PAGE, PARTS, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -104,13 +104,14 @@ class Shown:
 def chosen_of(found: Iterable[Record]) -> dict[str, Record]:
     """For each part the newest record that has figures of it, a full run before a quick one.
 
-    Parts that there are no more stay in the records.
+    Parts that there are no more stay in the records; those with a page of their own are not on this one.
     """
     chosen: dict[str, Record] = {}
     for record in sorted(found, key=lambda record: record.when):
         for part, run in record.parts.items():
             if (
                 part in PARTS
+                and part not in OWN_PAGE
                 and record.of(part)
                 and (run.form == "full" or part not in chosen or chosen[part].parts[part].form != "full")
             ):

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures.figure import Figure, Goal, ratio, summary
 from benchmarks.figures.sizes import KB, MB, size_name
-from benchmarks.measuring.part import Part, Run, Unavailable
+from benchmarks.measuring.part import Part, Run
+from benchmarks.measuring.ports import held_port
 from benchmarks.measuring.ranks import RankError, Ranks
 from benchmarks.measuring.rounds import interleaved
-from benchmarks.peers.environments import PEER, TORCH, Pair, pair, ready
-from m8d_build.errors import BuildError
-from m8d_build.settings import Settings
+from benchmarks.peers.environments import TORCH
+from benchmarks.peers.held import held_pair
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from m8d_build.progress import Reporter
+    from benchmarks.peers.environments import Pair
 
 THEIRS, PLAIN, BLOCKING, COMMUNICATOR, AIO = "pymultiworld", "plain", "world", "communicator", "aio"
 OURS = (BLOCKING, COMMUNICATOR, AIO)
@@ -32,23 +31,6 @@ WORDS = {
     AIO: "World.aio in the same worlds",
 }
 WORLD = "bench"
-
-
-class _Told:
-    """The toolchain's steps and notes, as a run's progress."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Show it."""
-        self._run.progress(name)
-        yield
-
-    def note(self, text: str) -> None:
-        """Show it."""
-        self._run.progress(text)
 
 
 class _Sides:
@@ -82,40 +64,14 @@ class _Sides:
 
     def create(self, form: str, name: str) -> float:
         """Make a world; milliseconds, of the slower member."""
-        with _port() as port:
+        with held_port() as port:
             return float(max(self.of(form).call("create", world=name, port=port)))
-
-
-@contextlib.contextmanager
-def _port() -> Iterator[int]:
-    """A free port of the loopback, kept from everybody who does not name it.
-
-    The store's port must be known to all members beforehand: that is pymultiworld's API. A socket that is
-    bound but does not listen lets only those bind the port who ask for exactly this one.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holding:
-        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holding.bind(("127.0.0.1", 0))
-        yield int(holding.getsockname()[1])
 
 
 def measure(run: Run) -> Iterator[Figure]:
     """Latency, throughput and creation."""
-    settings, given = Settings.load(), run.options.torch_python
-    if given is None and not (run.full or run.alone or ready(settings)):
-        raise Unavailable(
-            f"The environments with torch {TORCH} and pymultiworld are made with --full, or alone (5 GB, "
-            "once)"
-        )
-    log = settings.out / "bench-peers.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    report: Reporter = _Told(run)
-    run.progress(f"environments with torch {TORCH} and {PEER}")
     with contextlib.ExitStack() as stack:
-        try:
-            held = stack.enter_context(pair(settings, report, log=log, given=given))
-        except BuildError as error:
-            raise Unavailable(f"{PEER} cannot be had here: {error}") from error
+        held = stack.enter_context(held_pair(run, run.options.torch_python))
         run.progress("starting processes")
         sides = _Sides(held, stack)
         for form in (THEIRS, COMMUNICATOR):
