@@ -89,7 +89,8 @@ def killed(held: Pair | None, form: str, size: int, seconds: float) -> Trial:
 
 def joined(held: Pair | None, form: str, size: int, seconds: float) -> Trial:
     """One worker sends; after a third of the time another joins a second world, and sends as well."""
-    worlds = {name: each for name, each in worlds_of(2, processes=False).items() if name == f"{MULTI}-1"}
+    # Alone in a world before: what it loads with its first world is no part of joining another.
+    worlds = {f"{MULTI}-1": worlds_of(2)[f"{MULTI}-1"], "before": (_OTHER,)}
     members = [_LEADER, _OTHER]
     with Program(PACKAGES[form], held, 2, worlds=worlds) as program:
         port = program.port()

@@ -138,8 +138,8 @@ PART = Part(
     description=(
         "The experiments of the MultiWorld paper (arXiv 2407.08980) on gloo and loopback: throughput over "
         "size for one leader and 1 to 3 senders, as one world, as a world for each sender, and as a "
-        "receiving process for each; a worker that is killed, and one that joins, while another sends. pymultiworld, "
-        "torch and this package take turns, on the same torch."
+        "receiving process for each; a worker that is killed, and one that joins, while another sends. "
+        "pymultiworld, torch and this package take turns, on the same torch."
     ),
     measure=measure,
     add_options=add_options,

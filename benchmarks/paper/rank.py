@@ -49,7 +49,9 @@ class Member:
         self._rank, self._form = rank, args["form"]
         self._device = None
         if args.get("cuda"):
-            self._device = torch.device("cuda", rank % torch.cuda.device_count())
+            # The leader has the first GPU and each sender the next one; other receivers need none.
+            place = max(0, rank - count // 2 + 1)
+            self._device = torch.device("cuda", place % torch.cuda.device_count())
             torch.cuda.set_device(self._device)
         base: Any = Groups if self._form == PLAIN else Named
         self._base: Any = base(rank, count, args["backend"], self._device)
