@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.figures.records import KEPT, stored
 from benchmarks.page.write import chosen_of
+from benchmarks.paper.page import newest
 from m8d_build.files.digests import MIXED, RECORDS, UNKNOWN, patches_digest, sources_digest
 from m8d_build.series.read import load_series
 from m8d_build.settings import REPO_ROOT
@@ -25,6 +26,7 @@ PAGES = {
     "nccl-defects": "nccl-defects.md",
     "hardware": "hardware.md",
     "benchmarks": "benchmarks/index.md",
+    "paper": "paper.md",
 }
 
 
@@ -65,11 +67,18 @@ def benchmarks() -> Iterator[tuple[str, str]]:
         yield record.sources, sources_digest("benchmarks")
 
 
+def paper() -> Iterator[tuple[str, str]]:
+    kept, _ = stored(KEPT)
+    record = newest(kept)
+    yield record.sources if record else UNKNOWN, sources_digest("benchmarks")
+
+
 MADE_FROM = {
     "compatibility": compatibility,
     "nccl-defects": nccl_defects,
     "hardware": hardware,
     "benchmarks": benchmarks,
+    "paper": paper,
 }
 
 
