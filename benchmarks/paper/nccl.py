@@ -60,23 +60,14 @@ def figures(senders: int, sizes: Sequence[int], rounds: int) -> Iterator[Figure]
             for package in (PLAIN, SAME)
         }
 
-        def rate(cell: tuple[str, str], count: int, size: int, messages: int) -> float:
-            form, topology = cell
-            return programs[PACKAGES[form]].rate(form, topology, count, size, messages)
-
         for count in range(1, senders + 1):
             for size in sizes:
-                many = {cell: messages_for(rate(cell, count, size, 4), count) for cell in CELLS}
 
-                def one(
-                    cell: tuple[str, str],
-                    count: int = count,
-                    size: int = size,
-                    many: dict[tuple[str, str], int] = many,
-                ) -> float:
-                    return rate(cell, count, size, many[cell])
+                def rate(cell: tuple[str, str], count: int = count, size: int = size) -> float:
+                    form, topology = cell
+                    return programs[PACKAGES[form]].rate(form, topology, count, size, messages_for(size))
 
-                found = interleaved(CELLS, rounds, one, warm_up=1)
+                found = interleaved(CELLS, rounds, rate, warm_up=1)
                 yield from throughput_of(count, size, found)
 
 

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 SIZES = (4 * KB, 40 * KB, 400 * KB, 4 * MB)
 """Those that the paper's figures name; 40 MB is added with --full."""
-ROUND_SECONDS = 0.05
-"""What a round is to last, in each form."""
-MOST = 2000
+ROUND_BYTES = 40 * MB
+"""What each sender sends in a round, within the two limits below."""
+FEWEST, MOST = 16, 200
 """Messages of each sender in a round."""
 CAUGHT_WORDS = "torch.distributed, each receive in a thread with a handler of its own"
 
 
-def messages_for(rate: float, count: int) -> int:
-    """Messages of each sender that make a round as long as wanted. Pure."""
-    return max(3, min(MOST, int(ROUND_SECONDS * rate / count)))
+def messages_for(size: int) -> int:
+    """Messages of each sender in a round, the same for every form: none has its start in fewer. Pure."""
+    return max(FEWEST, min(MOST, ROUND_BYTES // size))
 
 
 def measure(run: Run) -> Iterator[Figure]:
@@ -76,12 +76,11 @@ def _throughput(run: Run, held: Pair | None, forms: list[str]) -> Iterator[Figur
 def _rates(
     programs: dict[str, Program], cells: list[tuple[str, str]], count: int, size: int, rounds: int
 ) -> dict[tuple[str, str], list[float]]:
-    def rate(cell: tuple[str, str], messages: int) -> float:
+    def rate(cell: tuple[str, str]) -> float:
         form, topology = cell
-        return programs[PACKAGES[form]].rate(form, topology, count, size, messages)
+        return programs[PACKAGES[form]].rate(form, topology, count, size, messages_for(size))
 
-    messages = {cell: messages_for(rate(cell, 4), count) for cell in cells}
-    return interleaved(cells, rounds, lambda cell: rate(cell, messages[cell]), warm_up=1)
+    return interleaved(cells, rounds, rate, warm_up=1)
 
 
 def _faults(run: Run, held: Pair | None, forms: list[str]) -> Iterator[Figure]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.environments import Pair
 
-MAKE = "benchmarks.paper.rank:make"
+MAKE = "benchmarks.paper.timed:make"
 FLAGS = 16
 PACKAGES = {PLAIN: PLAIN, THEIRS: THEIRS, SAME: SAME, WORLD: SAME}
 """Whose processes a form runs in: both of ours are in the same."""

@@ -34,14 +34,6 @@ _LOOK = 0.0005
 _clock = time.monotonic
 
 
-def make(rank: int, count: int, args: dict[str, Any]) -> Member:
-    """See `benchmarks.measuring.ranks`; `args` has "form", "flags", "backend" and "cuda"."""
-    from benchmarks.paper.timed import TimedMember  # noqa: PLC0415  (it is made of `Member`)
-
-    torch.set_num_threads(1)
-    return TimedMember(rank, count, args)
-
-
 class Member:
     """A receiver or a sender, of one form."""
 

@@ -7,10 +7,18 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from benchmarks.paper.layout import PLAIN
 from benchmarks.paper.rank import LAST, OVER, Member
 
 _clock = time.monotonic
+
+
+def make(rank: int, count: int, args: dict[str, Any]) -> TimedMember:
+    """See `benchmarks.measuring.ranks`; `args` has "form", "flags", "backend" and "cuda"."""
+    torch.set_num_threads(1)
+    return TimedMember(rank, count, args)
 
 
 class _Seen:

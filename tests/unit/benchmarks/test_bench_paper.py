@@ -16,7 +16,7 @@ from benchmarks.page.write import chosen_of
 from benchmarks.paper import layout, nccl, overtime, page, theirs
 from benchmarks.paper.layout import FORMS, MULTI, PLAIN, PROCESS, SAME, SINGLE, THEIRS, WORLD
 from benchmarks.paper.overtime import Trial
-from benchmarks.paper.part import MOST, PART, messages_for
+from benchmarks.paper.part import FEWEST, MOST, PART, messages_for
 from benchmarks.paper.pictures import TITLES, draw_all
 from benchmarks.paper.program import Program
 from benchmarks.paper.told import fault_of, join_of, throughput_of
@@ -61,9 +61,10 @@ def test_with_one_sender_multi_process_would_be_multi_world():
     assert len(layout.cells_of(2)) == 3 * len(FORMS)
 
 
-@given(st.floats(0.1, 1e7), st.integers(1, 3))
-def test_a_round_has_some_messages_and_not_too_many(rate, count):
-    assert 3 <= messages_for(rate, count) <= MOST
+@given(st.integers(4, 1 << 30))
+def test_a_round_has_some_messages_and_not_too_many(size):
+    assert FEWEST <= messages_for(size) <= MOST
+    assert messages_for(size) >= messages_for(size + 4)
 
 
 @given(st.lists(st.floats(0, 3.99)))
