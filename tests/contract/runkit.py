@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forkkit import Forked
-
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
 """Seconds. This machine is shared and noisy, and nothing here waits that long when all is well."""
@@ -66,15 +64,6 @@ class Told(dict[str, Any]):
 class Run:
     """One started launcher. Use `launched` to make one.
 
-    Args:
-        folder: of the run.
-        command: the command line; `forked`: of Python.
-        env: more variables.
-        cwd: another folder to start in.
-        group: in a session (and process group) of its own.
-        forked: from the server that has torch loaded (`forkkit`): for what does not depend on how a launcher starts.
-        netns: the network namespace it starts in.
-
     Attributes:
         process: the launcher itself.
         folder: where the script, what was told, and the logs lie.
@@ -89,8 +78,6 @@ class Run:
         cwd: str | None,
         *,
         group: bool = False,
-        forked: bool = False,
-        netns: str | None = None,
     ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -106,16 +93,10 @@ class Run:
             _TOLD: str(self.told_file),
             **env,
         }
-        self.process: subprocess.Popen[str] | Forked
-        if forked:
-            self.process = Forked(command[1:], cwd=cwd or folder, env=environ, netns=netns, group=group)
-        else:
-            prefix = ["ip", "netns", "exec", netns] if netns else []
-            self.process = subprocess.Popen(
-                [*prefix, *command], cwd=cwd or folder, env=environ, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                start_new_session=group,
-            )  # fmt: skip
+        self.process = subprocess.Popen(
+            list(command), cwd=cwd or folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=group,
+        )  # fmt: skip
         self._readers = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
             for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
@@ -223,7 +204,6 @@ class Run:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(15)
-            self.process.kill()
         for _ in range(100):
             found = self.alive()
             for pid in found:
@@ -300,7 +280,6 @@ def launched(
     module: str = "multiworld.run",
     command: Sequence[str] | None = None,
     group: bool = False,
-    forked: bool = False,
 ) -> Iterator[Run]:
     """Start ``python -m multiworld.run OPTIONS SCRIPT ARGS``; end everything of it in the end.
 
@@ -313,7 +292,6 @@ def launched(
         module: "torch.distributed.run" starts torch's own launcher with the same script.
         command: the whole command line instead; "{script}" stands for the script's path.
         group: in a session (and process group) of its own.
-        forked: as `Run` has it.
     """
     path = text if isinstance(text, Path) else script(folder, text)
     line = (
@@ -321,7 +299,7 @@ def launched(
         if command is not None
         else [sys.executable, "-m", module, *options, str(path), *args]
     )
-    run = Run(folder, line, env or {}, None, group=group, forked=forked)
+    run = Run(folder, line, env or {}, None, group=group)
     try:
         yield run
     finally:

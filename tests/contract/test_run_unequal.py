@@ -42,7 +42,7 @@ def nodes(folder, count, *rest, options=(), each=lambda number: ()):
                 "--rdzv-id", "unequal", "--local-addr", "127.0.0.1", "--rdzv-conf", f"is_host={int(number == 0)}",
                 *options, *each(number), *rest,
             ]  # fmt: skip
-            run = Run(home, line, {"M8D_HANG_TIMEOUT": "30"}, None, forked=True)
+            run = Run(home, line, {"M8D_HANG_TIMEOUT": "30"}, None)
             made.callback(run.close)
             runs.append(run)
         yield runs
