@@ -17,6 +17,7 @@ import asyncio
 
 import torch
 
+import multiworld as mw
 from _common import PATIENCE, alongside, arguments, cancel, ended, join, leave, say
 from _members import Members
 from rl.leader import STOP, Leader, word
@@ -59,7 +60,9 @@ async def second_trainer(args: argparse.Namespace) -> int:
 
 async def lead(args: argparse.Namespace, members: Members | None) -> int:
     """Trainer 0. With `members` it also makes the fault; without, whoever sits there does."""
-    leader = Leader(args, await asyncio.to_thread(join, args, "trainers", 0, 2), len(ENGINES))
+    trainers = await mw.join_async("trainers", 0, 2, store=args.store, backend=args.backend, device=args.device)
+    say("%r", trainers)
+    leader = Leader(args, trainers, len(ENGINES))
     engines = [asyncio.create_task(leader.serve(f"engine{number}")) for number in ENGINES]
     code = await alongside(tell(leader, members), engines)
     await asyncio.wait(engines, timeout=5)

@@ -135,8 +135,9 @@ class Progress:
 
     def elsewhere(self) -> None:
         """A test runs elsewhere: its time is none of this run's."""
-        self._tests[self._done] = (self._tests[self._done][0], 0.0)
-        self._done += 1
+        if self._done < len(self._tests):  # a second look counts as one more that has ended
+            self._tests[self._done] = (self._tests[self._done][0], 0.0)
+            self._done += 1
 
     def _left(self, now: float, part: str = "") -> float:
         """Expected seconds until the end (of a part), at the pace that was seen so far."""

@@ -52,8 +52,8 @@ PROGRAMS = {
 START, MIDDLE, END = "the start", "the middle", "the end"
 CASES = [
     ("all_reduce", START), ("all_reduce", MIDDLE), ("ddp", END), ("demo", MIDDLE), ("elastic", MIDDLE), ("fsdp", END),
-    ("spawned", MIDDLE), ("forked", START), ("asyncio", MIDDLE), ("single", END), ("resnet", MIDDLE), ("rl_sync", END),
-    ("rl_weights", START), ("rl_plain", MIDDLE), ("pipeline", START), ("pipeline", MIDDLE),
+    ("spawned", MIDDLE), ("forked", START), ("asyncio", MIDDLE), ("single", END), ("resnet", START), ("rl_sync", START),
+    ("rl_sync", MIDDLE), ("rl_weights", START), ("rl_plain", MIDDLE), ("pipeline", START), ("pipeline", MIDDLE),
 ]  # fmt: skip
 
 

@@ -151,7 +151,9 @@ def test_a_newcomer_does_not_begin_a_world_that_works(cast):
     claimed(where, "s2", "s3")
     of_seat(members, seats[0]).kill()
     told = of_seat(members, seats[1]).expect("in")
-    assert told.generation > STRIDE
+    assert (
+        told.generation > 1
+    )  # by which server's count: as the members had told the new one of the world, or not yet
     assert told.seats[0] == seats[1]
     assert told.seats[1] in {"s2", "s3"}
 

@@ -144,6 +144,14 @@ def test_a_share_takes_what_the_other_has_not_begun(tmp_path):
     assert "error" not in text.lower()
 
 
+def test_second_looks_do_not_lead_a_run_beyond_its_tests():
+    progress = partskit.Progress([("unit", 1.0), ("unit", 1.0)], 0.0)
+    for now in (1.0, 2.0):
+        progress.ends(now)
+    progress.elsewhere()
+    assert progress.starts(3.0) == ""
+
+
 def test_a_share_is_a_number_of_how_many():
     assert partskit.read_share("2/3") == (2, 3)
     for wrong in ("", "1", "0/2", "3/2", "1/0", "-1/2", "a/b"):
