@@ -60,7 +60,9 @@ async def second_trainer(args: argparse.Namespace) -> int:
 
 async def lead(args: argparse.Namespace, members: Members | None) -> int:
     """Trainer 0. With `members` it also makes the fault; without, whoever sits there does."""
-    trainers = await mw.join_async("trainers", 0, 2, store=args.store, backend=args.backend, device=args.device)
+    trainers = await mw.join_async(
+        "trainers", 0, 2, store=args.store, backend=args.backend, device=args.device
+    )
     say("%r", trainers)
     leader = Leader(args, trainers, len(ENGINES))
     engines = [asyncio.create_task(leader.serve(f"engine{number}")) for number in ENGINES]
