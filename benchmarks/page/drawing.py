@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from benchmarks.figures.table import UNITS, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -79,6 +79,18 @@ def save(canvas: Canvas, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def draw(make: Callable[[], Canvas | None], words: str, path: Path) -> bool:
+    """Write what `make` draws, in this style and under a title; False if its figures are missing."""
+    with mpl.rc_context(STYLE):
+        canvas = make()
+        if canvas is not None:
+            title(canvas, words)
+    if canvas is None:
+        return False
+    save(canvas, path)
+    return True
 
 
 def bytes_axis(axes: Axes, sizes: Iterable[float]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-
 from benchmarks.page import drawing
-from benchmarks.page.drawing import STOCK, STYLE
+from benchmarks.page.drawing import STOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -69,12 +68,8 @@ def draw_all(figures: Sequence[Figure], folder: Path) -> list[Picture]:
     """Write every picture whose figures are there; those that were written, in order."""
     drawn = []
     for picture in PICTURES:
-        with mpl.rc_context(STYLE):
-            canvas = picture.draw([figure for figure in figures if figure.part == picture.part])
-            if canvas is not None:
-                drawing.title(canvas, picture.title)
-        if canvas is not None:
-            drawing.save(canvas, folder / f"{picture.name}.svg")
+        own = [figure for figure in figures if figure.part == picture.part]
+        if drawing.draw(partial(picture.draw, own), picture.title, folder / f"{picture.name}.svg"):
             drawn.append(picture)
     return drawn
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-
 from benchmarks.page import drawing
-from benchmarks.page.drawing import COLOURS, GOAL, SHAPES, STOCK, STYLE
+from benchmarks.page.drawing import COLOURS, GOAL, SHAPES, STOCK
 from benchmarks.paper.layout import CAUGHT, FORMS, TOPOLOGY_WORDS, WORDS
 from benchmarks.paper.theirs import ELEMENTS, SECONDS, mb_per_s
 
@@ -35,16 +34,11 @@ TITLES = {
 
 def draw_all(record: Record, folder: Path) -> list[str]:
     """Write every picture whose figures are there; their names."""
-    drawn = []
-    for name, words in TITLES.items():
-        with mpl.rc_context(STYLE):
-            canvas = DRAWN[name](record.of(PART))
-            if canvas is not None:
-                drawing.title(canvas, words)
-        if canvas is not None:
-            drawing.save(canvas, folder / f"{name}.svg")
-            drawn.append(name)
-    return drawn
+    return [
+        name
+        for name, words in TITLES.items()
+        if drawing.draw(partial(DRAWN[name], record.of(PART)), words, folder / f"{name}.svg")
+    ]
 
 
 def _rated(figures: Sequence[Figure], **what: object) -> list[Figure]:
