@@ -76,6 +76,27 @@ def test_a_group_is_torchs_beside_any_other(cast, default):
         each.expect("done")
 
 
+def uses_a_group_inside_another_that_broke(me, size):
+    group = group_of(me, size)
+    other = mw.join("other", me.rank, size, store=me.store, timeout=LONG)
+    with other:
+        dist.barrier()
+        if me.rank:
+            other.close()
+        else:
+            assert outcome(lambda: dist.recv(torch.ones(1), 1))["kinds"][0] == "BrokenWorldException"
+            assert outcome(dist.barrier)["kinds"][0] == "BrokenWorldException"
+            assert outcome(lambda: dist.barrier(group=dist.group.WORLD))["kinds"][0] == "BrokenWorldException"
+        everything(group, me.rank, size)
+    dist.destroy_process_group(group)
+    me.emit("done")
+
+
+def test_a_group_works_inside_a_world_that_broke(cast):
+    for each in cast.all(uses_a_group_inside_another_that_broke, 2):
+        each.expect("done")
+
+
 def in_two_groups(me, pairs):
     groups = {name: group_of(me_as(me, rank), 2, name) for name, rank in pairs}
     me.emit("in")

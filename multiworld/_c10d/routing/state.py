@@ -325,11 +325,12 @@ class WorldState(c10d._World):
         return self._make_error is not None
 
     def _unusual(self, group: Any) -> Any:
-        asker, late = _asker(), self._late
+        frame, late = _asker(), self._late
+        asker = None if frame is None else frame.f_code
         if late is not None and late.makes_here():
             return None  # as torch has it while it makes one
         # Queries are no operations, and programs clean up by destroying: both must work in a broken world.
-        if asker in QUESTIONS or asker in _destroyers:
+        if asker in QUESTIONS or asker in _destroyers or self._is_compared(frame):
             return group
         if late is not None and self._make_error is None:
             made = group if asker is _makes_default else late.made()
@@ -345,6 +346,13 @@ class WorldState(c10d._World):
                 next_step="Leave the `with` block, or join the world again",
             )
         return None
+
+    def _is_compared(self, frame: types.FrameType | None) -> bool:
+        """Whether torch, given another group by name, compares it with this world's default one."""
+        if frame is None or frame.f_globals is not vars(c10d):
+            return False
+        given = frame.f_locals.get("group")
+        return given is not None and owner_of(given) is not self
 
     def break_(self, make_error: Callable[[], Exception]) -> None:
         """Let every later bare call of torch.distributed in this world raise.
@@ -408,8 +416,8 @@ class WorldState(c10d._World):
             each.gone = known
 
 
-def _asker() -> types.CodeType | None:
-    """Return the code that asks for the default group, seen through the router and ``GroupMember.WORLD``."""
+def _asker() -> types.FrameType | None:
+    """Return the frame that asks for the default group, seen through the router and ``GroupMember.WORLD``."""
     frame: types.FrameType | None = sys._getframe(3)
     while frame is not None and (
         frame.f_globals.get("__name__", "").startswith("multiworld._c10d.")
@@ -417,7 +425,7 @@ def _asker() -> types.CodeType | None:
         or (frame.f_code is _tells_whether and frame.f_back is not None and _is_default_group(frame.f_back))
     ):
         frame = frame.f_back
-    return None if frame is None else frame.f_code
+    return frame
 
 
 def _is_default_group(frame: types.FrameType) -> bool:
