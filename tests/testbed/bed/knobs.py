@@ -40,6 +40,10 @@ _TABLE = (
     Knob("ABORT_HANG_MS", "ncclCommAbort takes that long, or until this is changed"),
     Knob("ABORT_HANG_PHASE", "whether it hangs before or after it ends what is pending", ("before", "after")),
     Knob("ABORT_RESULT", "the ncclResult_t that ncclCommAbort returns"),
+    Knob(
+        "ABORT_WRITES",
+        "an operation that is aborted writes its output until it ends, as a running kernel may",
+    ),
     Knob("ENQUEUE_RESULT", "the ncclResult_t that an enqueue returns"),
     Knob("ENQUEUE_FAIL_FROM", "the first enqueue that fails, counted from the setting: 1 is the next"),
     Knob("ENQUEUE_FAIL_KIND", "only operations of this kind fail", KINDS),

@@ -29,6 +29,7 @@ const KnobRule KNOBS[] = {
     {"ABORT_HANG_MS", "", ""},
     {"ABORT_HANG_PHASE", "|before|after|", "before"},
     {"ABORT_RESULT", "", ""},
+    {"ABORT_WRITES", "", ""},
     {"ASYNC_ERROR", "", ""},
     {"COMM", "*", ""},
     {"DETECT_DELAY_MS", "", ""},

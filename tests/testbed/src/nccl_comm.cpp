@@ -71,7 +71,8 @@ uint64_t Communicator::issue() {
   return issued_++;
 }
 
-void Communicator::perform(uint64_t turn, const std::function<Outcome()>& work) {
+bool Communicator::perform(uint64_t turn, const std::function<Outcome()>& work) {
+  bool cut = false;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_ == turn || ended_; });
@@ -87,9 +88,11 @@ void Communicator::perform(uint64_t turn, const std::function<Outcome()>& work) 
       fail(invalid_usage, "mismatch with rank " + std::to_string(outcome.peer) + ": " + outcome.detail);
     }
     // Like a kernel whose peer does not answer: it spins until the communicator is aborted.
-    if (!outcome) wait_ended();
+    cut = !outcome;
+    if (cut) wait_ended();
   }
   retire();
+  return !cut;
 }
 
 void Communicator::retire() {

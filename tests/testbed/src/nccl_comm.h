@@ -51,7 +51,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // ---- Operations: numbered when they are issued, performed in that order, on whatever thread.
   uint64_t issue();
-  void perform(uint64_t turn, const std::function<Outcome()>& work);
+  // False: it was begun, and ended by an abort.
+  bool perform(uint64_t turn, const std::function<Outcome()>& work);
   void retire();  // one that was issued will never be performed
   void wait_all_done();
   long pending() const;

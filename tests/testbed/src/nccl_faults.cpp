@@ -50,6 +50,8 @@ int async_error(uint64_t id) { return static_cast<int>(number(id, "ASYNC_ERROR")
 
 int abort_result(uint64_t id) { return static_cast<int>(number(id, "ABORT_RESULT")); }
 
+bool abort_writes(uint64_t id) { return number(id, "ABORT_WRITES") != 0; }
+
 long abort_hang_ms(uint64_t id, bool before) {
   return (knob("ABORT_HANG_PHASE") != "after") == before ? number(id, "ABORT_HANG_MS") : 0;
 }

@@ -13,6 +13,7 @@ int init_result(uint64_t id);
 long init_hang_ms(uint64_t id);
 int async_error(uint64_t id);
 int abort_result(uint64_t id);
+bool abort_writes(uint64_t id);
 long abort_hang_ms(uint64_t id, bool before);       // before, or after ending the pending operations
 bool death_unseen(uint64_t id);
 long detect_delay_ms(uint64_t id);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -112,6 +113,12 @@ int run_all(const std::vector<Job>& jobs) {
   return progress;
 }
 
+// Aborting waits for a kernel that is at work; until then it may write.
+void scribble(const std::vector<Operation>& operations) {
+  for (const Operation& each : operations)
+    if (each.receive) std::memset(each.receive, 0xa5, each.count * size_of(each.dtype));
+}
+
 int launch(const Batch& batch) {
   const Shared& communicator = batch.communicator;
   count("launches");
@@ -122,7 +129,10 @@ int launch(const Batch& batch) {
     return {Outcome::ended, -1, ""};  // perform waits until it is true
   };
   uint64_t turn = communicator->issue();
-  if (!enqueue(batch.stream, [communicator, turn, work] { communicator->perform(turn, work); }, false)) {
+  auto kernel = [communicator, turn, work, operations = batch.operations] {
+    if (!communicator->perform(turn, work) && faults::abort_writes(communicator->id)) scribble(operations);
+  };
+  if (!enqueue(batch.stream, kernel, false)) {
     communicator->retire();
     complain(communicator.get(), "unknown stream %p", static_cast<void*>(batch.stream));
     return unhandled_cuda;
