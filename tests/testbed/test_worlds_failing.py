@@ -81,6 +81,21 @@ def test_an_abort_that_hangs_or_fails_holds_nobody_up(launch, backend, fault):
         ranks.tell("end")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_the_exception_the_tensor_is_the_callers(launch, backend):
+    # The abort ends a running kernel after 1.5 s, and until then it writes.
+    config = {"backend": backend, "bytes": 1 << 20, "messages": 0, "timeout": 60}
+    env = {"M8D_BED_ABORT_HANG_MS": "1500", "M8D_BED_ABORT_WRITES": "1"}
+    with launch("risks:overwritten", 2, config=config, env=env, timeout=180) as ranks:
+        ranks.wait("pending")
+        ranks.kill(1)
+        (told,) = ranks.wait("told", ranks=[0])
+        assert told.fields["error"] == "BrokenWorldException", told
+        (after,) = ranks.wait("after", ranks=[0])
+        assert after.fields["kept"], "written after the exception"
+        assert ranks.join(ranks=[0])[0].code == 0
+
+
 @pytest.mark.parametrize("faulty", [0, 1])
 @pytest.mark.parametrize("fault", ["fails", "hangs"])
 @pytest.mark.parametrize("backend", BACKENDS)

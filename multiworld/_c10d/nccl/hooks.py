@@ -90,15 +90,24 @@ class _Owner:
         """Block until `work` has ended; see `Traffic.finish`."""
         self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), timeout)
 
-    def raise_(self, error: Exception) -> NoReturn:
-        """Raise `error`, translated for the world."""
+    def raise_(self, error: Exception, work: Any = None) -> NoReturn:
+        """Raise `error`, translated for the world.
+
+        Args:
+            error: of torch, or of the world.
+            work: whose tensors are the caller's again then.
+        """
         translate = self.state.translate
+        instead = None
         try:
             if translate is None or not self.traffic.ready:
                 raise error  # the join explains it
-            raise_instead(error, translate(self.state, error))
+            instead = translate(self.state, error)
+            if work is not None and instead is not None:
+                self.traffic.still(work)
+            raise_instead(error, instead)
         finally:
-            del error  # else this frame and the exception hold each other
+            del error, instead  # else this frame and the exceptions hold each other
 
 
 def install(patches: Patches) -> None:
@@ -330,7 +339,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
             with owner.traffic.call():
                 return function(work)
         except Exception as error:
-            owner.raise_(error)
+            owner.raise_(error, work)
         finally:
             logged_calls.waited(work, well=well)
 
@@ -427,7 +436,7 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
     try:
         traffic.block_ends(failed=error is not None)
     except Exception as exc:
-        raise_instead(exc, None if state.translate is None else state.translate(state, exc))
+        _raise_when_still(state, traffic, exc)
 
 
 def _settle() -> None:
@@ -438,8 +447,19 @@ def _settle() -> None:
     try:
         traffic.settle()
     except Exception as error:
-        translate = state.translate
-        raise_instead(error, None if translate is None else translate(state, error))
+        _raise_when_still(state, traffic, error)
+
+
+def _raise_when_still(state: WorldState, traffic: Traffic, error: Exception) -> NoReturn:
+    """Raise `error`, translated for the world, when its operations write no more."""
+    instead = None
+    try:
+        instead = None if state.translate is None else state.translate(state, error)
+        if instead is not None:
+            traffic.still(None)
+        raise_instead(error, instead)
+    finally:
+        del error, instead
 
 
 def _engine(original: Any) -> Any:

@@ -142,6 +142,24 @@ def test_an_abort_that_hangs_is_left_behind():
     assert here.ended(time.monotonic() + 20)
 
 
+def test_a_failed_operation_waits_for_the_abort_and_not_for_ever(monkeypatch):
+    world, done = traffic(), threading.Event()
+    world.abort([lambda: done.wait(30)])
+    threading.Timer(0.3, done.set).start()
+    world.still(Work())
+    assert done.is_set()
+    assert world._unended == []
+
+    monkeypatch.setattr(inflight, "STILL", 0.2)
+    world, done, work = traffic(), threading.Event(), Work()
+    world.abort([lambda: done.wait(30)])
+    began = time.monotonic()
+    world.still(work)
+    assert time.monotonic() - began < 5
+    assert world._unended == [work]
+    done.set()
+
+
 def test_an_abort_that_fails_is_over():
     def fail():
         raise RuntimeError("as told")
