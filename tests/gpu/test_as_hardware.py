@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from bed.defects import PREMUL, premul_of_bfloat16
+from hardware import risks
 from hardware.__main__ import main
+from hardware.costs import COSTS
 from hardware.machine import NoGpu, look
 from hardware.records import read
+from hardware.selection import CHECKS
 from matrix.outcome import ALIVE
 
 FEW = ["--only", "lost.all_reduce.wait", "again.rebuilt", "--modes", "aeh2", "--repeat", "1"]
@@ -32,14 +35,14 @@ def _run(python, library, packages, docs, *args):
 
 def test_one_gpu(run, tmp_path, monkeypatch):
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
-    code, records = run(tmp_path, "--no-checks", *FEW)
+    code, records = run(tmp_path, "--checks", *FEW)
     assert code == 0
     assert {each.column.placement for each in records.runs} == {"one-gpu"}
     for each in records.runs:
         assert each.column.gpu.startswith("m8d test bed")
         assert each.column.nccl.startswith("2.")
         assert each.lacking == ()
-        assert each.left_out == ("--only lost.all_reduce.wait again.rebuilt", "--modes aeh2", "--no-checks")
+        assert each.left_out == ("--only lost.all_reduce.wait again.rebuilt", "--modes aeh2", "--checks")
         assert each.column.sources
         assert {(row.scenario, row.observer.end) for row in each.rows} == {
             ("lost.all_reduce.wait", ALIVE), ("again.rebuilt", ALIVE),
@@ -55,17 +58,21 @@ def test_values_and_worlds(run, tmp_path, monkeypatch, capsys):
     code, records = run(tmp_path, "--only", "none", "--backends", "nccl")
     assert code == 0, capsys.readouterr().out
     (only,) = records.runs
-    assert len(only.checks) == 9
+    values = [check for check in only.checks if check.name in CHECKS]
+    assert [check.name for check in values] == [*CHECKS]
+    known = risks.names(patched=bool(only.column.topics))
+    assert len(only.checks) == len(CHECKS) + len(COSTS) + len(known) - 2  # which need a GPU that computes
     assert {check.outcome for check in only.checks} == {"right"}
     known = {defect.rpartition(": ")[2] for check in only.checks for defect in check.defects}
     assert known == ({PREMUL} if premul_of_bfloat16(only.column.torch) else set())
     assert all(check.done for check in only.checks)
-    assert sum(bool(check.ms) for check in only.checks) == 2  # killed, stopped
+    assert sum(bool(check.ms) for check in values) == 2  # killed, stopped
+    assert all(check.figures for check in only.checks if check.name in COSTS)
 
 
 def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(run, tmp_path, monkeypatch):
     monkeypatch.setenv("M8D_BED_DEVICES", "2")
-    code, records = run(tmp_path, "--no-checks", "--backends", "nccl", *FEW)
+    code, records = run(tmp_path, "--checks", "--backends", "nccl", *FEW)
     assert code == 0
     found = {each.column.placement: each for each in records.runs}
     assert list(found) == ["gpus-sockets", "gpus", "one-gpu"]
@@ -78,7 +85,7 @@ def test_what_was_run_is_kept_when_ranks_never_get_to_their_fault(run, tmp_path,
     monkeypatch.setenv("M8D_BED_DEVICES", "1")
     monkeypatch.setattr("hardware.session.IN_VAIN", 2)
     monkeypatch.setattr("matrix.runner.START", 0.001)
-    code, records = run(tmp_path, "--no-checks", "--backends", "nccl", "--jobs", "1",
+    code, records = run(tmp_path, "--checks", "--backends", "nccl", "--jobs", "1",
                         "--only", "lost.*", "--modes", "aeh2", "--repeat", "1")  # fmt: skip
     assert code == 3
     assert "2 runs in a row came to nothing" in capsys.readouterr().out

@@ -17,6 +17,8 @@ from matrix.promises import broken
 from matrix.results import read as read_bed
 from rich.console import Console
 
+from hardware import risks
+from hardware.costs import COSTS
 from hardware.machine import NoGpu
 from hardware.placements import PLACEMENTS
 from hardware.records import Records, Run, read, write
@@ -32,6 +34,14 @@ __all__ = ["main", "parser"]
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 NAME, BED = "hardware", "nccl-defects"
 SCENARIOS = {scenario.id: scenario for scenario in HARDWARE}
+SHORT = {
+    "worlds": ("worlds:*", "groups beside*"),
+    "cells": (),
+    "risks": risks.names(),
+    "costs": COSTS,
+}
+"""The checks of each part of a short run; cells are run in its own part alone, once, under CleanUpOnly."""
+
 DONE, NO_GPU, UNUSABLE, NOT_RUN, NOT_RIGHT, NOT_KEPT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 
@@ -52,7 +62,17 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--modes", nargs="+", default=[], metavar="PATTERN", help="only these modes (aeh2*)")
     found.add_argument("--repeat", type=int, default=3, metavar="N", help="run each cell N times (3)")
     found.add_argument("--jobs", type=int, default=2, metavar="N", help="cells side by side (2)")
-    found.add_argument("--no-checks", action="store_true", help="leave values and worlds out")
+    found.add_argument(
+        "--checks",
+        nargs="*",
+        default=["*"],
+        metavar="PATTERN",
+        help="only these checks ('worlds:*'; none: leave all out)",
+    )
+    found.add_argument(
+        "--short", nargs="+", choices=sorted(SHORT), metavar="PART",
+        help=f"what matters most, in minutes: {', '.join(sorted(SHORT))}",
+    )  # fmt: skip
     found.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER", help="where page and JSON are")
     found.add_argument("--page-only", action="store_true", help="write the page from the JSON that is there")
     found.add_argument("--list", action="store_true", help="name the scenarios and end")
@@ -119,16 +139,34 @@ def _run(
     for option in ("repeat", "jobs"):
         if getattr(args, option) < 1:
             raise BedError(f"--{option} {getattr(args, option)}", rule="it is 1 or more")
-    asked = Asked(
-        args.only, args.modes, args.placements, args.backends, args.repeat, args.jobs,
-        checks=not args.no_checks, library=stand_in, packages=packages,
-    )  # fmt: skip
+    asked = _asked(args, stand_in, packages)
     with tempfile.TemporaryDirectory(prefix="m8d-gpu-") as folder:
         for name, python in named.items():
             run_build(
                 name, python, asked, scratch=Path(folder), today=today, keep=runs.append,
                 say=lambda text: console.print(text, markup=False),
             )  # fmt: skip
+
+
+def _asked(args: argparse.Namespace, stand_in: Path | None, packages: tuple[Path, ...]) -> Asked:
+    if args.short:
+        cells = "cells" in args.short
+        return Asked(
+            ["*"] if cells else ["-"], ["aeh2"], args.placements, args.backends, 1, args.jobs,
+            checks=[name for part in args.short for name in SHORT[part]],
+            said=[f"--short {' '.join(args.short)}"], library=stand_in, packages=packages,
+        )  # fmt: skip
+    said = [
+        f"--{option} {' '.join(given)}".strip()
+        for option, given, default in (
+            ("only", args.only, []), ("modes", args.modes, []), ("checks", args.checks, ["*"])
+        )
+        if given != default
+    ]  # fmt: skip
+    return Asked(
+        args.only, args.modes, args.placements, args.backends, args.repeat, args.jobs,
+        checks=args.checks, said=said, library=stand_in, packages=packages,
+    )  # fmt: skip
 
 
 def _write(docs: Path, records: Records, console: Console) -> None:

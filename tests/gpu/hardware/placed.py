@@ -31,7 +31,7 @@ class Placed:
         self.placement = placement
         self.python = launcher.python
         self.over = False
-        self._disguise = disguise
+        self.disguise = disguise
 
     def start(
         self,
@@ -60,6 +60,6 @@ class Placed:
             base, each = self.placement.of_all(visible), self.placement.of_rank
         else:
             base, each = self.placement.of_latecomer(as_rank, visible), lambda _: {}
-        if self._disguise:
+        if self.disguise:
             program = f"hardware.disguise:{program.replace(':', '__')}"
         return self.launcher.start(program, world_size, env={**base, **(env or {})}, rank_env=each, **more)

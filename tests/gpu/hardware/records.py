@@ -16,10 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["SCHEMA", "Check", "Column", "Records", "Run", "read", "write"]
+__all__ = ["SCHEMA", "Check", "Column", "Figure", "Records", "Run", "read", "write"]
 
 SCHEMA = 1
 RIGHT = "right"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something that was measured.
+
+    Attributes:
+        name: what.
+        unit: "us", "MiB".
+        value: a median.
+        plain: the same of plain torch, in the same processes; None where it has nothing of the kind.
+    """
+
+    name: str
+    unit: str
+    value: float
+    plain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Check:
         refused: how many torch has no NCCL type for.
         ms: from a loss to the exception, of each.
         defects: what torch is known to do wrong, which is not counted as done: "name: issue".
+        figures: what was measured.
     """
 
     name: str
@@ -41,6 +59,7 @@ class Check:
     refused: int = 0
     ms: tuple[int, ...] = ()
     defects: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
 
     @property
     def right(self) -> bool:
@@ -163,7 +182,14 @@ def _run(data: dict[str, Any]) -> Run:
     head = dict(data["column"])
     column = Column(**{**head, "target": Target(**head["target"]), "topics": tuple(head["topics"])})
     checks = tuple(
-        Check(**{**each, "ms": tuple(each["ms"]), "defects": tuple(each.get("defects", ()))})
+        Check(
+            **{
+                **each,
+                "ms": tuple(each["ms"]),
+                "defects": tuple(each.get("defects", ())),
+                "figures": tuple(Figure(**figure) for figure in each.get("figures", ())),
+            }
+        )
         for each in data["checks"]
     )
     rows = tuple(map(Row.from_json, data["rows"]))

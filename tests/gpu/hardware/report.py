@@ -11,6 +11,8 @@ from matrix.modes import MODES
 from matrix.outcome import ALIVE
 from matrix.words import together, words
 
+from hardware import risks
+from hardware.costs import COSTS
 from hardware.fidelity import Alike, Answer, as_on_the_bed, bed_rows
 from hardware.placements import PLACEMENTS
 from hardware.selection import CHECKS, HARDWARE, wanted
@@ -50,10 +52,13 @@ On a machine with an NVIDIA GPU and its driver; one GPU is enough.
 nox -s gpu                                                    # torch 2.14.1, installed by the session
 nox -s gpu -- --gpu patched-2.6.0=VENV/bin/python             # a build of yours; may be given several times
 nox -s gpu -- --only 'lost.*' --modes aeh2 --repeat 5         # a part of it; --help, --list
+nox -s gpu -- --short risks costs                             # minutes: worlds, cells, risks, costs, or several
 ```
 
 It asks the interpreter which GPUs, driver and NCCL there are, tries how ranks can share them, checks the values of
-every collective, breaks, isolates and rejoins worlds of multiworld, and runs every scenario whose fault is a signal.
+every collective, breaks, isolates and rejoins worlds of multiworld, loses peers in the moments in which NCCL or CUDA may
+do what a fake does not (a group destroyed with an operation pending, a large payload, a live graph), measures worlds beside
+plain torch, and runs every scenario whose fault is a signal.
 Faults that only a fake can make (an abort that hangs, a call that fails) are not here. What was run is
 kept when it is interrupted, and a later run adds to it. Without a GPU it says so and ends with 1.
 
@@ -138,6 +143,11 @@ def _run(run: Run, bed: Results) -> str:
     if run.checks:
         lines = [[check.name, _cell(check.outcome), _looked(check), _ms(check.ms)] for check in run.checks]
         parts.append(_table(["values and worlds", "outcome", "looked at", "loss to exception, ms"], lines))
+    parts += [
+        f"### {check.name} ({run.column.target.name})\n\n" + _figures(check)
+        for check in run.checks
+        if check.figures
+    ]
     answers = _answers(run, bed)
     for group in GROUPS:
         lines = _lines([each for each in answers if each[0].group == group])
@@ -163,13 +173,40 @@ def _run(run: Run, bed: Results) -> str:
     return "\n".join(parts)
 
 
+def _figures(check: Check) -> str:
+    """Write what was measured, and how many times plain torch's it is."""
+    if all(each.plain is None for each in check.figures):
+        lines = [[each.name, _amount(each.value, each.unit)] for each in check.figures]
+        return _table(["measured", "median"], lines)
+    lines = [
+        [
+            each.name,
+            _amount(each.value, each.unit),
+            _amount(each.plain, each.unit),
+            f"{each.value / each.plain:.2f}",
+        ]
+        for each in check.figures
+        if each.plain
+    ]
+    return _table(["operation", "world", "plain torch", "times"], lines)
+
+
+def _amount(value: float, unit: str) -> str:
+    """Write a figure with a unit of which it has one to a thousand, and three digits."""
+    larger = {"us": "ms", "ms": "s", "MiB": "GiB"}
+    while value >= 1000 and unit in larger:
+        value, unit = value / (1024 if unit == "MiB" else 1000), larger[unit]
+    return f"{value:.3g} {unit}"
+
+
 def _not_run(run: Run) -> str:
     count = len(_checks_left_out(run))
     return f", {count} not run" if count else ""
 
 
 def _checks_left_out(run: Run) -> list[str]:
-    return [name for name in CHECKS if name not in {check.name for check in run.checks}]
+    known = (*CHECKS, *risks.names(patched=run.column.target.patched), *COSTS)
+    return [name for name in known if name not in {check.name for check in run.checks}]
 
 
 def _missing(run: Run) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +14,12 @@ from bed.ranks import Launcher
 from matrix.cells import targets
 from matrix.runner import run_cells
 
+from hardware.costs import costs
 from hardware.machine import look
 from hardware.placed import Placed
 from hardware.placements import choices
 from hardware.records import Check, Column, Run
+from hardware.risks import risks
 from hardware.selection import select
 from hardware.verify import checks
 from m8d_build.files.digests import patches_digest, sources_digest
@@ -55,7 +59,8 @@ class Asked:
         backends: names; empty: all.
         repeat: runs of each cell.
         jobs: cells side by side.
-        checks: whether values and worlds are looked at.
+        checks: patterns of what is looked at beside the scenarios: values, worlds, risks, costs.
+        said: the options that leave something out, for the record.
         library: the test bed's, where it stands in for hardware.
         packages: folders with what ranks need beyond torch, where the build has it not.
     """
@@ -66,7 +71,8 @@ class Asked:
     backends: Sequence[str] = ()
     repeat: int = 3
     jobs: int = 2
-    checks: bool = True
+    checks: Sequence[str] = ("*",)
+    said: Sequence[str] = ()
     library: Path | None = None
     packages: tuple[Path, ...] = ()
 
@@ -178,9 +184,7 @@ def _column(target: Target, placement: Placement, machine: Machine, build: Build
 def _left_out(asked: Asked, *, ended: bool) -> tuple[str, ...]:
     """Say why something may be missing from the record of a run, one reason each."""
     return (
-        *([f"--only {' '.join(asked.only)}"] if asked.only else []),
-        *([f"--modes {' '.join(asked.modes)}"] if asked.modes else []),
-        *([] if asked.checks else ["--no-checks"]),
+        *asked.said,
         *([] if ended else ["the run was cut short"]),
     )
 
@@ -196,10 +200,13 @@ def _run_column(
     ended = False
     watch = _Watch(placed)
     try:
-        if asked.checks:
-            for name, run in checks(placed, column.target.backend, gpus):
+        backend = column.target.backend
+        listed = checks(placed, backend, gpus) + risks(placed, column.target, gpus, asked.jobs)
+        for name, run in listed + costs(placed, backend):
+            if any(fnmatch.fnmatch(name, pattern) for pattern in asked.checks):
+                began = time.monotonic()
                 found.append(run())
-                say(f"  {name}: {found[-1].outcome}")
+                say(f"  {name}: {found[-1].outcome} ({time.monotonic() - began:.0f} s)")
         say(f"  {len(cells)} runs of scenarios, {asked.jobs} at a time")
 
         def took(cell: Cell, row: Row) -> None:

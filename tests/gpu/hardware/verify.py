@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hardware.placed import Placed
 
-__all__ = ["checks", "without_folders"]
+__all__ = ["checked", "checks", "without_folders"]
 
 _LONG = 400.0
 """Seconds for all collectives with all types, where ranks share a GPU by turns."""
@@ -47,7 +47,7 @@ def checks(placed: Placed, backend: str, gpus: int) -> list[tuple[str, Callable[
     listed: list[tuple[str, int, Callable[[int], Check]]] = []
 
     def add(name: str, ranks: int, run: Callable[..., tuple[list[Any], dict[str, Any]]], *more: Any) -> None:
-        listed.append((name, ranks, partial(_checked, name, partial(run, placed, backend, *more))))
+        listed.append((name, ranks, partial(checked, name, partial(run, placed, backend, *more))))
 
     for size in (2, 3, 4):
         add(f"every collective, {size} ranks", size, _values, "values:collectives", size)
@@ -61,7 +61,7 @@ def checks(placed: Placed, backend: str, gpus: int) -> list[tuple[str, Callable[
     return [(name, run) for name, ranks, run in listed if most is None or ranks <= most]
 
 
-def _checked(name: str, run: Callable[[], tuple[list[Any], dict[str, Any]]]) -> Check:
+def checked(name: str, run: Callable[[], tuple[list[Any], dict[str, Any]]]) -> Check:
     """Turn what was wrong into an outcome; that a rank died or never answered, which the launcher raises, is one."""
     try:
         wrong, more = run()

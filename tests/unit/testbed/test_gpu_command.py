@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from bed.errors import BedError
-from hardware import session
+from hardware import risks, session
 from hardware.__main__ import main
+from hardware.costs import COSTS
 from hardware.machine import Machine
 from hardware.placed import Placed
 from hardware.placements import PLACEMENTS
@@ -18,6 +19,7 @@ from hardware.session import Asked, GaveUp
 from kits.gpukit import ALIVE_ROW, NeverStarts, answering, column, run
 from kits.matrixkit import PATCHED, row, seen, step
 
+THREE = "another world's slowest operation during an abort"
 DOCS = Path(__file__).parents[3] / "docs"
 
 
@@ -89,11 +91,32 @@ def test_ranks_that_never_start_end_it_soon_and_what_was_run_is_kept():
     kept = []
     with pytest.raises(GaveUp, match=r"4 runs in a row came to nothing, the last: rank 0 never started"):
         session._run_column(
-            placed, column(), Asked(jobs=1, checks=False), 1, Path(), kept.append, lambda _: None
+            placed, column(), Asked(jobs=1, checks=()), 1, Path(), kept.append, lambda _: None
         )  # fmt: skip
     (found,) = kept
     assert len(found.rows) == 4
     assert len(placed.launcher.asked) < 10  # cells that were queued start nothing any more
+
+
+@pytest.mark.parametrize(
+    ("args", "cells", "checks", "said"),
+    [
+        ((), ["*"], ["*"], []),
+        (("--checks",), ["*"], [], ["--checks"]),
+        (("--only", "lost.*", "--modes", "aeh2"), ["lost.*"], ["*"], ["--only lost.*", "--modes aeh2"]),
+        (("--short", "costs"), ["-"], [*COSTS], ["--short costs"]),
+        (("--short", "cells"), ["*"], [], ["--short cells"]),
+        (("--short", "costs", "risks"), ["-"], [*COSTS, *risks.names()], ["--short costs risks"]),
+    ],
+)
+def test_a_part_can_be_asked_for(monkeypatch, command, args, cells, checks, said):
+    asked = []
+    monkeypatch.setattr("hardware.__main__.run_build", lambda _name, _python, what, **_: asked.append(what))
+    command("--gpu", "mine=/bin/sh", *args)
+    (found,) = asked
+    assert [*(found.only or ["*"])] == cells
+    assert ([*found.checks], [*found.said]) == (checks, said)
+    assert (found.repeat, [*found.modes]) == ((1, ["aeh2"]) if "--short" in args else (3, [*found.modes]))
 
 
 def test_values_that_cannot_be_had_are_an_outcome_of_their_own():
@@ -103,8 +126,9 @@ def test_values_that_cannot_be_had_are_an_outcome_of_their_own():
     (found,) = kept
     assert [check.name for check in found.checks] == [
         "every collective, 2 ranks", "worlds: every operation in every way, 2 members", "worlds: left and rejoined",
+        *(name for name in risks.names(patched=False) if name != THREE), *COSTS,
     ]  # fmt: skip
-    assert {check.outcome for check in found.checks} == {"rank 1 ended by SIGSEGV"}
+    assert {check.outcome.rpartition("; ")[2] for check in found.checks} == {"rank 1 ended by SIGSEGV"}
     assert not any(check.right for check in found.checks)
 
 
@@ -217,7 +241,7 @@ def test_a_cell_that_is_interrupted_ends_it_and_what_was_run_is_kept():
     placed = Placed(Interrupted(), PLACEMENTS["one-gpu"])
     with pytest.raises(KeyboardInterrupt):
         session._run_column(
-            placed, column(), Asked(jobs=1, repeat=1, checks=False, only=["lost.three"]), 1, Path(), kept.append,
+            placed, column(), Asked(jobs=1, repeat=1, checks=(), only=["lost.three"]), 1, Path(), kept.append,
             lambda _: None,
         )  # fmt: skip
     assert len(kept[0].rows) == 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hardware.fidelity import Alike, as_on_the_bed, bed_rows
-from hardware.records import Check, Records, read, write
+from hardware.records import Check, Figure, Records, read, write
 from hardware.report import page
 from hardware.verify import without_folders
 from kits.gpukit import ALIVE_ROW, column, run
@@ -19,6 +19,13 @@ BLOCKED = row(seen(step("caller", "blocked")))
 FAILED = row(failure="rank 0 never started")
 RIGHT = Check("every collective", "right", done=12, refused=3, defects=("a: x #1", "b: x #1"))
 LOST = Check("worlds: killed", "['all_reduce' | 1]", done=2, ms=(40, 60, 50))
+COST = Check(
+    "times",
+    "right",
+    done=2,
+    figures=(Figure("send, 4 B", "us", 1540, 1100.0), Figure("sum, 1 GB", "us", 2.5e6, 2e6)),
+)
+HELD = Check("memory", "right", figures=(Figure("1 world", "MiB", 512), Figure("30 worlds", "MiB", 5632)))
 FACTS = {"torch": "2.6.0", "cuda": "12.4", "nccl": "2.21.5", "topics": ""}
 
 
@@ -37,7 +44,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "hardware.json"
     made = Records(
         "2001-01-01",
-        (run(ALIVE_ROW, DIED, checks=(RIGHT, LOST), lacking=("x: 3 ranks",)), run(placement="gpus")),
+        (
+            run(ALIVE_ROW, DIED, checks=(RIGHT, LOST, COST, HELD), lacking=("x: 3 ranks",)),
+            run(placement="gpus"),
+        ),
     )
     write(path, made)
     assert read(path, today="2002-02-02") == made
@@ -118,7 +128,7 @@ def test_a_page_of_runs():
     records = Records("x", (run(*rows, checks=(RIGHT, LOST), lacking=("lost.three: 3 ranks",)),))
     text = page(records, bed(ALIVE_ROW, replace(ALIVE_ROW, mode="unset")))
     assert "Nothing was run yet" not in text
-    head = "| stock-2.6.0 nccl | one-gpu | Toy GPU | 1.2.3 | 2.6.0+toy | 9.9 | 2.34.56 | - | 1 of 2, 9 not run | 2 of 134 cells, 3 runs | 1 of 2 | 2001-02-03 | not recorded | - |"
+    head = "| stock-2.6.0 nccl | one-gpu | Toy GPU | 1.2.3 | 2.6.0+toy | 9.9 | 2.34.56 | - | 1 of 2, 17 not run | 2 of 134 cells, 3 runs | 1 of 2 | 2001-02-03 | not recorded | - |"
     assert head in text
     assert text.count("*unblocked* is") == 1
     assert "| every collective | right | 12, 3 refused, 2 wrong by x #1 | - |" in text
@@ -134,6 +144,15 @@ def test_a_page_of_runs():
     assert "Not as on the bed" in text
     assert "for want of GPUs: lost.three: 3 ranks." in text
     assert "`TORCH_NCCL_ASYNC_ERROR_HANDLING=2`" in text
+
+
+def test_figures_are_a_table_with_plain_torch_beside_where_it_has_them():
+    text = page(Records("x", (run(checks=(COST, HELD)),)), Results())
+    assert "| operation | world | plain torch | times |" in text
+    assert "| send, 4 B | 1.54 ms | 1.1 ms | 1.40 |" in text
+    assert "| sum, 1 GB | 2.5 s | 2 s | 1.25 |" in text
+    assert "| 1 world | 512 MiB |" in text
+    assert "| 30 worlds | 5.5 GiB |" in text
 
 
 def test_modes_that_end_alike_share_a_line_and_every_table_is_one():
