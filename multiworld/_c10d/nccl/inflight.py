@@ -321,8 +321,8 @@ class Traffic:
         """Wait until nothing of the ended world writes on the GPU any more, `STILL` seconds at most.
 
         Args:
-            work: that failed, if there is one. Where an abort hangs it is kept, and with it what torch keeps from
-                being allocated anew.
+            work: that failed, if there is one. Where an abort hangs it is kept, and with it what torch keeps
+                from being allocated anew.
         """
         deadline = time.monotonic() + STILL
         if not self.over.wait(STILL) or not self.ended(deadline):
