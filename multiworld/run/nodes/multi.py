@@ -416,7 +416,7 @@ class MultiNode(Nodes):
         if membership is None or not causes or self._store is None:
             return
         if rank_assignment.cut_off(
-            membership, self._links.me, causes, answers=self._answers, outside=self._outside
+            membership, self._links.me, causes, self._finished, answers=self._answers, outside=self._outside
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
             return

@@ -90,24 +90,32 @@ def leader(membership: Membership, lost: Collection[str]) -> str | None:
 
 
 def cut_off(
-    membership: Membership, me: str, lost: Mapping[str, str], *, answers: bool, outside: bool
+    membership: Membership,
+    me: str,
+    lost: Mapping[str, str],
+    done: Collection[str] = (),
+    *,
+    answers: bool,
+    outside: bool,
 ) -> bool:
     """Whether this node is partitioned from the others, and has to end its workers.
 
     Only if one of the lost nodes may be alive: then those others may give this node's slot away. They do so
     as a majority, or as half of the nodes that reaches the rendezvous store; so this node has to stop in a
     minority, or in a half that cannot reach the store. A store on none of the nodes arbitrates as long as it
-    answers: the first membership in it counts.
+    answers: the first membership in it counts. A node whose workers have ended with 0 has none to end, and
+    keeps its slot: the others may have finished and left, and be no majority any more.
 
     Args:
         membership: of the run.
         me: this node's id.
         lost: cause of each lost node.
+        done: ids of nodes whose workers have ended with 0.
         answers: whether the rendezvous store answers.
         outside: whether the store is served by none of the nodes.
     """
     gone = [lost[node.id] for node in membership.nodes if node.id != me and node.id in lost]
-    if not any(cause in _SILENT for cause in gone) or (answers and outside):
+    if me in done or not any(cause in _SILENT for cause in gone) or (answers and outside):
         return False
     in_sight = 2 * (len(membership.nodes) - len(gone))
     return in_sight < len(membership.nodes) or (in_sight == len(membership.nodes) and not answers)

@@ -251,6 +251,15 @@ def test_who_was_cut_off(nodes, lost, answers, outside, expected):
     assert rank_assignment.cut_off(formed(*nodes), "a", lost, answers=answers, outside=outside) is expected
 
 
+def test_who_is_done_is_not_cut_off_by_others_that_finished_and_left():
+    """a was cut off, c took its seat, and b and c are done; c has left before b heard of its seat."""
+    membership, lost, done = formed("a", "b", "c", total=2), {"a": "unreachable", "c": "left"}, {"b", "c"}
+    assert rank_assignment.cut_off(membership, "b", lost, {"c"}, answers=False, outside=False)
+    assert not rank_assignment.cut_off(membership, "b", lost, done, answers=False, outside=False)
+    after = rank_assignment.leave(membership, lost, done)
+    assert rank_assignment.over(after, done, ()) == ()
+
+
 def test_both_sides_of_a_cut_never_go_on():
     """Whatever the cut, and wherever the store is: at most one side keeps its seats without a judge."""
     for size in range(2, 7):
