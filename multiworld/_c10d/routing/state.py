@@ -352,7 +352,9 @@ class WorldState(c10d._World):
         if frame is None or frame.f_globals is not vars(c10d):
             return False
         given = frame.f_locals.get("group")
-        return given is not None and owner_of(given) is not self
+        owner = owner_of(given)
+        # An elastic group is of this world also where the world has gone on and this block has not.
+        return given is not None and (owner is None or owner.name != self.name)
 
     def break_(self, make_error: Callable[[], Exception]) -> None:
         """Let every later bare call of torch.distributed in this world raise.
