@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hardware.placed import Placed
 
-__all__ = ["Risk", "names", "risks"]
+__all__ = ["names", "risks"]
 
 _START = 120.0
 """Seconds until the ranks of one run are where the fault is to meet them."""
@@ -144,7 +144,7 @@ _BIG, _SMALL = {"bytes": 4 << 30, "messages": 20}, {"bytes": 1 << 20, "messages"
 _ALL: tuple[Risk, ...] = (
     Risk("destroyed with an operation pending, the peer is killed", "destroyed", "kill", _returns, runs=50, config=_WAITS, plain=True),
     Risk("destroyed with an operation pending, the peer is stopped", "destroyed", "stop", _returns, runs=12, config={"timeout": 4}, plain=True),
-    Risk("the program ends while a thread is inside NCCL", "absent", "", _leaves, config=_WAITS, plain=True),
+    Risk("the program ends while a thread makes its first communicator", "absent", "", _leaves, config=_WAITS, plain=True),
     Risk("a first receive, the peer is killed", "cold", "kill", _breaks_and_ends, runs=12),
     Risk("a first receive, the peer is stopped", "cold", "stop", _breaks_and_ends, runs=12, config=_QUICK_VERDICT),
     Risk("the sender of 4 GB is killed, the tensor is filled again", "overwritten", "kill", _keeps, runs=12, config=_BIG, small=_SMALL),

@@ -34,7 +34,7 @@ def destroyed(me: Rank) -> None:
 
 
 def absent(me: Rank) -> None:
-    """Plain torch: the program ends while a thread is inside NCCL, which waits for a peer that never comes."""
+    """Plain torch: the program ends while a thread makes a communicator, with a peer that never comes."""
     me.init(me.config["backend"], timeout=me.config["timeout"])
     if me.rank:
         _is_lost(me)
