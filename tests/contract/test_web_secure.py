@@ -136,10 +136,11 @@ def test_new_files_and_a_page_that_is_served_anew(run, files, ours):
 
 
 @contextlib.contextmanager
-def page_begun_later(env: dict[str, str]):
-    """``m8d-run web``, without M8D_TLS_* of its own."""
+def page_begun_later(run, env: dict[str, str]):
+    """``m8d-run web`` of that run (others are at work here), without M8D_TLS_* of its own."""
     env = {name: value for name, value in {**os.environ, **env}.items() if not name.startswith("M8D_TLS_")}
-    command = [sys.executable, "-m", "multiworld.run", "web"]
+    (line,) = run.wait_line("event=run-started")
+    command = [sys.executable, "-m", "multiworld.run", "web", re.search(r" run=(\S+)", line)[1]]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as served:
@@ -155,7 +156,7 @@ def test_a_page_of_a_secure_run_that_was_started_without(tmp_path, runtime):
     options = ["--secure", "--worlds", str(tmp_path / "worlds.toml")]
     with launched(tmp_path, SCRIPT, options=options, env=runtime) as run:
         run.wait_told("joined", 2)
-        with page_begun_later(runtime) as served:
+        with page_begun_later(run, runtime) as served:
             line = served.stdout.readline()
             link, ca = urlsplit(link_in(line)), re.search(r"curl --cacert (\S+)\)", line)[1]
             headers = {"Authorization": f"Bearer {parse_qs(link.query)['token'][0]}"}
@@ -166,7 +167,7 @@ def test_a_page_of_a_secure_run_that_was_started_without(tmp_path, runtime):
 
 
 def test_a_page_of_a_secure_run_is_not_served_in_plain_text(run, runtime):
-    with page_begun_later(runtime) as served:
+    with page_begun_later(run, runtime) as served:
         assert served.stdout.read() == ""
         assert "a secure run, and no certificate for its page" in served.stderr.read()
         assert served.wait(PATIENCE) == 2
