@@ -1,12 +1,12 @@
 """The orphan reaper, a small program that ends all workers after the launcher was killed.
 
-The launcher starts it (`multiworld.run.workers.reaper_client`) and writes to its standard input, a line each:
+The launcher starts it (`multiworld.run.workers.reaper_client`) with two arguments, so that it has them from
+its first moment on: the seconds between SIGTERM and SIGKILL, and the folder of files to remove when all
+workers have ended ("": none). It writes to its standard input, a line each:
 
-    grace 30.0            seconds between SIGTERM and SIGKILL
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
     started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
     gone PID              it has ended, and was waited for
-    keys PATH             folder of files to remove when all workers have ended; the path in hexadecimal
     bye                   the run is over: this program ends
 
 When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace
@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from contextlib import suppress
 
@@ -31,18 +32,19 @@ _GIVE_UP = 10.0  # seconds after SIGKILL in which a process ends, unless it wait
 class OrphanReaper:
     """The launcher's workers, from its messages.
 
-    Attributes:
+    Args:
         grace: seconds between SIGTERM and SIGKILL.
+        keys: folder of files that end with the run; "": there is none.
+
+    Attributes:
         bye: whether the launcher has ended the run itself.
         starting: tokens of processes that may have been started since.
         workers: start time of each, and whether it leads its process group, by pid.
-        keys: folder of files that end with the run; "": there is none.
     """
 
-    def __init__(self) -> None:
-        self.grace = 30.0
+    def __init__(self, grace: float, keys: str = "") -> None:
+        self._grace, self._keys = grace, keys
         self.bye = False
-        self.keys = ""
         self.starting: set[str] = set()
         self.workers: dict[int, tuple[int, bool]] = {}
         self._handles: dict[int, int] = {}
@@ -56,8 +58,6 @@ class OrphanReaper:
 
     def _heard(self, words: list[str]) -> None:
         match words:
-            case ["grace", seconds]:
-                self.grace = float(seconds)
             case ["starting", token]:
                 self.starting.add(token)
             case ["started", token, pid, start, group]:
@@ -68,8 +68,6 @@ class OrphanReaper:
                 handle = self._handles.pop(int(pid), None)
                 if handle is not None:
                     os.close(handle)
-            case ["keys", path]:
-                self.keys = os.fsdecode(bytes.fromhex(path))
             case ["bye"]:
                 self.bye = True
             case _:
@@ -89,7 +87,7 @@ class OrphanReaper:
         """SIGTERM to all workers, SIGKILL to those that are left after the grace period."""
         now = time.monotonic()
         told: set[int] = set()
-        kill_at, search_until = now + self.grace, now + _LOOK_FOR_STARTING
+        kill_at, search_until = now + self._grace, now + _LOOK_FOR_STARTING
         while now < kill_at + _GIVE_UP:
             if self.starting and now < search_until:
                 self._find_starting()
@@ -112,12 +110,12 @@ class OrphanReaper:
 
     def remove_keys(self) -> None:
         """Remove the folder of keys: no process is left that reads them."""
-        if not self.keys:
+        if not self._keys:
             return
         with suppress(OSError):  # it is gone: another launcher of this user has removed it
-            for name in os.listdir(self.keys):  # noqa: PTH208  (pathlib needs too much memory)
-                os.unlink(f"{self.keys}/{name}")  # noqa: PTH108
-            os.rmdir(self.keys)  # noqa: PTH106
+            for name in os.listdir(self._keys):  # noqa: PTH208  (pathlib needs too much memory)
+                os.unlink(f"{self._keys}/{name}")  # noqa: PTH108
+            os.rmdir(self._keys)  # noqa: PTH106
 
     def _lives(self, pid: int) -> bool:
         return start_time(pid) == self.workers[pid][0]
@@ -179,8 +177,12 @@ def _token(pid: int) -> str:
     return found[0].partition(b"=")[2].decode("utf-8", "replace") if found else ""
 
 
-def main() -> None:
-    """Listen on standard input until the launcher says goodbye or dies."""
+def main(arguments: list[str]) -> None:
+    """Listen on standard input until the launcher says goodbye or dies.
+
+    Args:
+        arguments: of the command line: grace and keys, see `OrphanReaper`.
+    """
     for number in signal.valid_signals():
         if number not in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             # A closing terminal or a service manager signals the launcher as well; only after its death is
@@ -188,7 +190,7 @@ def main() -> None:
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    reaper = OrphanReaper()
+    reaper = OrphanReaper(float(arguments[0]), arguments[1])
     launcher = os.getppid()
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -209,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -62,18 +62,13 @@ class ReaperClient:
         self._process = subprocess.Popen(
             # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed
             # launcher.
-            [sys.executable, "-I", "-S", _PROGRAM.name],
+            [sys.executable, "-I", "-S", _PROGRAM.name, str(self._grace), self._keys],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0, env={},
         )  # fmt: skip
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
-        self._say(
-            f"grace {self._grace}",
-            *([f"keys {os.fsencode(self._keys).hex()}"] if self._keys else []),
-            *(f"starting {token}" for token in self._starting),
-            *self._workers.values(),
-        )
+        self._say(*(f"starting {token}" for token in self._starting), *self._workers.values())
 
     def _say(self, *lines: str) -> None:
         if self._process is None or self._process.stdin is None:

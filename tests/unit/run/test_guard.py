@@ -9,11 +9,11 @@ from multiworld.run.workers.orphan_reaper import OrphanReaper, start_time
 
 
 def test_what_is_gone_is_forgotten_with_its_handle():
-    reaper = OrphanReaper()
+    reaper = OrphanReaper(30.0)
     pid = os.getpid()
     before = len([*Path("/proc/self/fd").iterdir()])
-    reaper.hear(f"grace 2.5\nstarting t1\nstarting t2\nstarted t1 {pid} {start_time(pid)} 0\n".encode())
-    assert (reaper.grace, reaper.starting, reaper.workers) == (2.5, {"t2"}, {pid: (start_time(pid), False)})
+    reaper.hear(f"starting t1\nstarting t2\nstarted t1 {pid} {start_time(pid)} 0\n".encode())
+    assert (reaper.starting, reaper.workers) == ({"t2"}, {pid: (start_time(pid), False)})
     reaper.hear(f"gone {pid}\nbye".encode())
     assert (reaper.workers, reaper.bye) == ({}, False)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
@@ -22,7 +22,7 @@ def test_what_is_gone_is_forgotten_with_its_handle():
 
 
 def test_a_number_that_is_anothers_now_is_not_signalled():
-    reaper = OrphanReaper()
+    reaper = OrphanReaper(30.0)
     pid = os.getpid()
     reaper.hear(f"started t1 {pid} {start_time(pid) - 1} 0\n".encode())
     reaper.end_all()  # this process goes on

@@ -100,12 +100,11 @@ def test_the_reaper_removes_keys_and_nothing_else(tmp_path):
     folder.mkdir()
     (folder / "a.pem").touch()
     (tmp_path / "other").touch()
-    reaper = OrphanReaper()
-    reaper.hear(f"grace 1.0\nkeys {os.fsencode(folder).hex()}\n".encode())
+    reaper = OrphanReaper(1.0, str(folder))
     reaper.remove_keys()
     reaper.remove_keys()
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
-    OrphanReaper().remove_keys()
+    OrphanReaper(1.0).remove_keys()
 
 
 def credentials(variables):
