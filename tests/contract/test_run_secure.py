@@ -233,6 +233,7 @@ def test_keys_go_with_the_next_launcher_when_the_reaper_is_killed_too(tmp_path, 
     with launched(tmp_path, "tell('up'); hold()", options=["--secure"], env=environment(home)) as run:
         run.wait_told("up")
         reapers = [int(pid.name) for pid in _processes() if _is_reaper_of(pid, run.pid)]
+        assert all(b"m8d-run" not in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in reapers), "pkill -f"
         for pid in (*reapers, run.pid):
             os.kill(pid, signal.SIGKILL)
         assert len(reapers) == 1

@@ -2,7 +2,7 @@
 
 The launcher starts it (`multiworld.run.workers.reaper_client`) with two arguments, so that it has them from
 its first moment on: the seconds between SIGTERM and SIGKILL, and the folder of files to remove when all
-workers have ended ("": none). It writes to its standard input, a line each:
+workers have ended, in hexadecimal ("": none). It writes to its standard input, a line each:
 
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
     started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
@@ -190,7 +190,7 @@ def main(arguments: list[str]) -> None:
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    reaper = OrphanReaper(float(arguments[0]), arguments[1])
+    reaper = OrphanReaper(float(arguments[0]), os.fsdecode(bytes.fromhex(arguments[1])))
     launcher = os.getppid()
     poll = select.poll()
     poll.register(0, select.POLLIN)

@@ -60,9 +60,9 @@ class ReaperClient:
     def _start(self) -> None:
         self._started_at = self._clock()
         self._process = subprocess.Popen(
-            # By its bare name: a `pkill -f multiworld` must miss it, so that it ends the workers of a killed
-            # launcher.
-            [sys.executable, "-I", "-S", _PROGRAM.name, str(self._grace), self._keys],
+            # By its bare name, and the folder in hexadecimal: a `pkill -f multiworld` or `-f m8d-run` must
+            # miss it, so that it ends the workers of a killed launcher.
+            [sys.executable, "-I", "-S", _PROGRAM.name, str(self._grace), os.fsencode(self._keys).hex()],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0, env={},
         )  # fmt: skip
