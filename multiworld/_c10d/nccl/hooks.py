@@ -90,24 +90,15 @@ class _Owner:
         """Block until `work` has ended; see `Traffic.finish`."""
         self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), timeout)
 
-    def raise_(self, error: Exception, work: Any = None) -> NoReturn:
-        """Raise `error`, translated for the world.
-
-        Args:
-            error: of torch, or of the world.
-            work: whose tensors are the caller's again then.
-        """
+    def raise_(self, error: Exception) -> NoReturn:
+        """Raise `error`, translated for the world."""
         translate = self.state.translate
-        instead = None
         try:
             if translate is None or not self.traffic.ready:
                 raise error  # the join explains it
-            instead = translate(self.state, error)
-            if work is not None and instead is not None:
-                self.traffic.still(work)
-            raise_instead(error, instead)
+            raise_instead(error, translate(self.state, error))
         finally:
-            del error, instead  # else this frame and the exceptions hold each other
+            del error  # else this frame and the exception hold each other
 
 
 def install(patches: Patches) -> None:
@@ -339,7 +330,7 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
             with owner.traffic.call():
                 return function(work)
         except Exception as error:
-            owner.raise_(error, work)
+            _raise_when_still(owner.state, owner.traffic, error, work)
         finally:
             logged_calls.waited(work, well=well)
 
@@ -450,16 +441,17 @@ def _settle() -> None:
         _raise_when_still(state, traffic, error)
 
 
-def _raise_when_still(state: WorldState, traffic: Traffic, error: Exception) -> NoReturn:
-    """Raise `error`, translated for the world, when its operations write no more."""
+def _raise_when_still(state: WorldState, traffic: Traffic, error: Exception, work: Any = None) -> NoReturn:
+    """Raise `error` (of `work`, if given), translated for the world, when its operations write no more."""
     instead = None
     try:
-        instead = None if state.translate is None else state.translate(state, error)
+        if state.translate is not None and traffic.ready:  # before, the join explains it
+            instead = state.translate(state, error)
         if instead is not None:
-            traffic.still(None)
+            traffic.still(work)
         raise_instead(error, instead)
     finally:
-        del error, instead
+        del error, instead  # else this frame and the exceptions hold each other
 
 
 def _engine(original: Any) -> Any:

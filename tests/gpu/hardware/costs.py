@@ -68,7 +68,7 @@ def _memory(placed: Placed, backend: str) -> tuple[list[Any], dict[str, Any]]:
         # Both members' processes are on the GPU where they share it.
         figures += [
             Figure(f"{many}: memory of the GPU, both members", "MiB", _mib(each["gpu"] - first["gpu"])),
-            Figure(f"{many}: memory of the host, a member", "MiB", _mib(each["host"] - first["host"])),
+            Figure(f"{many}: memory of the host, a member", "MiB", each["host"] - first["host"]),
             Figure(f"{many}: a join", "ms", round(1000 * each["join"], 1)),
         ]
     return [], {"done": max(worlds), "figures": tuple(figures)}

@@ -104,8 +104,7 @@ def _breaks_and_ends(ranks: Ranks, at: float) -> list[str]:
 
 
 def _keeps(ranks: Ranks, at: float) -> list[str]:
-    wrong = _breaks(ranks, at)
-    return wrong + _is_kept(ranks)
+    return _breaks(ranks, at) + _is_kept(ranks)
 
 
 def _raises_and_keeps(ranks: Ranks, _at: float) -> list[str]:
@@ -113,10 +112,8 @@ def _raises_and_keeps(ranks: Ranks, _at: float) -> list[str]:
 
 
 def _is_kept(ranks: Ranks) -> list[str]:
-    wrong = []
-    if not _told(ranks, name="after").fields["kept"]:
-        wrong.append("the tensor was written after the exception")
-    return wrong + _ends(ranks)
+    kept = _told(ranks, name="after").fields["kept"]
+    return ([] if kept else ["the tensor was written after the exception"]) + _ends(ranks)
 
 
 def _goes_on(ranks: Ranks, at: float) -> list[str]:

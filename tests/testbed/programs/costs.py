@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from programs.patches import resident
 from programs.worldkit import full, joined, meet
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def memory(me: Rank) -> None:
             worlds.append(joined(me, f"w{len(worlds)}"))
         seconds = (time.perf_counter() - began) / max(1, tries)
         meet(me, f"joined {wanted}")
-        me.event("held", worlds=wanted, gpu=_gpu_used(device), host=_resident(), join=seconds)
+        me.event("held", worlds=wanted, gpu=_gpu_used(device), host=resident(), join=seconds)
         meet(me, f"told {wanted}")
     for world in worlds:
         world.close()
@@ -117,8 +117,3 @@ def _gpu_used(device: torch.device) -> int:
     """Bytes of the GPU that all processes on it have."""
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
-
-
-def _resident() -> int:
-    """Bytes of memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
