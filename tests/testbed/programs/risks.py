@@ -132,7 +132,8 @@ def beside(me: Rank) -> None:
     worker.join()
     before = [span for began, span in spans if began < since]
     after = [span for began, span in spans if began >= since]
-    me.event("beside", wrong=len(wrong), before=_worst_ms(before), after=_worst_ms(after), count=len(after))
+    me.event("beside", wrong=len(wrong), before=_worst_ms(before), after=_worst_ms(after), count=len(after),
+             held_ms=me.config["held_ms"])  # fmt: skip
     lost.close()
     lives.close()
 
