@@ -32,6 +32,7 @@ from multiworld.run.configuration import configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.elastic_feed import ElasticFeed
+from multiworld.run.ends import End, child_failed
 from multiworld.run.errors import ArgumentsError, PlanError
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
 from multiworld.run.nodes.handlers import static_master, torch_handler
@@ -50,7 +51,7 @@ from multiworld.run.view.screen import NO_TERMINAL, open_screen
 from multiworld.run.view.state import RunState
 from multiworld.run.view.waiting import Waiting
 from multiworld.run.web_page import WebPage, check_installed
-from multiworld.run.workers.agent import GROUP_HINT, AgentContext, WorkerAgent
+from multiworld.run.workers.agent import AgentContext, WorkerAgent
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
@@ -76,21 +77,6 @@ __all__ = ["launch"]
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _HERE = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class _End:
-    """How a run ended.
-
-    Attributes:
-        code: exit code.
-        reason: in a line.
-        report: details for standard error.
-    """
-
-    code: int
-    reason: str
-    report: str = ""
 
 
 @dataclass
@@ -229,44 +215,28 @@ def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
         )
 
 
-def _run_to_end(run: _Run, state: RunState) -> _End:
+def _run_to_end(run: _Run, state: RunState) -> End:
     """Run the agent; every expected end of a run becomes an exit code."""
     try:
         with ExitStack() as parts:
-            return record(_run_agent)(run, state, parts) or _End(1, "no reason was given")
+            return record(_run_agent)(run, state, parts) or End(1, "no reason was given")
     except ChildFailedError as failed:
-        return _child_failed(run, failed, worlds=bool(state.snapshot()["worlds"]))
+        worlds = bool(state.snapshot()["worlds"])
+        return child_failed(failed, run.config.max_restarts, run.options.restart, worlds=worlds)
     except SignalException as caught:
-        return _End(128 + int(caught.sigval), f"got {caught.sigval.name}")
+        return End(128 + int(caught.sigval), f"got {caught.sigval.name}")
     except KeyboardInterrupt:
-        return _End(130, "got SIGINT before any worker was started")
+        return End(130, "got SIGINT before any worker was started")
     except RendezvousError as exc:
         why = f"{type(exc).__name__}: {exc}"
-        return _End(1, "the rendezvous failed", f"m8d-run: the rendezvous failed: {why}")
+        return End(1, "the rendezvous failed", f"m8d-run: the rendezvous failed: {why}")
     except (ArgumentsError, PlanError):
         raise
     except MultiworldError as exc:
-        return _End(1, str(exc), f"m8d-run: {exc}")
+        return End(1, str(exc), f"m8d-run: {exc}")
 
 
-def _child_failed(run: _Run, failed: ChildFailedError, *, worlds: bool) -> _End:
-    rank, failure = failed.get_first_failure()
-    code = int(failure.exitcode)
-    most = run.config.max_restarts
-    whose = "it" if run.options.restart == "worker" else "the group"
-    if most == 0:
-        more = f"Rank {rank} was not started again: with --max-restarts N it is, up to N times."
-    else:
-        times = "once" if most == 1 else f"{most} times"
-        more = f"Rank {rank} failed after {whose} had been restarted {times} (--max-restarts {most})."
-    if run.options.restart == "worker" and not worlds:
-        more += f" {GROUP_HINT}"
-    return _End(
-        code if code > 0 else 128 - code, f"rank {rank} failed", f"{str(failed).strip()}\nm8d-run: {more}"
-    )
-
-
-def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> _End:
+def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     config = run.config
     control_path = choose(config.run_id)
     secured = _secured(run, control_path, parts)
@@ -405,7 +375,7 @@ def _show(run: _Run, control: Path, parts: ExitStack) -> None:
         parts.callback(WebPage(str(control), run.options.web, run.bus).close)
 
 
-def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> _End:
+def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> End:
     handler_name = getattr(run.config, "event_log_handler", "null")
     try:
         result = agent.run()
@@ -419,13 +389,13 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
         raise
     events.record(agent.get_event_succeeded(), handler_name)
     if result is None:  # the rendezvous was complete without this node
-        return _End(0, "this node was not needed")
+        return End(0, "this node was not needed")
     if not result.is_failed():
-        return _End(0, "all workers ended with 0")
+        return End(0, "all workers ended with 0")
     if result.failures:
         raise ChildFailedError(name=run.name, failures=result.failures)
     reason = getattr(agent, "reason", "") or "torch's agent gave up"
-    return _End(1, reason, f"m8d-run: {reason}")
+    return End(1, reason, f"m8d-run: {reason}")
 
 
 def _nodes(run: _Run, spec: WorkerSpec, state: RunState) -> Nodes:
