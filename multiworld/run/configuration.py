@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.run import config_from_args, parse_min_max_nnodes
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from multiworld.run.options import Options
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
-__all__ = ["configure"]
+__all__ = ["check_preload", "configure"]
 
 
 def configure(
@@ -65,6 +67,34 @@ def configure(
     if not config.run_id:
         config.run_id = uuid.uuid4().hex
     return config, entrypoint, arguments
+
+
+def check_preload(options: Options, config: LaunchConfig, arguments: list[str]) -> None:
+    """Check that workers can be forked of a process with modules imported, where --preload asks for it.
+
+    Raises:
+        ArgumentsError: another option makes workers that cannot.
+    """
+    args = options.torch
+    script = arguments[1] if len(arguments) > 1 else ""
+    others = {
+        "--restart group": options.restart == "group",
+        "--no-python": args.no_python,
+        "--run-path": args.run_path,
+        "--numa-binding": getattr(config, "numa_options", None) is not None,
+        f"{script}, which is no file of Python,": Path(script).is_dir() or _is_archive(script),
+    }
+    for other, given in others.items():
+        if options.preload and given:
+            raise ArgumentsError(
+                f"{other} with --preload {','.join(options.preload)}",
+                rule="Only a script of Python, or -m MODULE, under --restart worker is forked",
+                next_step="Leave one of them out",
+            )
+
+
+def _is_archive(script: str) -> bool:
+    return Path(script).is_file() and zipfile.is_zipfile(script)
 
 
 def _complete_rendezvous(args: argparse.Namespace, most: int) -> None:

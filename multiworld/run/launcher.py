@@ -28,7 +28,7 @@ from multiworld import settings
 from multiworld.cli.console import complain
 from multiworld.errors import MultiworldError
 from multiworld.run.clusters.filling import PREFIXES, fill
-from multiworld.run.configuration import configure
+from multiworld.run.configuration import check_preload, configure
 from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.elastic_feed import ElasticFeed
@@ -52,6 +52,7 @@ from multiworld.run.view.state import RunState
 from multiworld.run.view.waiting import Waiting
 from multiworld.run.web_page import WebPage, check_installed
 from multiworld.run.workers.agent import AgentContext, WorkerAgent
+from multiworld.run.workers.fork_client import ForkClient
 from multiworld.run.workers.group_agent import GroupAgent
 from multiworld.run.workers.reaper_client import ReaperClient
 from multiworld.run.workers.restarts import Restarts
@@ -100,6 +101,10 @@ class _Run:
             raise AssertionError("torch's configuration always has them")
         return self.config.logs_specs
 
+    def note(self, level: int, text: str) -> None:
+        """Publish a line of the run's log."""
+        self.bus.publish(Note(time.time(), level, text))
+
     @property
     def name(self) -> str:
         """Name of the workers' program, for messages."""
@@ -141,6 +146,7 @@ def launch(options: Options, stream: TextIO) -> int:
             options.torch.tee = "3"  # workers' output is shown above the view
         cluster = fill(options, settings.environment_with(*PREFIXES), socket.getfqdn)
         config, entrypoint, arguments = configure(options, plan)
+        check_preload(options, config, arguments)
         source = choose_source(
             secure=options.secure,
             authority=options.authority,
@@ -181,7 +187,7 @@ def launch(options: Options, stream: TextIO) -> int:
             )
         )
         if cluster:
-            bus.publish(Note(time.time(), logging.INFO, cluster))
+            run.note(logging.INFO, cluster)
         try:
             end = _run_to_end(run, state)
         except BaseException as exc:
@@ -243,6 +249,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     # Before the rendezvous, which may wait long: the keys of a launcher that is killed meanwhile are removed.
     reaper = ReaperClient(run.grace, time.monotonic, "" if secured is None else secured.folder)
     parts.callback(reaper.close)
+    forks = _forks(run, parts)
     handler, address, port = _rendezvous(config, secured, parts)
     leave = ExitStack()
     leave.callback(shut_down, handler)
@@ -314,6 +321,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
             credentials=_no_credentials if secured is None else secured.worker,
             commands=commands,
             tell_retiring=control.retire,
+            forks=forks,
         )
         parts.callback(context.nodes.close)
         workers = agent = WorkerAgent(spec, run.logs_specs, context, **_torch_options(run))
@@ -355,9 +363,18 @@ def _secured(run: _Run, control: str, parts: ExitStack) -> Secured | None:
         run.config.run_id,
         Path(control).parent,
         parts,
-        lambda level, text: run.bus.publish(Note(time.time(), level, text)),
+        run.note,
         days=run.options.certificate_days,
     )
+
+
+def _forks(run: _Run, parts: ExitStack) -> ForkClient | None:
+    """Start what workers are forked of, where --preload asks for it: it imports during the rendezvous."""
+    if not run.options.preload or not isinstance(run.entrypoint, str):
+        return None
+    forks = ForkClient(run.entrypoint, run.options.preload, run.arguments[1:], run.note)
+    parts.callback(forks.close)
+    return forks
 
 
 def _no_credentials(_rank: int, _role: str, _role_rank: int) -> dict[str, str]:

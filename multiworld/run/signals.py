@@ -76,6 +76,10 @@ class Wake:
     def _note(self, number: int, _frame: object) -> None:
         self._came.append(signal.Signals(number))
 
+    def came(self, signals: Iterable[signal.Signals]) -> bool:
+        """Whether one of these is queued; it stays there."""
+        return not set(signals).isdisjoint(self._came)
+
     def signalled(self) -> signal.Signals | None:
         """Return and remove the oldest queued signal."""
         return self._came.popleft() if self._came else None

@@ -18,6 +18,7 @@ def has(name: str) -> bool:
     from torch.distributed import device_mesh
     from torch.distributed.elastic.agent.server import local_elastic_agent
     from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     owners: dict[str, Any] = {
         "ProcessGroup": c10d.ProcessGroup,
@@ -28,6 +29,7 @@ def has(name: str) -> bool:
         "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
         "LocalElasticAgent": local_elastic_agent.LocalElasticAgent,
         "PContext": api.PContext,
+        "SubprocessHandler": SubprocessHandler,
         "OpOverload": torch._ops.OpOverload,
     }
     first, _, rest = name.partition(".")

@@ -29,7 +29,7 @@ from multiworld.run.events import (
 )
 from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
 from multiworld.run.view.state import UP_AFTER
-from multiworld.run.workers.contexts import FunctionContext, ProgramContext, filtered_tails
+from multiworld.run.workers.contexts import ForkedContext, FunctionContext, ProgramContext, filtered_tails
 from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs, log_files
 from multiworld.run.workers.process import WorkerProcess, message, stop_all
 from multiworld.run.workers.ranks import environment, prefixes, worker_ranks
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from multiworld.run.nodes.interface import NodeEvent, Nodes
     from multiworld.run.nodes.slots import Assignment
     from multiworld.run.signals import Wake
+    from multiworld.run.workers.fork_client import ForkClient
     from multiworld.run.workers.ranks import WorkerRank
     from multiworld.run.workers.reaper_client import ReaperClient
     from multiworld.run.workers.restarts import Restarts
@@ -80,6 +81,7 @@ class AgentContext:
         credentials: returns more of it for a worker that is about to start, by rank, role and rank in it.
         commands: requests to start or retire workers, from other threads, which then rouse `wake`.
         tell_retiring: tells the workers of these ranks, and no others, that they retire.
+        forks: forks workers that have modules imported; None: each worker is a program that starts anew.
     """
 
     nodes: Nodes
@@ -95,6 +97,7 @@ class AgentContext:
     credentials: Callable[[int, str, int], Mapping[str, str]] = lambda *_: {}
     commands: SimpleQueue[Request] = field(default_factory=SimpleQueue)
     tell_retiring: Callable[[Iterable[int]], None] = lambda _: None
+    forks: ForkClient | None = None
 
 
 class WorkerAgent(LocalElasticAgent):
@@ -177,6 +180,11 @@ class WorkerAgent(LocalElasticAgent):
         if self._crew.places:
             self._envs = self._torch_environments(worker_group)
             self._logs.prepare(self._envs)
+        wake, ends, forks = self._context.wake, self._context.signals, self._context.forks
+        if forks is not None:
+            forks.wait_ready(lambda: wake.came(ends))
+            if wake.came(ends):
+                return {}  # the loop ends the run
         return {
             place.local_rank: self._start(place)
             for place in self._crew.places.values()
@@ -229,7 +237,10 @@ class WorkerAgent(LocalElasticAgent):
             "tails": filtered_tails(place.role, dest, heads, self._filters, self._logs.filtered),
         }
         started: ProgramContext | FunctionContext
-        if isinstance(spec.entrypoint, str):
+        if isinstance(spec.entrypoint, str) and context.forks is not None:
+            more["forks"] = context.forks
+            started = ForkedContext(place.role, spec.entrypoint, args, env, dest, **more)
+        elif isinstance(spec.entrypoint, str):
             started = ProgramContext(place.role, spec.entrypoint, args, env, dest, **more)
         else:
             more |= {"start_method": self._start_method, "signals": context.wake.listening}
@@ -244,6 +255,8 @@ class WorkerAgent(LocalElasticAgent):
             started, place.rank, place.local_rank, attempt
         )
         context.reaper.started(token, process.pid, leads=process.leads)
+        if isinstance(started, ForkedContext):
+            self._released(started, place.rank)
         if process.descriptor is not None:
             context.wake.add(process.descriptor)
         context.bus.publish(
@@ -259,6 +272,12 @@ class WorkerAgent(LocalElasticAgent):
             )
         )
         return process.pid
+
+    def _released(self, started: ForkedContext, rank: int) -> None:
+        if started.forked is not None:
+            started.forked.go()
+        else:
+            self._note(logging.WARNING, f"--preload: rank {rank} starts without it: {started.refused}")
 
     def _start_again(self, rank: int) -> None:
         place = self._crew.places[rank]
@@ -378,6 +397,8 @@ class WorkerAgent(LocalElasticAgent):
             self._note(
                 logging.WARNING, "the program that ends orphaned workers had died and was started again"
             )
+        if context.forks is not None:
+            context.forks.check()
         put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         put_metric(f"workers.{role}.healthy", 1)
         limit = getattr(self, "_uninterruptible_state_timeout", 0)

@@ -13,9 +13,13 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, SubprocessContext
-from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+    SubprocessHandler,
+    get_subprocess_handler,
+)
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
+from multiworld.run.workers.fork_client import ForkError
 from multiworld.run.workers.logs import LoneLogs
 
 if TYPE_CHECKING:
@@ -24,7 +28,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing import LogsDest
 
-__all__ = ["FunctionContext", "ProgramContext", "filtered_tails"]
+    from multiworld.run.workers.fork_client import ForkClient, ForkedProcess
+
+__all__ = ["ForkedContext", "FunctionContext", "ProgramContext", "filtered_tails"]
 
 _TORCH_LOG = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
@@ -98,6 +104,9 @@ class ProgramContext(SubprocessContext):
             tail.stop()
 
     def _start(self) -> None:
+        self._start_as(get_subprocess_handler)
+
+    def _start_as(self, make: Callable[..., SubprocessHandler]) -> None:
         asked = {
             "entrypoint": self.entrypoint,
             "args": self.args[0],
@@ -107,15 +116,58 @@ class ProgramContext(SubprocessContext):
             "local_rank_id": self._local_rank,
             "numa_options": self._numa,
         }
-        takes = inspect.signature(get_subprocess_handler).parameters
-        self.subprocess_handlers = {
-            0: get_subprocess_handler(**{k: v for k, v in asked.items() if k in takes})
-        }
+        takes = inspect.signature(get_subprocess_handler).parameters  # older versions know fewer
+        self.subprocess_handlers = {0: make(**{k: v for k, v in asked.items() if k in takes})}
 
     @property
     def process(self) -> Any:
         """The ``subprocess.Popen``."""
         return self.subprocess_handlers[0].proc
+
+
+class ForkedContext(ProgramContext):
+    """One worker that the fork server forks (--preload); a program of its own where it cannot.
+
+    Args:
+        args: of the program, which is Python: -u SCRIPT ARGUMENTS.
+        forks: the fork server.
+        more: as for `ProgramContext`.
+
+    Attributes:
+        forked: the process, once it was forked.
+        refused: why it was not.
+    """
+
+    def __init__(self, *args: Any, forks: ForkClient, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._forks = forks
+        self.forked: ForkedProcess | None = None
+        self.refused = ""
+
+    def _start(self) -> None:
+        try:
+            self._start_as(self._fork)
+        except ForkError as exc:
+            self.refused = str(exc)
+            super()._start()
+        else:
+            self.forked = self.process
+
+    def _fork(self, **asked: Any) -> SubprocessHandler:
+        return _ForkedHandler(self._forks, **asked)
+
+
+class _ForkedHandler(SubprocessHandler):
+    """Torch's handler of a process, which it has opened the log files for."""
+
+    def __init__(self, forks: ForkClient, **asked: Any) -> None:
+        self._forks = forks
+        super().__init__(**asked)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        outputs = {1: self._stdout, 2: self._stderr}
+        files = {number: file.fileno() for number, file in outputs.items() if file is not None}
+        return self._forks.fork(args[2:], env, files)  # after PYTHON -u
 
 
 class FunctionContext(MultiprocessContext):

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[3]
 
 OWN = {
     "restart", "worlds", "ui", "log_format", "restart_backoff", "restart_backoff_max", "on_node_loss",
-    "node_hang_timeout", "grace", "drain", "secure", "authority", "certificate_days", "use_env", "verbose", "version",
-    "web",
+    "node_hang_timeout", "grace", "drain", "secure", "authority", "certificate_days", "preload", "use_env", "verbose",
+    "version", "web",
 }  # fmt: skip
 SAMPLES = {
     "nnodes": "2:3", "nproc_per_node": "3", "rdzv_backend": "c10d", "rdzv_endpoint": "host:1234", "rdzv_id": "job",

@@ -1,0 +1,284 @@
+"""The fork server of ``m8d-run --preload``: imports modules once, and forks workers that have them.
+
+The launcher starts it (`multiworld.run.workers.fork_client`) with a socket, the modules, and the command line
+of the workers. Messages in both directions are JSON with four bytes of length (big-endian) in front:
+
+    -> {"argv": [...], "env": {...}, "files": [1, 2]}    start a worker. With it come descriptors: one to read
+                                                          from, then those of the worker's files (1: standard
+                                                          output, 2: standard error)
+    <- {"ready": SECONDS}                                 all modules are imported
+    <- {"failed": TEXT}                                   they are not; the fork server ends
+    <- {"pid": PID}  or  {"error": TEXT}                  the worker was forked, or not
+
+A worker is the launcher's child: it is forked by a process in between that ends at once, and the launcher is
+the subreaper then. It waits for a byte at the descriptor, which the launcher writes when it has told the
+orphan reaper of the worker; without it (the launcher was killed) the worker ends before any code of the
+user's ran. Then the script runs as ``python -u SCRIPT`` or ``python -u -m MODULE`` would run it.
+
+This program imports nothing but the standard library, and starts no thread.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Worker", "main", "preload", "receive", "send"]
+
+_LENGTH = 4
+_MOST_FILES = 3
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a forked process is to run.
+
+    Attributes:
+        argv: its command line after ``python -u``: SCRIPT ARGUMENTS, or -m MODULE ARGUMENTS.
+        env: its whole environment.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+
+    def run(self) -> None:
+        """Run the script or module as ``__main__``; its exceptions go through."""
+        sys.excepthook = _without_own_frames
+        if self.argv[0] == "-m":
+            sys.argv = self.argv[1:]
+            runpy.run_module(self.argv[1], run_name="__main__", alter_sys=True)
+            return
+        path = self.argv[0]
+        sys.argv = list(self.argv)
+        module = types.ModuleType("__main__")
+        module.__dict__.update(
+            __file__=path,
+            __builtins__=builtins,
+            __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+        )
+        sys.modules["__main__"] = module
+        with io.open_code(str(Path(path).absolute())) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102  (the user's own program)
+
+
+# messages
+
+
+def send(channel: socket.socket, message: dict[str, Any], files: list[int] | None = None) -> None:
+    """Send a message, and descriptors with it. Raises OSError; TimeoutError at the socket's timeout."""
+    data = json.dumps(message).encode()
+    data = len(data).to_bytes(_LENGTH, "big") + data
+    sent = socket.send_fds(channel, [data], files) if files else 0
+    channel.sendall(data[sent:])
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive a message and its descriptors; None where the other end is closed.
+
+    Raises:
+        OSError: the connection failed; TimeoutError at the socket's timeout.
+    """
+    data, files = b"", []
+    while len(data) < _LENGTH or len(data) < _LENGTH + int.from_bytes(data[:_LENGTH], "big"):
+        # Never more than this message: the next one has descriptors of its own.
+        wanted = _LENGTH - len(data)
+        if wanted <= 0:
+            wanted = _LENGTH + int.from_bytes(data[:_LENGTH], "big") - len(data)
+        more, came, _flags, _address = socket.recv_fds(channel, wanted, _MOST_FILES)
+        files += came
+        if not more:
+            for each in files:
+                os.close(each)
+            return None
+        data += more
+    message: dict[str, Any] = json.loads(data[_LENGTH:])
+    return message, files
+
+
+# the fork server
+
+
+def preload(modules: list[str]) -> str:
+    """Import the modules; return why workers cannot be forked of this process, "" where they can."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as exc:  # noqa: BLE001  (SystemExit of a script that was named, too: it is told)
+            lines = traceback.format_exception(exc)
+            return f"{name} cannot be imported:\n{''.join(lines).rstrip()}"
+        threads = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+        if threads:
+            return f"{name} starts threads when it is imported ({', '.join(threads)}); a fork lacks them"
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+            return f"{name} uses the GPU when it is imported, and CUDA does not work in a forked process"
+    return ""
+
+
+def changed(before: dict[str, str], env: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    """Return a worker's environment, with what the imports changed in this process's.
+
+    Args:
+        before: this process's at its start.
+        env: the worker's, as the launcher gives it; where it differs from `before`, that stays.
+        after: this process's after the imports.
+    """
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    ours = {name for name in names if env.get(name) == before.get(name)}
+    kept = {name: value for name, value in env.items() if name not in ours}
+    return kept | {name: after[name] for name in ours if name in after}
+
+
+def serve(channel: socket.socket, before: dict[str, str]) -> Worker | None:
+    """Fork workers until the launcher closes the socket; return None then, and in a worker what to run."""
+    after = dict(os.environ)
+    while True:
+        try:
+            received = receive(channel)
+        except OSError:
+            return None
+        if received is None:
+            return None
+        message, files = received
+        worker = Worker(message["argv"], changed(before, message["env"], after))
+        try:
+            answer = _fork(worker, files, message["files"], channel)
+        except OSError as exc:
+            answer = {"error": str(exc)}
+        if answer is None:
+            return worker
+        for each in files:
+            os.close(each)
+        try:
+            send(channel, answer)
+        except OSError:
+            return None
+
+
+def _fork(
+    worker: Worker, files: list[int], numbers: list[int], channel: socket.socket
+) -> dict[str, Any] | None:
+    """Fork a worker whose parent is the launcher; return the answer, None in the worker."""
+    read, write = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
+    if middle:
+        os.close(write)
+        with io.FileIO(read) as told:
+            said = told.readall() or b""
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: it has ended
+            os.waitpid(middle, 0)
+        return {"pid": int(said)} if said else {"error": "no memory or process is left for it"}
+    child = -1
+    try:
+        child = os.fork()
+    finally:
+        if child:  # also where the fork failed: this process has nothing else to do
+            os._exit(0)
+    os.setsid()
+    os.write(write, str(os.getpid()).encode())
+    for each in (read, write):
+        os.close(each)
+    channel.close()
+    _become(worker, files, numbers)
+    return None
+
+
+def _become(worker: Worker, files: list[int], numbers: list[int]) -> None:
+    """Make the forked process what a new one would be. Raises SystemExit where the launcher has gone."""
+    go, *outputs = files
+    if not os.read(go, 1):
+        raise SystemExit(1)
+    os.close(go)
+    for source, target in zip(outputs, numbers, strict=True):
+        os.dup2(source, target)
+        os.close(source)
+    for number in _IGNORED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    os.environ.clear()
+    os.environ.update(worker.env)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()  # else all workers draw the same numbers; `random` does so itself
+    with contextlib.suppress(OSError, ValueError):
+        _show_in_ps([sys.executable, "-u", *worker.argv])
+
+
+def _show_in_ps(command: list[str]) -> None:
+    """Write a command line over this process's own, which has the same or more room."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, 48 and 49 of proc(5)
+    line = b"\0".join(os.fsencode(word) for word in command)[: end - begin - 1]
+    ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
+
+
+def _without_own_frames(
+    kind: type[BaseException], exc: BaseException, trace: types.TracebackType | None
+) -> None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, exc.with_traceback(trace), trace)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+"""Signals to all of a run's processes: this one ends with the launcher alone. Workers have their defaults
+again; what was ignored before (nohup) stays so."""
+
+
+def main(arguments: list[str]) -> Worker | None:
+    """Import the modules, then fork workers; return what to run in a worker, None at the end.
+
+    Args:
+        arguments: number of the socket's descriptor; modules, separated by commas; command line of workers
+            as in `Worker`.
+    """
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.set_inheritable(False)
+    before = dict(os.environ)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    # As the workers' own: modules beside the script are found, and none of this program's neighbours is.
+    script = arguments[2]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = str(Path.cwd() if script == "-m" else Path(script).resolve().parent)
+    began = time.monotonic()
+    failed = preload(arguments[1].split(","))
+    send(channel, {"failed": failed} if failed else {"ready": time.monotonic() - began})
+    if failed:
+        return None
+    # Collections would write to each object's header, and so copy pages that workers share.
+    gc.collect()
+    gc.freeze()
+    return serve(channel, before)
+
+
+if __name__ == "__main__":
+    _worker = main(sys.argv[1:])
+    if _worker is not None:
+        _worker.run()
