@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     "overheads", "messages", "collectives", "limits", "hosts", "secure", "fanin", "worlds", "detection",
-    "rebuild", "elastic", "growth", "toolchain", "peers", "thresholds", "paper",
+    "rebuild", "elastic", "growth", "starts", "toolchain", "peers", "thresholds", "paper",
 )  # fmt: skip
 NOT_QUICK = frozenset({"peers"})
 """Parts that download gigabytes: run with --full, by name, or alone."""
