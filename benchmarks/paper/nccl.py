@@ -1,4 +1,4 @@
-"""The paper's throughput on NCCL: `python -m benchmarks.paper.nccl`, which `nox -s gpu` runs first.
+"""The paper's throughput on NCCL: `python -m benchmarks.paper.nccl`, and a check of `nox -s gpu`.
 
 torch's single world beside a world for each sender, on this interpreter's torch and this machine's GPUs, one
 for each process. 0: it ran. 1: it was not run, and why is said. 2: it failed.
@@ -12,7 +12,7 @@ import json
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures.figure import Figure, to_json
 from benchmarks.figures.machine import describe
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 SIZES = (4 * KB, 40 * KB, 400 * KB, 4 * MB, 40 * MB)
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
+"""For two processes on one GPU, which NCCL lets through when it takes them for processes of two hosts."""
 RAN, NOT_RUN, FAILED = 0, 1, 2
 CELLS = [(PLAIN, SINGLE), (PLAIN, MULTI), (SAME, SINGLE), (SAME, MULTI), (WORLD, SINGLE), (WORLD, MULTI)]
 
@@ -51,12 +53,21 @@ def senders_for(gpus: int) -> int:
     return max(1, min(SENDERS, gpus - 1))
 
 
-def figures(senders: int, sizes: Sequence[int], rounds: int) -> Iterator[Figure]:
-    """Measure, with 1 sender and up to as many as that."""
+def figures(senders: int, sizes: Sequence[int], rounds: int, **how: Any) -> Iterator[Figure]:
+    """Measure, with 1 sender and up to as many as that.
+
+    Args:
+        senders: at most.
+        sizes: of messages, in bytes.
+        rounds: of each rate.
+        how: "python", "env" and "hosts" of `Program`.
+    """
     worlds = worlds_of(senders, processes=False)
     with contextlib.ExitStack() as stack:
         programs = {
-            package: stack.enter_context(Program(package, None, senders, worlds=worlds, backend="nccl"))
+            package: stack.enter_context(
+                Program(package, None, senders, worlds=worlds, backend="nccl", **how)
+            )
             for package in (PLAIN, SAME)
         }
 
@@ -85,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = []
     print(f"The paper's throughput on NCCL: {gpus} GPUs, {', '.join(size_name(size) for size in args.sizes)}")
     try:
-        for figure in figures(senders_for(gpus), args.sizes, args.rounds):
+        shared = {"env": SOCKETS, "hosts": True} if gpus == 1 else {}
+        for figure in figures(senders_for(gpus), args.sizes, args.rounds, **shared):
             found.append(figure)
             print(f"{figure.name}: {words(figure.absolute or figure.value, 'MB/s')}", flush=True)
     except RankError as error:

@@ -36,6 +36,9 @@ class Program:
         worlds: which are joined; None: all of `worlds_of`.
         count: how many processes; None: `size_of`.
         backend: "gloo" or "nccl".
+        python: the interpreter, where `held` has none; None: this one.
+        env: more environment variables.
+        hosts: whether each process tells NCCL that it is on a host of its own: so they may share a GPU.
     """
 
     def __init__(
@@ -47,12 +50,16 @@ class Program:
         worlds: Mapping[str, Sequence[int]] | None = None,
         count: int | None = None,
         backend: str = "gloo",
+        python: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        hosts: bool = False,
     ) -> None:
         self.package, self.senders = package, senders
         self._worlds = {
             name: [*each] for name, each in (worlds_of(senders) if worlds is None else worlds).items()
         }
         self._held, self._backend = held, backend
+        self._python, self._env, self._hosts = python or Path(sys.executable), dict(env or {}), hosts
         self._count = size_of(senders) if count is None else count
         self._stack = contextlib.ExitStack()
         self.joined_ms = 0.0
@@ -62,7 +69,7 @@ class Program:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="m8d-paper-"))
             file.write(bytes(FLAGS))
             file.flush()
-            env, python = {"GLOO_SOCKET_IFNAME": "lo"}, Path(sys.executable)
+            env, python = {"GLOO_SOCKET_IFNAME": "lo", **self._env}, self._python
             if self._held is not None:
                 python = self._held.ours.python
             if self._held is not None and self.package == THEIRS:
@@ -70,7 +77,7 @@ class Program:
                 python, env["PYTHONPATH"] = self._held.theirs.python, str(self._held.theirs.site)
             args = {
                 "form": self.package, "flags": file.name, "backend": self._backend,
-                "cuda": self._backend != "gloo",
+                "cuda": self._backend != "gloo", "hosts": self._hosts,
             }  # fmt: skip
             self.ranks = stack.enter_context(
                 Ranks(MAKE, self._count, python=python, args=args, env=env, start_timeout=400.0)

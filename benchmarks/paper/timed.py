@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from typing import Any
@@ -16,8 +17,10 @@ _clock = time.monotonic
 
 
 def make(rank: int, count: int, args: dict[str, Any]) -> TimedMember:
-    """See `benchmarks.measuring.ranks`; `args` has "form", "flags", "backend" and "cuda"."""
+    """See `benchmarks.measuring.ranks`; `args` has "form", "flags", "backend", "cuda" and "hosts"."""
     torch.set_num_threads(1)
+    if args.get("hosts"):
+        os.environ["NCCL_HOSTID"] = f"m8d-paper-{rank}"
     return TimedMember(rank, count, args)
 
 

@@ -12,6 +12,7 @@ from hardware import risks
 from hardware.__main__ import main
 from hardware.costs import COSTS
 from hardware.machine import NoGpu, look
+from hardware.paper import PAPER
 from hardware.records import read
 from hardware.selection import CHECKS
 from matrix.outcome import ALIVE
@@ -61,13 +62,13 @@ def test_values_and_worlds(run, tmp_path, monkeypatch, capsys):
     values = [check for check in only.checks if check.name in CHECKS]
     assert [check.name for check in values] == [*CHECKS]
     known = risks.names(patched=bool(only.column.topics))
-    assert len(only.checks) == len(CHECKS) + len(COSTS) + len(known) - 2  # which need a GPU that computes
+    assert len(only.checks) == len(CHECKS) + len(COSTS) + 1 + len(known) - 2  # which need a GPU that computes
     assert {check.outcome for check in only.checks} == {"right"}
     known = {defect.rpartition(": ")[2] for check in only.checks for defect in check.defects}
     assert known == ({PREMUL} if premul_of_bfloat16(only.column.torch) else set())
     assert all(check.done for check in only.checks)
     assert sum(bool(check.ms) for check in values) == 2  # killed, stopped
-    assert all(check.figures for check in only.checks if check.name in COSTS)
+    assert all(check.figures for check in only.checks if check.name in {*COSTS, PAPER})
 
 
 def test_two_gpus_are_too_few_for_three_ranks_of_one_gpu_each(run, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from rich.console import Console
 from hardware import risks
 from hardware.costs import COSTS
 from hardware.machine import NoGpu
+from hardware.paper import PAPER
 from hardware.placements import PLACEMENTS
 from hardware.records import Records, Run, read, write
 from hardware.report import page
@@ -39,6 +40,7 @@ SHORT = {
     "cells": (),
     "risks": risks.names(),
     "costs": COSTS,
+    "paper": (PAPER,),
 }
 """The checks of each part of a short run; cells are run in its own part alone, once, under CleanUpOnly."""
 

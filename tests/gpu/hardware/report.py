@@ -14,6 +14,7 @@ from matrix.words import together, words
 from hardware import risks
 from hardware.costs import COSTS
 from hardware.fidelity import Alike, Answer, as_on_the_bed, bed_rows
+from hardware.paper import PAPER
 from hardware.placements import PLACEMENTS
 from hardware.selection import CHECKS, HARDWARE, wanted
 
@@ -52,7 +53,7 @@ On a machine with an NVIDIA GPU and its driver; one GPU is enough.
 nox -s gpu                                                    # torch 2.14.1, installed by the session
 nox -s gpu -- --gpu patched-2.6.0=VENV/bin/python             # a build of yours; may be given several times
 nox -s gpu -- --only 'lost.*' --modes aeh2 --repeat 5         # a part of it; --help, --list
-nox -s gpu -- --short risks costs                             # minutes: worlds, cells, risks, costs, or several
+nox -s gpu -- --short risks costs                             # minutes: worlds, cells, risks, costs, paper, or several
 ```
 
 It asks the interpreter which GPUs, driver and NCCL there are, tries how ranks can share them, checks the values of
@@ -205,7 +206,7 @@ def _not_run(run: Run) -> str:
 
 
 def _checks_left_out(run: Run) -> list[str]:
-    known = (*CHECKS, *risks.names(patched=run.column.target.patched), *COSTS)
+    known = (*CHECKS, *risks.names(patched=run.column.target.patched), *COSTS, PAPER)
     return [name for name in known if name not in {check.name for check in run.checks}]
 
 

@@ -16,6 +16,7 @@ from matrix.runner import run_cells
 
 from hardware.costs import costs
 from hardware.machine import look
+from hardware.paper import paper
 from hardware.placed import Placed
 from hardware.placements import choices
 from hardware.records import Check, Column, Run
@@ -202,7 +203,8 @@ def _run_column(
     try:
         backend = column.target.backend
         listed = checks(placed, backend, gpus) + risks(placed, column.target, gpus, asked.jobs)
-        for name, run in listed + costs(placed, backend):
+        listed += costs(placed, backend) + paper(placed, backend, gpus, asked.packages)
+        for name, run in listed:
             if any(fnmatch.fnmatch(name, pattern) for pattern in asked.checks):
                 began = time.monotonic()
                 found.append(run())
