@@ -38,7 +38,9 @@ from report import finish, merged  # of llm_serving/
 from truth import cases  # of llm_serving/
 
 PATIENCE = 300.0
-"""Seconds until all are there: nine processes load torch and transformers."""
+"""Seconds until all are there."""
+PRELOAD = "torch,multiworld,transformers.models.llama.modeling_llama,model,pipeline,wire"
+"""What m8d-run imports once for all workers, which it forks then."""
 
 
 @contextlib.contextmanager
@@ -77,19 +79,20 @@ def server(name: str, *args: str, launcher: tuple[str, ...], log: Path) -> Itera
 
 
 def alone(load: Load, args: argparse.Namespace) -> int:
-    """The load as asked for; with `--calm` beside what is made before and after it, undisturbed."""
-    calm = [asyncio.run(load.run("calm", args.calm))] if args.calm else []
+    """The load as asked for; with `--calm` beside the same without kills, before and after it."""
+    changes = args.change_replicas
+    calm = [asyncio.run(load.run("calm", args.calm, change_replicas=changes))] if args.calm else []
     story = asyncio.run(
         load.run(
             "fire" if args.kill_every else "load",
             args.seconds,
             kill_every=args.kill_every,
-            change_replicas=args.change_replicas,
+            change_replicas=changes,
         )
     )
     if not calm:
         return finish([story], args.plot)
-    calm.append(asyncio.run(load.run("calm", args.calm)))
+    calm.append(asyncio.run(load.run("calm", args.calm, change_replicas=changes)))
     before, after = (part.rate() for part in calm)
     whole = merged("calm", calm)
     code = finish([whole, story], args.plot)
@@ -135,6 +138,8 @@ def main() -> int:
         str(HERE / "worlds.toml"),
         "--max-restarts",
         "10000",
+        "--preload",
+        PRELOAD,
         *(["--web"] if args.web else []),
     )
     _ctrl_c.raises()

@@ -87,30 +87,40 @@ def table(stories: list[Story]) -> None:
 
 
 def plot(story: Story, file: str) -> None:
-    """Draw tokens per second and the longest gap of each second, with the kills."""
+    """Draw tokens per second, and the longest gap and wait for a first token of each second, with the kills."""
     seconds = int(story.ended - story.began)
-    rate, longest = [0.0] * (seconds + 1), [0.0] * (seconds + 1)
+    rate, longest, first = ([0.0] * (seconds + 1) for _ in range(3))
     for answer in story.answers:
         for at in answer.times:
             rate[int(at - story.began)] += 1
+        for at in answer.times[:1]:
+            second = int(at - story.began)
+            first[second] = max(first[second], 1000 * (at - answer.begun))
         for before, after in pairwise(answer.times):
             second = int(after - story.began)
             longest[second] = max(longest[second], 1000 * (after - before))
     kills = [kill - story.began for kill in story.kills]
-    draw(file, rate[:seconds], longest[:seconds], kills, [(at - story.began, n) for at, n in story.replicas])
+    replicas = [(at - story.began, count) for at, count in story.replicas]
+    draw(file, rate[:seconds], longest[:seconds], first[:seconds], kills, replicas)
 
 
 def draw(
-    file: str, rate: list[float], longest: list[float], kills: list[float], replicas: list[tuple[float, int]]
+    file: str,
+    rate: list[float],
+    longest: list[float],
+    first: list[float],
+    kills: list[float],
+    replicas: list[tuple[float, int]],
 ) -> None:
-    """Draw `rate` and `longest` by second; `kills` and changes of `replicas` are at seconds, too."""
+    """Draw `rate`, `longest` and `first` by second; `kills` and changes of `replicas` are at seconds, too."""
     sys.path.append(str(Path(__file__).parents[1]))  # where load.py is started by itself
     import _picture  # noqa: PLC0415  (only for a picture)
 
-    canvas, (above, below) = _picture.panels(f"Three stages, {len(kills)} kills", 1.9, 1.2)
+    canvas, (above, middle, below) = _picture.panels(f"Three stages, {len(kills)} kills", 1.9, 1.2, 1.2)
     above.plot(rate, color=_picture.BLUE, linewidth=1)
-    below.plot(longest, color=_picture.GREEN, linewidth=1)
-    for axes in (above, below):
+    middle.plot(longest, color=_picture.GREEN, linewidth=1)
+    below.plot(first, color=_picture.GREEN, linewidth=1)
+    for axes in (above, middle, below):
         for kill in kills:
             axes.axvline(kill, color=_picture.RED, linewidth=0.7, alpha=0.35)
         for at, count in replicas:
@@ -120,7 +130,8 @@ def draw(
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, len(rate))
     above.set_ylabel("tokens per second")
-    below.set_ylabel("longest gap, ms")
+    middle.set_ylabel("longest gap, ms")
+    below.set_ylabel("first token, ms")
     below.set_xlabel("seconds; red: SIGKILL of a stage")
     _picture.save(canvas, file)
 
