@@ -19,7 +19,7 @@ ANEW, FORKED = "anew", "preload"
 OPTIONS = {ANEW: [], FORKED: ["--preload", "torch,multiworld"]}
 _NOTES = {
     "start/whole": f"`m8d-run` to an operation of {WORKERS} workers",
-    "start/memory": f"the {WORKERS} workers and the fork server; shared pages counted in parts",
+    "start/memory": "all that `m8d-run` started; shared pages counted in parts",
     "restart/loaded": "a worker's kill to its replacement's first line after `import torch`",
     "restart/whole": f"a worker's kill to the next operation of all {WORKERS}, in the next generation",
     "restart/cpu": "CPU of the replacement until it has joined",

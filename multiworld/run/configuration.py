@@ -75,17 +75,20 @@ def check_preload(options: Options, config: LaunchConfig, arguments: list[str]) 
     Raises:
         ArgumentsError: another option makes workers that cannot.
     """
+    if not options.preload:
+        return
     args = options.torch
-    script = arguments[1] if len(arguments) > 1 else ""
     others = {
         "--restart group": options.restart == "group",
         "--no-python": args.no_python,
         "--run-path": args.run_path,
         "--numa-binding": getattr(config, "numa_options", None) is not None,
-        f"{script}, which is no file of Python,": Path(script).is_dir() or _is_archive(script),
     }
+    if not any(others.values()) and arguments[1] != "-m":
+        script = arguments[1]
+        others[f"{script}, which is no file of Python,"] = Path(script).is_dir() or _is_archive(script)
     for other, given in others.items():
-        if options.preload and given:
+        if given:
             raise ArgumentsError(
                 f"{other} with --preload {','.join(options.preload)}",
                 rule="Only a script of Python, or -m MODULE, under --restart worker is forked",

@@ -214,8 +214,8 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         metavar="MODULE[,MODULE...]",
         help="Import these modules once, in a process that workers are then forked of: they start in "
-        "milliseconds, also after a failure, and share the modules' memory. Modules must not use a GPU or "
-        "start threads when they are imported; torch and transformers do not.",
+        "milliseconds, also after a failure, and share the modules' memory. Modules must not start threads "
+        "or ask CUDA for anything when they are imported; torch and transformers do not.",
     )
     own.add_argument(
         "--use-env",

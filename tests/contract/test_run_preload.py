@@ -23,7 +23,7 @@ tell("up", imported_by=slow.IMPORTED_BY, parent=_os.getppid(), session=_os.getsi
      handlers=[str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)],
      main=sys.modules["__main__"].__dict__.get("hold") is hold, unbuffered=sys.stdout.write_through,
      line=open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
-     descriptors=sorted(int(n) for n in _os.listdir("/proc/self/fd"))[:3], masked=len(signal.pthread_sigmask(0, [])))
+     descriptors=sorted(int(n) for n in _os.listdir("/proc/self/fd")), original=sys.orig_argv, masked=len(signal.pthread_sigmask(0, [])))
 hold()
 """
 ITS_OWN = {"M8D_START", "M8D_RUNKIT", "M8D_RUNKIT_TOLD", "M8D_RUN_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT"}
@@ -59,7 +59,9 @@ def comparable(told: runkit.Told) -> dict[str, object]:
 def test_a_forked_worker_is_what_a_new_one_is(tmp_path, slow):
     seen = []
     for options in (two(), two("--preload", slow)):
-        with runkit.launched(tmp_path, TELLS, "a", "--b", options=options) as run:
+        runkit.script(tmp_path, TELLS, "relative.py")
+        command = [sys.executable, "-m", "multiworld.run", *options, "relative.py", "a", "--b"]
+        with runkit.launched(tmp_path, "", command=command) as run:
             told = sorted(run.wait_told("up", 2), key=lambda each: each.rank)
             for each in told:
                 assert (each.parent, each.session, each.group) == (run.pid, each.pid, each.pid)
@@ -250,9 +252,7 @@ def test_a_signal_to_the_session_leaves_the_fork_server(tmp_path, slow):
 def test_an_interrupt_during_the_imports(tmp_path):
     (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
     with runkit.launched(tmp_path, TELLS, options=two("--preload", "endless")) as run:
-        run.wait_for(lambda: len(run.alive()) >= 2, "the launcher and its fork server")
-        run.wait_line("event=run-started")
-        time.sleep(0.5)
+        run.wait_line("--preload: importing for 1 s")
         began = time.monotonic()
         run.signal(signal.SIGINT)
         assert run.ended() == 130
@@ -260,6 +260,35 @@ def test_an_interrupt_during_the_imports(tmp_path):
         assert run.leftovers() == []
     assert run.told() == []
     assert "Traceback" not in run.text()
+
+
+def test_the_launcher_is_killed_during_the_imports(tmp_path):
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)\n")
+    with runkit.launched(tmp_path, TELLS, options=two("--preload", "endless")) as run:
+        run.wait_line("--preload: importing for 1 s")
+        assert len(run.alive()) == 2, "the launcher and its fork server"
+        run.signal(signal.SIGKILL)
+        assert run.ended() == -9
+        assert run.leftovers() == []
+    assert "Traceback" not in run.text()
+
+
+AT_ONCE = """
+if _rank == 0:
+    sys.exit(3)
+tell("up")
+hold()
+"""
+
+
+def test_the_first_signal_ends_a_worker_that_has_just_started(tmp_path, slow):
+    """Rank 0 fails in its first moment: the others are ended in theirs, not after --grace."""
+    options = ["--nproc-per-node", "6", "--preload", slow, "--grace", "60"]
+    with runkit.launched(tmp_path, AT_ONCE, options=options) as run:
+        began = time.monotonic()
+        assert run.ended() == 3
+        assert time.monotonic() - began < 45
+        assert run.leftovers() == []
 
 
 @pytest.mark.parametrize(

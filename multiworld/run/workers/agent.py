@@ -255,8 +255,6 @@ class WorkerAgent(LocalElasticAgent):
             started, place.rank, place.local_rank, attempt
         )
         context.reaper.started(token, process.pid, leads=process.leads)
-        if isinstance(started, ForkedContext):
-            self._released(started, place.rank)
         if process.descriptor is not None:
             context.wake.add(process.descriptor)
         context.bus.publish(
@@ -271,6 +269,8 @@ class WorkerAgent(LocalElasticAgent):
                 *log_files(dest),
             )
         )
+        if isinstance(started, ForkedContext):  # its first word comes after the news that it was started
+            self._released(started, place.rank)
         return process.pid
 
     def _released(self, started: ForkedContext, rank: int) -> None:

@@ -27,7 +27,7 @@ _IMPORTS = 600.0
 _FORK = 5.0
 """Seconds in which a worker is forked; it takes some milliseconds."""
 _TOLD_EVERY = 10.0
-_AGAIN = 1.0  # seconds between two starts of the fork server
+_AGAIN, _AGAIN_AT_MOST = 1.0, 60.0  # seconds between two starts of the fork server, doubled each time
 _PARTS = {"multiworld": ("multiworld.preloaded",)}
 """Modules that are imported with others, which load their own parts late."""
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl(2)
@@ -80,6 +80,9 @@ class ForkedProcess:
             time.sleep(0.005)
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Do nothing: it leads a process group, which `WorkerProcess` signals, until it was reaped."""
+
 
 class ForkClient:
     """Forks workers of a process that has imported their modules; starts that process, again if it is lost.
@@ -99,8 +102,10 @@ class ForkClient:
         self._all = ",".join(part for name in modules for part in (name, *_PARTS.get(name, ())))
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._ready = False
-        self._started_at = float("-inf")
+        self._ready = self._was_ready = False
+        self._started_at, self._pause = float("-inf"), _AGAIN
+        self._told = ""
+        self._adopted: set[int] = set()
         self._start()
 
     @property
@@ -114,19 +119,20 @@ class ForkClient:
         self._channel.settimeout(_FORK)
         with theirs:
             self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), self._all, *self._argv],
+                [*self._command, str(os.getpid()), str(theirs.fileno()), self._all, *self._argv],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
 
     def wait_ready(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until the modules are imported, or `interrupted` is true, which is asked every 0.2 s.
+        """Wait until the modules are imported for the first time, or `interrupted` (asked every 0.2 s).
 
         Raises:
             RunError: they cannot be imported, or not in 600 s.
         """
-        began = told = time.monotonic()
-        while not (self._ready or interrupted()):
+        began = time.monotonic()
+        told = began + 1.0 - _TOLD_EVERY  # the first line after a second
+        while not (self._was_ready or interrupted()):
             now = time.monotonic()
             if now >= began + _IMPORTS:
                 raise RunError(
@@ -146,10 +152,23 @@ class ForkClient:
 
     def check(self) -> None:
         """Look after the fork server: hear that it is ready, and start it again if it was lost."""
-        if self._channel is None:
-            if time.monotonic() >= self._started_at + _AGAIN:
+        for pid in [*self._adopted]:
+            with suppress(ChildProcessError):
+                if not os.waitpid(pid, os.WNOHANG)[0]:
+                    continue
+            self._adopted.discard(pid)
+        failed = ""
+        if self._channel is not None:
+            failed = self._hear(0.0)
+        elif time.monotonic() >= self._started_at + self._pause:
+            self._pause = min(2 * self._pause, _AGAIN_AT_MOST)
+            try:
                 self._start()
-        elif failed := self._hear(0.0):
+            except OSError as exc:
+                self._lose()
+                failed = f"the fork server cannot be started: {exc}"
+        if failed and failed != self._told:
+            self._told = failed
             self._note(
                 logging.WARNING, f"--preload: {failed}; workers start without it until it is there again"
             )
@@ -157,18 +176,23 @@ class ForkClient:
     def _hear(self, timeout: float) -> str:
         """Wait for a message that was not asked for, or the end; return what failed, "" for nothing."""
         channel = self._channel
-        if channel is None or not select.select([channel], [], [], timeout)[0]:
+        if channel is None:
+            return ""
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        if not poll.poll(1e3 * timeout):
             return ""
         try:
             received = receive(channel)
         except OSError:
             received = None
         if received is None:
-            return self._lose()
+            return self._lose(_FORK)
         if failed := received[0].get("failed"):
             self._lose()
             return str(failed)
-        self._ready = True
+        self._ready = self._was_ready = True
+        self._pause, self._told = _AGAIN, ""
         took = float(received[0]["ready"])
         self._note(logging.INFO, f"--preload: {self._modules} imported in {took:.1f} s")
         return ""
@@ -205,15 +229,17 @@ class ForkClient:
         numbers: list[int],
         descriptors: list[int],
     ) -> int:
+        before = _children()
         try:
             with _subreaper():
                 send(channel, {"argv": [*argv], "env": {**env}, "files": numbers}, descriptors)
                 answer = receive(channel)
         except OSError as exc:
-            raise ForkError(f"{self._lose()} ({exc})") from exc
+            raise ForkError(f"{self._lose(0.2)} ({exc})") from exc
         if answer is None:
-            raise ForkError(self._lose())
+            raise ForkError(self._lose(_FORK))
         pid = answer[0].get("pid")
+        self._adopted |= _children() - before - {pid}  # orphans of others that came meanwhile
         if pid is None:
             raise ForkError(f"it could not: {answer[0].get('error')}")
         try:
@@ -222,8 +248,8 @@ class ForkClient:
             raise ForkError("this kernel does not make the worker a child of m8d-run") from exc
         return int(pid)
 
-    def _lose(self) -> str:
-        """End the fork server; return how it ended."""
+    def _lose(self, patience: float = 0.0) -> str:
+        """End the fork server, which may end by itself within `patience` seconds; return how it ended."""
         process, channel = self._process, self._channel
         self._process = self._channel = None
         self._ready = False
@@ -232,16 +258,25 @@ class ForkClient:
         if process is None:
             return "the fork server ended"
         try:
-            code = process.wait(0.2)
+            return f"the fork server ended with {process.wait(patience)}"
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(_FORK)
+            with suppress(subprocess.TimeoutExpired):  # it waits for a device in the kernel
+                process.wait(_FORK)
             return f"the fork server did not answer for {_FORK:g} s"
-        return f"the fork server ended with {code}"
 
     def close(self) -> None:
         """End the fork server; workers are not affected."""
         self._lose()
+
+
+def _children() -> set[int]:
+    """Pids of this process's children; none where the kernel does not tell."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found |= {int(pid) for pid in path.read_text().split()}
+    return found
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The fork server of ``m8d-run --preload``: imports modules once, and forks workers that have them.
 
-The launcher starts it (`multiworld.run.workers.fork_client`) with a socket, the modules, and the command line
-of the workers. Messages in both directions are JSON with four bytes of length (big-endian) in front:
+The launcher starts it (`multiworld.run.workers.fork_client`) with its pid, a socket, the modules, and the
+command line of the workers. It ends with the launcher. Messages in both directions are JSON with four bytes
+of length (big-endian) in front:
 
     -> {"argv": [...], "env": {...}, "files": [1, 2]}    start a worker. With it come descriptors: one to read
                                                           from, then those of the worker's files (1: standard
@@ -37,12 +38,14 @@ import threading
 import time
 import traceback
 import types
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 __all__ = ["Worker", "main", "preload", "receive", "send"]
 
+_SET_PDEATHSIG = 1  # of prctl(2)
 _LENGTH = 4
 _MOST_FILES = 3
 
@@ -62,22 +65,25 @@ class Worker:
     def run(self) -> None:
         """Run the script or module as ``__main__``; its exceptions go through."""
         sys.excepthook = _without_own_frames
+        sys.orig_argv[:] = [sys.executable, "-u", *self.argv]
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        module.__dict__["__builtins__"] = builtins
         if self.argv[0] == "-m":
             sys.argv = self.argv[1:]
-            runpy.run_module(self.argv[1], run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(self.argv[1])  # type: ignore[attr-defined]  # noqa: SLF001  (what -m calls)
             return
-        path = self.argv[0]
         sys.argv = list(self.argv)
-        module = types.ModuleType("__main__")
+        path = str(Path(self.argv[0]).absolute())
         module.__dict__.update(
-            __file__=path,
-            __builtins__=builtins,
-            __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+            __file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
         )
-        sys.modules["__main__"] = module
-        with io.open_code(str(Path(path).absolute())) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-        exec(code, module.__dict__)  # noqa: S102  (the user's own program)
+        try:
+            with io.open_code(path) as file:
+                source = file.read()
+        except OSError as exc:
+            sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {exc}\n")
+            raise SystemExit(2) from None
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (the user's program)
 
 
 # messages
@@ -128,10 +134,27 @@ def preload(modules: list[str]) -> str:
         threads = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
         if threads:
             return f"{name} starts threads when it is imported ({', '.join(threads)}); a fork lacks them"
-        torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
-            return f"{name} uses the GPU when it is imported, and CUDA does not work in a forked process"
+        if _cuda_is_lost():
+            return (
+                f"{name} uses CUDA when it is imported (torch.cuda.is_available() does already): "
+                "a process that is forked then cannot"
+            )
     return ""
+
+
+def _cuda_is_lost() -> bool:
+    """Whether torch refuses CUDA in a process that is forked of this one: only such a process knows."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        return False
+    child = os.fork()
+    if not child:
+        lost = 1
+        try:
+            lost = int(cuda._is_in_bad_fork())  # noqa: SLF001  (torch says it nowhere else)
+        finally:
+            os._exit(lost)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def changed(before: dict[str, str], env: dict[str, str], after: dict[str, str]) -> dict[str, str]:
@@ -180,7 +203,9 @@ def _fork(
     """Fork a worker whose parent is the launcher; return the answer, None in the worker."""
     read, write = os.pipe()
     try:
-        middle = os.fork()
+        with warnings.catch_warnings():  # OpenBLAS has threads, and ends them for a fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            middle = os.fork()
     except OSError:
         os.close(read)
         os.close(write)
@@ -198,34 +223,39 @@ def _fork(
     finally:
         if child:  # also where the fork failed: this process has nothing else to do
             os._exit(0)
-    os.setsid()
-    os.write(write, str(os.getpid()).encode())
-    for each in (read, write):
-        os.close(each)
-    channel.close()
-    _become(worker, files, numbers)
+    try:
+        os.setsid()
+        for number in _IGNORED:  # before the launcher knows it, and may signal it
+            if signal.getsignal(number) is signal.SIG_IGN:
+                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, default)
+        os.write(write, str(os.getpid()).encode())
+        for each in (read, write):
+            os.close(each)
+        channel.close()
+        _become(worker, files, numbers)
+    except BaseException:  # noqa: BLE001  (it must not go on as a second fork server)
+        traceback.print_exc()
+        os._exit(1)
     return None
 
 
 def _become(worker: Worker, files: list[int], numbers: list[int]) -> None:
-    """Make the forked process what a new one would be. Raises SystemExit where the launcher has gone."""
+    """Make the forked process what a new one would be; it ends where the launcher has gone."""
     go, *outputs = files
     if not os.read(go, 1):
-        raise SystemExit(1)
+        os._exit(1)
     os.close(go)
     for source, target in zip(outputs, numbers, strict=True):
-        os.dup2(source, target)
-        os.close(source)
-    for number in _IGNORED:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
+        if source != target:
+            os.dup2(source, target)
+            os.close(source)
     os.environ.clear()
     os.environ.update(worker.env)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()  # else all workers draw the same numbers; `random` does so itself
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         _show_in_ps([sys.executable, "-u", *worker.argv])
 
 
@@ -255,9 +285,15 @@ def main(arguments: list[str]) -> Worker | None:
     """Import the modules, then fork workers; return what to run in a worker, None at the end.
 
     Args:
-        arguments: number of the socket's descriptor; modules, separated by commas; command line of workers
-            as in `Worker`.
+        arguments: the launcher's pid; number of the socket's descriptor; modules, separated by commas;
+            command line of workers as in `Worker`.
     """
+    launcher, *arguments = arguments
+    libc = ctypes.CDLL(None, use_errno=True)
+    # An import may take long, and does not look at the socket. Forked processes do not have this.
+    libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(launcher):
+        return None
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
     before = dict(os.environ)
@@ -269,9 +305,13 @@ def main(arguments: list[str]) -> Worker | None:
         sys.path[0] = str(Path.cwd() if script == "-m" else Path(script).resolve().parent)
     began = time.monotonic()
     failed = preload(arguments[1].split(","))
-    send(channel, {"failed": failed} if failed else {"ready": time.monotonic() - began})
+    try:
+        send(channel, {"failed": failed} if failed else {"ready": time.monotonic() - began})
+    except OSError:  # the launcher has ended
+        return None
     if failed:
         return None
+    libc.fflush(None)  # else each worker writes what C code of an import has left in a buffer
     # Collections would write to each object's header, and so copy pages that workers share.
     gc.collect()
     gc.freeze()

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import types
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_what_cannot_be_preloaded_is_said(tmp_path, monkeypatch):
     assert said.endswith("No module named 'not_there_at_all'")
     there.append(threading.Thread(name="tick"))
     assert preload(["json"]) == "json starts threads when it is imported (tick); a fork lacks them"
+
+
+@pytest.mark.parametrize(("lost", "said"), [(False, ""), (True, "json uses CUDA when it is imported")])
+def test_cuda_that_a_fork_would_not_have_is_said(monkeypatch, lost, said):
+    """Where torch asked the driver anything, a process that is forked then has no CUDA, and only that one knows."""
+    parent = os.getpid()
+
+    def in_bad_fork():
+        return lost and os.getpid() != parent
+
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(_is_in_bad_fork=in_bad_fork))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert preload(["json"]).startswith(said)
+    assert bool(preload(["json"])) == lost
 
 
 def test_what_imports_set_in_the_environment_is_kept():
