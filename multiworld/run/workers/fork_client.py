@@ -229,17 +229,18 @@ class ForkClient:
         numbers: list[int],
         descriptors: list[int],
     ) -> int:
-        before = _children()
+        before, pid = _children(), None
         try:
             with _subreaper():
                 send(channel, {"argv": [*argv], "env": {**env}, "files": numbers}, descriptors)
                 answer = receive(channel)
+            if answer is None:
+                raise ForkError(self._lose(_FORK))
+            pid = answer[0].get("pid")
         except OSError as exc:
             raise ForkError(f"{self._lose(0.2)} ({exc})") from exc
-        if answer is None:
-            raise ForkError(self._lose(_FORK))
-        pid = answer[0].get("pid")
-        self._adopted |= _children() - before - {pid}  # orphans of others that came meanwhile
+        finally:
+            self._adopted |= _children() - before - {pid}  # orphans of others that came meanwhile
         if pid is None:
             raise ForkError(f"it could not: {answer[0].get('error')}")
         try:

@@ -147,7 +147,7 @@ def _cuda_is_lost() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None:
         return False
-    child = os.fork()
+    child = _forked()
     if not child:
         lost = 1
         try:
@@ -155,6 +155,13 @@ def _cuda_is_lost() -> bool:
         finally:
             os._exit(lost)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def _forked() -> int:
+    """Fork, without the warning of Python 3.12 and later: OpenBLAS has threads, and ends them for a fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def changed(before: dict[str, str], env: dict[str, str], after: dict[str, str]) -> dict[str, str]:
@@ -203,9 +210,7 @@ def _fork(
     """Fork a worker whose parent is the launcher; return the answer, None in the worker."""
     read, write = os.pipe()
     try:
-        with warnings.catch_warnings():  # OpenBLAS has threads, and ends them for a fork
-            warnings.simplefilter("ignore", DeprecationWarning)
-            middle = os.fork()
+        middle = _forked()
     except OSError:
         os.close(read)
         os.close(write)
