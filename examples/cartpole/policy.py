@@ -62,6 +62,10 @@ class Learner:
         self.net = policy()
         self.reward = 0.0
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=2e-3)
+        # Steps as long as the first ones walk off again from what was learned, after a thousand of them.
+        self._slower = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: 1 / (1 + (step / 250) ** 2)
+        )
 
     def learn(self, batches: list[Tensor]) -> None:
         """Make one step with some batches."""
@@ -75,3 +79,4 @@ class Learner:
         self._optimizer.zero_grad()
         (loss - 0.01 * chosen.entropy().mean()).backward()
         self._optimizer.step()
+        self._slower.step()
