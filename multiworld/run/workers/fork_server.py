@@ -83,7 +83,8 @@ class Worker:
         except OSError as exc:
             sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {exc}\n")
             raise SystemExit(2) from None
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (the user's program)
+        code = compile(source, path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # nosec B102  # noqa: S102  (the user's own program)
 
 
 # messages
