@@ -209,6 +209,7 @@ def interrupted(me, size, count):
             while not bool((room == size).all()):
                 assert time.monotonic() < deadline
         assert w.state is mw.State.ACTIVE
+        w.barrier()  # none has left before all have looked
 
 
 @pytest.mark.parametrize("count", [1, 1_000_000])
