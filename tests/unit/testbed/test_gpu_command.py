@@ -12,6 +12,7 @@ from hardware import risks, session
 from hardware.__main__ import main
 from hardware.costs import COSTS
 from hardware.machine import Machine
+from hardware.paper import PAPER
 from hardware.placed import Placed
 from hardware.placements import PLACEMENTS
 from hardware.records import Check, read
@@ -106,6 +107,7 @@ def test_ranks_that_never_start_end_it_soon_and_what_was_run_is_kept():
         (("--only", "lost.*", "--modes", "aeh2"), ["lost.*"], ["*"], ["--only lost.*", "--modes aeh2"]),
         (("--short", "costs"), ["-"], [*COSTS], ["--short costs"]),
         (("--short", "cells"), ["*"], [], ["--short cells"]),
+        (("--short", "paper"), ["-"], [PAPER], ["--short paper"]),
         (("--short", "costs", "risks"), ["-"], [*COSTS, *risks.names()], ["--short costs risks"]),
     ],
 )
@@ -119,7 +121,8 @@ def test_a_part_can_be_asked_for(monkeypatch, command, args, cells, checks, said
     assert (found.repeat, [*found.modes]) == ((1, ["aeh2"]) if "--short" in args else (3, [*found.modes]))
 
 
-def test_values_that_cannot_be_had_are_an_outcome_of_their_own():
+def test_values_that_cannot_be_had_are_an_outcome_of_their_own(monkeypatch):
+    monkeypatch.setattr(session, "paper", lambda *_: [])  # its processes are not the launcher's
     placed = Placed(NeverStarts("rank 1 ended by SIGSEGV"), PLACEMENTS["gpus"])
     kept = []
     session._run_column(placed, column(), Asked(only=["none"]), 2, Path(), kept.append, lambda _: None)
