@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -31,6 +31,7 @@ from multiworld._net.stores.tcp_client import TcpClient
 from multiworld._net.stores.torchstore import TcpStore
 from multiworld._net.tls.session import RefusedError
 from multiworld.errors import MultiworldError
+from multiworld.run.clusters.values import C10D_PORT  # torch 2.4 has it under no name
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.nodes.world_store import listening_targets
 
@@ -83,7 +84,7 @@ def secure_handler(
         if parameters.max_nodes == 1:
             store = dist.HashStore()  # of this process
         else:
-            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
+            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=C10D_PORT)
             serves = parameters.get_as_bool("is_host")
             if serves is None:
                 serves = any(map(is_own, resolved(host)))
