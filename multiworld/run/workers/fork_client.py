@@ -108,11 +108,6 @@ class ForkClient:
         self._adopted: set[int] = set()
         self._start()
 
-    @property
-    def pid(self) -> int | None:
-        """Pid of the fork server; None while it does not run."""
-        return None if self._process is None else self._process.pid
-
     def _start(self) -> None:
         self._started_at, self._ready = time.monotonic(), False
         self._channel, theirs = socket.socketpair()
