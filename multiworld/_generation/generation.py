@@ -319,6 +319,8 @@ class Generation:
         """Return what an operation of this generation raises now that it is over."""
         error = over_error(self.machine)
         if isinstance(error, BrokenWorldException):
+            if not isinstance(self.group, Refusal):  # the breaking thread is still at the log
+                self.refuse()
             self.told()
         return error
 

@@ -193,7 +193,8 @@ def test_the_group_means_the_present_generation(cast):
     for each in members:
         if each is not victim:
             told = each.expect("told")
-            assert told.over["cause"] == told.late["cause"] == told.old_block["cause"] == "crashed"
+            for error in (told.over, told.late, told.old_block):
+                assert error["cause"] == "crashed", error
             assert told.before == (seats.index(f"s{each.rank}"), 3)
             assert told.after == (seats.index(f"s{each.rank}") - 1, 2)
             assert told.sums == [6.0, 3.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -60,6 +61,35 @@ def test_a_world_that_breaks_is_retired_and_rejoined(log):
     assert log() == [*begun, "active -> broken", "broken -> retired", *begun, "active -> closed"]
     with pytest.raises(mw.BrokenWorldException, match="a test says so"):
         raise first.error()
+
+
+def test_what_follows_an_error_raises_too_while_the_breakage_is_still_being_logged(log):
+    world = joined()
+    first, breaks, told = world._gen, threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            if "-> broken" in record.getMessage():
+                breaks.set()
+                told.wait(60.0)
+
+    handler = Slow()
+    logging.getLogger("multiworld.state").addHandler(handler)
+    breakage = Breakage(Cause.CRASHED, (), "a test says so", time.monotonic())
+    breaking = threading.Thread(target=first.verdict, args=(breakage,))
+    try:
+        breaking.start()
+        assert breaks.wait(60.0)
+        assert isinstance(
+            first.explain(ConnectionError("reset")), mw.BrokenWorldException
+        )  # as of an operation
+        with pytest.raises(mw.BrokenWorldException, match="a test says so"):
+            world.elastic_group.barrier()
+    finally:
+        told.set()
+        breaking.join(60.0)
+        logging.getLogger("multiworld.state").removeHandler(handler)
+        world.close()
 
 
 def test_a_breakage_is_told_after_the_world_is_active(log):
