@@ -77,7 +77,7 @@ hold("bye")
 
 @pytest.fixture
 def home():
-    """Short, for a socket's path; this test's launchers are alone in it."""
+    """Short, for a socket's path; only this test's launchers are in it."""
     with tempfile.TemporaryDirectory(prefix="m8d-") as folder:
         yield Path(folder)
 
@@ -133,8 +133,10 @@ def say_bye(run, count):
 
 
 def test_a_killed_worker_is_back_with_another_certificate_and_no_key_is_left(tmp_path, home):
-    options = ["--secure", "--worlds", worlds_file(tmp_path, 2), "--max-restarts", "2", "--rdzv-id", "job"]
+    options = ["--secure", "--worlds", worlds_file(tmp_path, 2), "--max-restarts", "2"]
     with launched(tmp_path, JOINS, options=options, env=environment(home)) as run:
+        (started,) = run.wait_line("event=run-started")
+        named = re.search(r" run=(\S+)", started)[1]  # launchers of other tests may run beside it
         first = {each.rank: each for each in run.wait_told("joined", 3)}
         assert [first[rank].subject for rank in range(3)] == [
             "rank 0 hub:0", "rank 1 worker:0", "rank 2 worker:1",
@@ -150,9 +152,9 @@ def test_a_killed_worker_is_back_with_another_certificate_and_no_key_is_left(tmp
         (back,) = run.wait_told("joined", rank=1, attempt=1)
         assert back.worlds == {"w0": 2}
         assert back.certificate not in {each.certificate for each in first.values()}
-        (seen,) = json.loads(ask(home, "status", "--json").stdout)
+        (seen,) = json.loads(ask(home, "status", "--json", "--run-id", named).stdout)
         assert seen["secure"] is True
-        assert " secure " in ask(home, "status").stdout.splitlines()[0]
+        assert " secure " in ask(home, "status", "--run-id", named).stdout.splitlines()[0]
         say_bye(run, 3)
         assert re.search(r"certificate .m8d-run on .* valid until 2\d\d\d-", run.text("err"))
         assert run.leftovers() == []
