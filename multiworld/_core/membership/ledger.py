@@ -7,7 +7,7 @@ part of an older attempt can be mistaken for the current one.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from multiworld._core.membership import serving
@@ -38,6 +38,8 @@ FAILURES_KEPT = 4
 """How many closed attempts keep their reason, for members that were too slow to read it at once."""
 
 _FORMAT = 1
+_MOST_KNOWN = 2 * MAX_SIZE
+_known: dict[str, Claim] = {}
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
         "token": attempt.token,
         "ready": list(attempt.ready),
         "over": list(attempt.over),
-        "claims": [_claim_to_json(claim) for claim in attempt.claims],
+        "claims": [claim_to_json(claim) for claim in attempt.claims],
     }
     if not terms.assigned:
         return fields
@@ -325,11 +327,12 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
     return fields | {"lost": list(attempt.lost)} | ({"after": attempt.after} if attempt.after else {})
 
 
-def _claim_to_json(claim: Claim) -> list[Any]:
+def claim_to_json(claim: Claim) -> list[Any]:
     member = claim.member
     where = [member.endpoint.host, member.endpoint.port]
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
-    lane = [] if member.lane is None else [list(astuple(member.lane))]
+    at = member.lane
+    lane = [] if at is None else [[at.version, at.place, at.port, at.checks]]
     seat = [[member.seat, claim.was, claim.step, int(claim.working)]] if member.seat else []
     return [*row, *lane, *seat]
 
@@ -348,7 +351,7 @@ def _attempt_from_json(fields: Any) -> Attempt:
     if not 1 <= terms.size <= MAX_SIZE or not int(assigned) <= terms.least <= terms.size:
         raise _Garbage(f"a world of {said}")
     size = MAX_SIZE if assigned else terms.size
-    claims = tuple(_claim_from_json(row) for row in _list(fields, "claims"))
+    claims = tuple(claim_from_json(row) for row in _list(fields, "claims"))
     attempt = Attempt(
         number=_number(fields, "n"),
         terms=terms,
@@ -378,7 +381,18 @@ def _attempt_from_json(fields: Any) -> Attempt:
     return attempt
 
 
-def _claim_from_json(row: Any) -> Claim:
+def claim_from_json(row: Any) -> Claim:
+    """The claim of a row, from `_known` where it was read before: members read each other's over and over."""
+    text = repr(row)  # not the values: 1 == True, and only one of them belongs into a row
+    found = _known.get(text)
+    if found is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[text] = _new_claim(row)
+    return found
+
+
+def _new_claim(row: Any) -> Claim:
     kinds = (int, str, str, str, int, int, str, int)
     lane: LaneAddress | None = None
     seat, was, step, working = "", 0, 0, 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kits.meetkit import ask
 
 from multiworld._core.membership import admission, refusals
+from multiworld._core.membership import ledger as ledger_module
 from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import (
     FAILURES_KEPT,
@@ -164,9 +165,15 @@ def test_a_generation_that_nobody_ended_is_in_the_way_of_strangers():
 
 def test_an_attempt_that_never_became_active_is_closed_by_the_next():
     first = claimed(Ledger(), ask(0), ask(1))
+    first = dataclasses.replace(first, current=_as_of_another_join(first.current))
     second = claimed(first, ask(0), ask(1, who=7))
     assert second.current.number == 2
-    assert admission.claim_state(second, 1, "0001", ask(1)).failure.kind == "JoinAbandonedError"
+    assert admission.claim_state(second, 1, "anew0001", ask(1)).failure.kind == "JoinAbandonedError"
+
+
+def _as_of_another_join(attempt):
+    claims = tuple(dataclasses.replace(each, id=f"anew{each.id}") for each in attempt.claims)
+    return dataclasses.replace(attempt, claims=claims)
 
 
 def test_whoever_holds_a_generation_that_is_over_is_fenced():
@@ -470,3 +477,15 @@ def test_calls_are_compared_if_all_members_want_it(checks, all_do):
     addresses = [None if each is None else LaneAddress(2, "", 1, each) for each in checks]
     members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
     assert Roster("w", 1, 0, members, bytes(16), 5.0).checks is all_do
+
+
+def test_claims_that_were_read_are_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(ledger_module, "_known", {})
+    monkeypatch.setattr(ledger_module, "_MOST_KNOWN", 3)
+    text = encode(active(ask(0), ask(1)))
+    first = decode(text, "w").current.claims
+    assert all(one is other for one, other in zip(first, decode(text, "w").current.claims, strict=True))
+    for who in range(2, 9):
+        decode(encode(active(ask(0, who=who), ask(1, who=who + 1))), "w")
+        assert len(ledger_module._known) <= 3
+    assert decode(text, "w").current.claims == first
