@@ -62,6 +62,8 @@ class MovingStore(AskingStore):
         epoch: of the server that this view has moved to; see `multiworld._core.membership.serving`.
     """
 
+    appends = True
+
     def __init__(
         self, servers: Servers, *, deadline: float, cancelled: Callable[[], bool] = lambda: False
     ) -> None:
@@ -113,6 +115,9 @@ class MovingStore(AskingStore):
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(TcpClient.delete, key))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._ask(TcpClient.append, key, octets(value))
 
     def num_keys(self) -> int:
         return int(self._ask(TcpClient.count))

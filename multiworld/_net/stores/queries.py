@@ -25,7 +25,7 @@ MOST_KEYS = 128 * 1024
 MOST_VALUE = 8 * 1024 * 1024
 """Bytes of a value."""
 
-_VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7, 8
+_VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE, _APPEND = 0, 1, 2, 4, 5, 7, 8, 9
 _MAGIC = struct.pack("=I", 0x3C85F7CE)
 _READY, _NOT_READY = b"\0", b"\1"
 _ORDER = sys.byteorder
@@ -90,6 +90,7 @@ class Dialogue:
             _CHECK: self._check,
             _COUNT: self._count,
             _DELETE: self._delete,
+            _APPEND: self._append,
         }
         while True:
             kind = (yield 1)[0]
@@ -100,6 +101,13 @@ class Dialogue:
     def _set(self) -> Generator[int, bytes, None]:
         key = yield from _bits(MOST_KEY)
         self._values[key] = yield from _bits(MOST_VALUE)
+
+    def _append(self) -> Generator[int, bytes, None]:
+        key = yield from _bits(MOST_KEY)
+        value = self._values.get(key, b"") + (yield from _bits(MOST_VALUE))
+        if len(value) > MOST_VALUE:
+            raise MalformedQueryError(f"a value of {len(value)} bytes is more than {MOST_VALUE}")
+        self._values[key] = value
 
     def _compare_set(self) -> Generator[int, bytes, None]:
         key = yield from _bits(MOST_KEY)

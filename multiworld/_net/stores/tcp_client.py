@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NotAStoreError", "TcpClient"]
 
-_VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE = 0, 1, 2, 4, 5, 7, 8
+_VALIDATE, _SET, _COMPARE_SET, _ADD, _CHECK, _COUNT, _DELETE, _APPEND = 0, 1, 2, 4, 5, 7, 8, 9
 _MAGIC = 0x3C85F7CE  # TCPStoreBackend.hpp, validationMagicNumber
 _BITS = 0  # a reply of 8 bytes of length, then that many bytes; every other reply has a fixed size
 _ORDER = sys.byteorder  # torch sends numbers as they lie in memory
@@ -124,6 +124,10 @@ class TcpClient:
     def set(self, key: str, value: bytes, *, deadline: float) -> None:
         """Store `value` at `key`; the server does not answer to it."""
         self._call(struct.pack("=B", _SET) + _key(key) + _bits(value), None, deadline)
+
+    def append(self, key: str, value: bytes, *, deadline: float) -> None:
+        """Add `value` to the end of what is at `key`; the server does not answer to it."""
+        self._call(struct.pack("=B", _APPEND) + _key(key) + _bits(value), None, deadline)
 
     def get(self, key: str, *, deadline: float) -> bytes | None:
         """Return the value at `key`; None where there is none."""

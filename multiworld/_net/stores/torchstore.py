@@ -94,6 +94,8 @@ class TcpStore(AskingStore):
         answer: seconds.
     """
 
+    appends = True
+
     def __init__(self, client: TcpClient, *, deadline: float, answer: float) -> None:
         super().__init__(max(answer, deadline - time.monotonic()))
         self._client = client
@@ -119,6 +121,9 @@ class TcpStore(AskingStore):
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(self._client.delete, key))
+
+    def append(self, key: str, value: _Value) -> None:
+        self._ask(self._client.append, key, octets(value))
 
     def num_keys(self) -> int:
         return int(self._ask(self._client.count))

@@ -35,6 +35,10 @@ def check(*keys: bytes) -> bytes:
     return b"\5" + struct.pack("=Q", len(keys)) + b"".join(map(bits, keys))
 
 
+def append(key: bytes, value: bytes) -> bytes:
+    return b"\x09" + bits(key) + bits(value)
+
+
 def delete(key: bytes) -> bytes:
     return b"\x08" + bits(key)
 
@@ -81,7 +85,10 @@ def test_compare_set(
 def test_every_other_query() -> None:
     values: dict[bytes, bytes] = {}
     dialogue = begun(values)
+    assert asked(dialogue, put(b"a", b"0")) == b""
     assert asked(dialogue, put(b"a", b"1")) == b""
+    assert asked(dialogue, append(b"t", b"one")) == asked(dialogue, append(b"t", b", two")) == b""
+    assert values.pop(b"t") == b"one, two"
     assert asked(dialogue, check(b"a")) == b"\0"
     assert asked(dialogue, check(b"a", b"b")) == asked(dialogue, check(b"b", b"a")) == b"\1"
     assert asked(dialogue, check()) == b"\0"
@@ -124,6 +131,7 @@ def test_what_is_no_number_to_add_to_ends_the_connection(value: bytes) -> None:
         HELLO + b"\1" + bits(b"k") + struct.pack("=Q", MOST_VALUE + 1),
         HELLO + b"\2" + bits(b"k") + bits(b"") + struct.pack("=Q", 1 << 63),
         HELLO + b"\5" + struct.pack("=Q", MOST_KEYS + 1),
+        HELLO + b"\x09" + bits(b"k") + struct.pack("=Q", MOST_VALUE + 1),
         HELLO + b"\x08" + struct.pack("=q", -1),
     ],
 )
@@ -149,6 +157,15 @@ def test_the_largest_key_and_value_are_taken() -> None:
     for at in range(0, len(query), 65536):
         assert asked(dialogue, query[at : at + 65536]) == b""
     assert values == {key: value}
+
+
+def test_a_value_grows_to_the_largest_one_and_no_further() -> None:
+    values = {b"k": b"v" * (MOST_VALUE - 1)}
+    dialogue = begun(values)
+    assert asked(dialogue, append(b"k", b"v")) == b""
+    with pytest.raises(MalformedQueryError, match="bytes is more than"):
+        asked(dialogue, append(b"k", b"v"))
+    assert len(values[b"k"]) == MOST_VALUE
 
 
 def test_a_query_of_many_keys_is_not_kept() -> None:
@@ -180,6 +197,7 @@ KEYS = st.sampled_from([b"", b"a", b"b", b"/m8d/w"])
 VALUES = st.sampled_from([b"", b"0", b"1", b"-7", b"text"])
 QUERIES = st.one_of(
     st.builds(put, KEYS, VALUES),
+    st.builds(append, KEYS, VALUES),
     st.builds(compare_set, KEYS, VALUES, VALUES),
     st.builds(lambda keys: check(*keys), st.lists(KEYS, max_size=3)),
     st.builds(delete, KEYS),
