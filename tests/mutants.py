@@ -67,6 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
             "membership", "membership_advances", "membership_assigned", "membership_rendezvous",
         ),
         "membership/assigned": ("membership_advances", "membership_assigned", "membership_rendezvous"),
+        "membership/letters": ("membership_letters",),
         "membership/state_sources": ("membership_advances",),
         "membership/carrying": ("store_carrying",),
         "membership/majority": ("store_carrying", "store_serving"),

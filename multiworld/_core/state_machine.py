@@ -132,9 +132,13 @@ class Replaced:
 
 @dataclass(frozen=True)
 class RetireAsked:
-    """A generation that broke, or was replaced, is to release its resources, until `deadline`."""
+    """A generation that broke, or was replaced, is to release its resources, until `deadline`.
+
+    `again`: this process joins the world again, and its claim says that the generation is over for it.
+    """
 
     deadline: float = 0.0
+    again: bool = False
 
 
 @dataclass(frozen=True)

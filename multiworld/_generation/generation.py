@@ -203,13 +203,21 @@ class Generation:
         """This generation is over. Quick; any thread; the first one counts."""
         self.machine.apply(Broke(breakage))
 
-    def retire(self, deadline: float) -> bool:
+    def retire(self, deadline: float, *, again: bool = False) -> bool:
         """Release what it holds, for the next generation: as `close`, but it stays broken.
 
         Operations that are still on their way out of a broken world raise the breakage, not a close.
+
+        Args:
+            deadline: as of `close`.
+            again: see `RetireAsked`; call `tell_over` where the join comes to nothing.
         """
-        self.machine.apply(RetireAsked(deadline))
+        self.machine.apply(RetireAsked(deadline, again))
         return self._holdings.freed
+
+    def tell_over(self) -> None:
+        """Tell the store that it is over for this process, where a claim was to tell it and did not."""
+        self._holdings.tell_over()
 
     def close(self, deadline: float, failure: str = "") -> bool:
         """End it in good order and release what it holds, until `deadline` (``time.monotonic()`` seconds).
@@ -265,7 +273,8 @@ class Generation:
         self._attachment.detach()
 
     def _release(self, event: StageEvent) -> None:
-        self._holdings.release(_deadline_of(event), left=isinstance(event, CloseAsked))
+        again = isinstance(event, RetireAsked) and event.again
+        self._holdings.release(_deadline_of(event), left=isinstance(event, CloseAsked), again=again)
 
     def _release_later(self, _: StageEvent) -> None:
         releaser.add(RELEASE_DELAY, self._retire_in_background)

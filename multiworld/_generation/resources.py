@@ -92,6 +92,7 @@ class Holdings:
         self._unfreed: Group | None = None  # what a close left behind that ran out of time
         self._aborter: threading.Timer | None = None
         self._released = threading.Event()
+        self._untold: Rendezvous | None = None
 
     def abort(self, delay: float = 0.0) -> None:
         """Let pending operations raise, at once or after `delay` seconds."""
@@ -112,12 +113,13 @@ class Holdings:
         if resources is not None and resources.lane is not None:
             resources.lane.drain(deadline, resources.attachment.ask_to_read)
 
-    def release(self, deadline: float, *, left: bool = False) -> None:
+    def release(self, deadline: float, *, left: bool = False, again: bool = False) -> None:
         """Release all but a store that this process serves.
 
         Args:
             deadline: ``time.monotonic()`` seconds.
             left: whether this process leaves the world, and will not be in its next generation.
+            again: whether its claim of a place in that one is to tell the store that this one is over.
         """
         with self._lock:
             resources, self.resources = self.resources, None
@@ -134,10 +136,20 @@ class Holdings:
         resources.c10d.forget()
         # The store may be the very thing that died; nothing depends on this mark.
         with contextlib.suppress(Exception):
-            resources.rendezvous.over(resources.keys, left=left)
+            if again:
+                self._untold = resources.rendezvous
+                resources.rendezvous.forget(resources.keys)
+            else:
+                resources.rendezvous.over(resources.keys, left=left)
         if not resources.store.serves:
             self.release_store()
         self._released.set()
+
+    def tell_over(self) -> None:
+        """Tell the store that the generation is over for this process, after a `release` that left it out."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            untold.over()
 
     def await_release(self, deadline: float) -> None:
         """Wait until another thread has released all, and free what it could not."""
@@ -183,10 +195,10 @@ class Holdings:
 
     def disown(self) -> tuple[object, ...]:
         """In a forked child: return the parent's resources, for the caller to keep, and hold none of them."""
-        kept = (self.resources, self._store, self._unfreed, self._aborter)
+        kept = (self.resources, self._store, self._unfreed, self._aborter, self._untold)
         self._lock, self._released = threading.Lock(), threading.Event()
         self._released.set()
-        self.resources = self._store = self._unfreed = self._aborter = None
+        self.resources = self._store = self._unfreed = self._aborter = self._untold = None
         return kept
 
 

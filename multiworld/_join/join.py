@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from multiworld._core.membership.roster import Roster
     from multiworld._generation.generation import Generation
+    from multiworld.registry import RegisteredWorld
 
 __all__ = ["join", "join_async", "join_planned", "rejoin", "rejoin_async"]
 
@@ -284,12 +285,7 @@ def _join_once(
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
                 kept.callback(registry.watchdog().keep())
-            for ended in (old, world):
-                if ended is not None:
-                    # Others may wait at the store that this process serves: it stays up until the new hold
-                    # is there.
-                    kept.callback(ended._gen.keep_store())  # noqa: SLF001
-                    ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET))  # noqa: SLF001
+                _retire(plan, old, world, kept, deadline)
             past, lost, left = _past(world, gone) if plan.assigned else (None, (), ())
             terms = steps.Terms(
                 plan,
@@ -325,6 +321,8 @@ def _join_once(
         except BaseException as exc:
             # Perhaps interrupted when the others were active: they see this member leave.
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
+            if world is not None:
+                world._gen.tell_over()  # noqa: SLF001
             if isinstance(exc, Exception):
                 bus.publish(WorldJoinFailed(plan.name, 0, plan.rank, time.monotonic(), exc))
             raise
@@ -334,6 +332,23 @@ def _join_once(
     finally:
         machine.apply(Announced())
     return handle
+
+
+def _retire(
+    plan: JoinPlan,
+    old: RegisteredWorld | None,
+    world: World | None,
+    kept: contextlib.ExitStack,
+    deadline: float,
+) -> None:
+    """Release the generation that is over: of the world that joins again, and of one that had its name before."""
+    for ended in (old, world):
+        if ended is not None:
+            # Others may wait at the store that this process serves: it stays up until the new hold is there.
+            kept.callback(ended._gen.keep_store())  # noqa: SLF001  (joins make worlds)
+            # A claim at another store would tell nothing to those that wait at this one.
+            again = world is not None and ended is world and world._plan.meets_at == plan.store  # noqa: SLF001
+            ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET), again=again)  # noqa: SLF001
 
 
 def _begins(plan: JoinPlan) -> None:

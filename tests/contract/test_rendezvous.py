@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import statistics
@@ -11,11 +12,14 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from kits.lifekit import seat
 from kits.meetkit import PATIENCE, Clock, ask, together, until_claimed, until_ready
 from kits.storekit import local_server
 from kits.tlskit import Files, authority
 
+from multiworld._core.membership.letters import take_in
 from multiworld._core.membership.roster import Endpoint
+from multiworld._net.stores import record
 from multiworld._net.stores import rendezvous as module
 from multiworld._net.stores.probe import answers
 from multiworld._net.stores.rendezvous import Rendezvous
@@ -113,6 +117,10 @@ def test_what_the_stores_promise(stores):
         "no key: the answer is what was expected, and nothing is set"
     )
     assert not store.check(["k"])
+    if store.has_extended_api() or getattr(store, "appends", False):
+        for part in ("one\n", "two\n"):
+            store.append("k", part)
+        assert store.compare_set("k", nothing, nothing) == b"one\ntwo\n"
 
 
 def test_generations_follow_each_other(stores):
@@ -128,6 +136,45 @@ def test_generations_follow_each_other(stores):
         if generation == 1:
             keys = views[0].num_keys()
         assert views[0].num_keys() == keys, "the store does not grow"
+
+
+def test_many_survivors_come_at_once(stores, request, monkeypatch):
+    """Those that come too late leave letters, where the store takes them; all get into one generation."""
+    members, taken = [seat(who, 2, 12) for who in range(12)], []
+
+    def take(ledger, letter):
+        there = take_in(ledger, letter)
+        taken.extend([letter] if there is not ledger else [])
+        return there
+
+    monkeypatch.setattr(record, "take_in", take)
+    first = [way(stores(), each) for each in members]
+    rosters = together(*((lambda one=one: join(one)) for one in first))
+    assert {each.generation for each in rosters} == {1}
+    survivors = [
+        (one, dataclasses.replace(
+            each, past=roster.members, past_generation=1, past_rank=roster.rank, last_generation=1,
+            lost=(rosters[0].rank,),
+        ))
+        for one, each, roster in zip(first, members, rosters, strict=True)
+    ][1:]  # fmt: skip
+    barrier = threading.Barrier(len(survivors))
+
+    def reform(before, asked):
+        one = way(stores(), asked)
+        before.forget(())
+        barrier.wait(PATIENCE)
+        roster = join(one)
+        barrier.wait(PATIENCE)
+        one.over()
+        return roster
+
+    again = together(*((lambda each=each: reform(*each)) for each in survivors))
+    assert {(each.generation, each.size, each.token) for each in again} == {(2, 11, again[0].token)}
+    assert sorted(each.rank for each in again) == list(range(11))
+    assert not any(stores().check([f"m8d/w/letters/{attempt}"]) for attempt in range(1, 9))
+    if "file" in request.node.name:
+        assert taken == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import multiworld as mw
 from multiworld._core.state_machine import Action, Stage
 from multiworld._generation.generation import Generation
 from multiworld._join import steps
+from multiworld._net.stores.record import WorldRecord
 from multiworld.events import Breakage, Cause, State
 from multiworld.logs import source
 from multiworld.logs.limit import RateLimit
@@ -90,6 +91,49 @@ def test_what_follows_an_error_raises_too_while_the_breakage_is_still_being_logg
         breaking.join(60.0)
         logging.getLogger("multiworld.state").removeHandler(handler)
         world.close()
+
+
+def broken(store):
+    world = joined(store)
+    world._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
+    return world
+
+
+def generation_in(store):
+    """The generation that the store's record has as the present one; None where it is over for all."""
+    record = WorldRecord(store, "stages", time.sleep)
+    record.read()
+    return record.ledger.current
+
+
+def test_a_world_that_is_joined_again_elsewhere_is_over_where_it_was():
+    here, there = dist.HashStore(), dist.HashStore()
+    world = broken(here)
+    assert generation_in(here).generation == world.generation
+    world.rejoin(store=there)
+    assert generation_in(here) is None
+    assert generation_in(there).generation == world.generation
+    world.close()
+
+
+def test_a_join_that_comes_to_nothing_before_its_claim_says_that_the_last_generation_is_over(monkeypatch):
+    store = dist.HashStore()
+    world = broken(store)
+    seen = []
+
+    def fails(*_args):
+        seen.append(generation_in(store).generation)  # the claim is to say it
+        raise OSError("no claim is made")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "build", fails)
+        with pytest.raises(OSError, match="no claim"):
+            world.rejoin()
+    assert seen == [world.generation]
+    assert generation_in(store) is None
+    world.rejoin()
+    assert generation_in(store).generation == world.generation == seen[0] + 1
+    world.close()
 
 
 def test_a_breakage_is_told_after_the_world_is_active(log):

@@ -121,6 +121,12 @@ class MemoryStore:
         self._called()
         return self.keys.pop(key, None) is not None
 
+    appends = True
+
+    def append(self, key: str, value: str, /) -> None:
+        self._called()
+        self.keys[key] = self.keys.get(key, "") + value
+
     def _called(self) -> None:
         self._before()
         self.calls += 1

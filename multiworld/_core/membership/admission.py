@@ -46,6 +46,7 @@ __all__ = [
     "fenced",
     "may_seal",
     "over",
+    "over_for",
     "ready",
     "refuse",
     "roster",
@@ -141,6 +142,13 @@ def claim(
     """
     if (stale := fenced(ledger, request)) is not None:
         return Move(ledger, refusal=stale)
+    now = ledger.current
+    if (
+        now is not None and now.has(me) and not now.active
+    ):  # written by another member (`letters`), and sealed
+        return Move(ledger, now.number)
+    if not request.working:
+        ledger = over_for(ledger, request.process)
     mine = Claim(me, request.member, request.last_generation)
     if request.assigned:
         ledger = assigned.remembered(ledger, request)
@@ -373,6 +381,15 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
     if ledger.listed:  # a member that is only taken for lost may go on elsewhere
         ended = said.left if now.terms.assigned else ended
     return dataclasses.replace(ledger, current=None if len(ended) == now.size else said)
+
+
+def over_for(ledger: Ledger, process: str) -> Ledger:
+    """Report the active generation over for a process that claims its place in the next one."""
+    now = ledger.current
+    if now is None or not now.active:
+        return ledger
+    mine = next((each for each in now.claims if each.member.process == process), None)
+    return ledger if mine is None else over(ledger, now.number, mine.id)
 
 
 def expire(

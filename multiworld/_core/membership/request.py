@@ -81,6 +81,11 @@ class JoinRequest:
         return self.seat or self.rank
 
     @property
+    def turn(self) -> int:
+        """Its place among the survivors of the last generation, 0 or more; 0 for a newcomer."""
+        return self.past_rank - sum(rank < self.past_rank for rank in self.lost)
+
+    @property
     def place(self) -> str:
         """The slot, in a sentence's beginning."""
         return f"Seat {self.seat!r}" if self.seat else f"Rank {self.rank}"

@@ -9,24 +9,41 @@ from __future__ import annotations
 
 import random
 import weakref
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from multiworld._core.membership.carrying import carried
 from multiworld._core.membership.ledger import Ledger, decode, encode
+from multiworld._core.membership.letters import take_in
 from multiworld._core.membership.serving import NEVER
+from multiworld._net.stores.letterbox import Letterbox
 from multiworld.errors import JoinError, StoreUnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from multiworld._core.membership.admission import Move
+    from multiworld._core.membership.letters import Letter
 
 __all__ = ["StoreLike", "WorldRecord"]
 
 _NOTHING = "\x01nothing"  # no record starts like this: compare_set returns it where the key is missing
+TRIES = 2
+"""How often a member writes at once after another one has come first."""
+LETTER_PAUSE = 0.0003
+"""Seconds for each member: about the time in which one reads a letter and writes a claim."""
 
 T = TypeVar("T")
+
+
+def _no_letter(_ledger: Ledger) -> None:
+    """Nobody else can write what this step does."""
+
+
+def _members(ledger: Ledger) -> int:
+    return max((len(each.claims) for each in (ledger.current, ledger.waiting) if each is not None), default=1)
 
 
 def _quoted(name: str) -> str:
@@ -34,7 +51,7 @@ def _quoted(name: str) -> str:
 
 
 class StoreLike(Protocol):
-    """The methods used of a `torch.distributed.Store`."""
+    """The methods used of a `torch.distributed.Store`; and ``append``, where it says that it has it."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Replace `expected` ("": no such key) by `desired`; return the value then, or `expected`."""
@@ -58,6 +75,9 @@ class WorldRecord:
         sleep: waits that many seconds.
         run: id of the run, whose worlds are kept apart from those of others; "" for none.
         me: this member's claim, which it carries over to another server; "" for none.
+
+    Attributes:
+        box: the letters beside it.
     """
 
     def __init__(
@@ -69,6 +89,8 @@ class WorldRecord:
         self._sleep = sleep
         self._key = f"{self.root}/record"
         self._me = me
+        self._appends: bool | None = None
+        self.box = Letterbox(self, self.root, me)
         self._seen = (
             "",
             Ledger(),
@@ -85,30 +107,57 @@ class WorldRecord:
     def read(self) -> bool:
         """Read the record; return whether it changed."""
         before = self._seen
-        return self._found(self._peek(self._key)) is not before
+        return self._found(self.peek(self._key)) is not before
 
-    def apply(self, step: Callable[[Ledger], Move]) -> Move:
-        """Replace the record by the result of `step`; retry while other members write first."""
-        seen, fresh, tries = self._found(self._seen[0]), False, 0
+    def apply(
+        self, step: Callable[[Ledger], Move], letter: Callable[[Ledger], Letter | None] = _no_letter
+    ) -> Move:
+        """Replace the record by the result of `step`; retry while other members write first.
+
+        Args:
+            step: called for each try, with the record as it is then.
+            letter: what other members may write instead, of the record as it is; None for nothing. `step`
+                then finds it there, and changes nothing.
+        """
+        seen, fresh, tries, posted = self._found(self._seen[0]), False, 0, 0
         while True:
             raw, ledger = seen
             move = step(ledger)
             if move.ledger is not ledger:
-                text = encode(move.ledger)
+                # The letters are read after the record: then one that was withdrawn before its sender wrote
+                # the record is not among those that replace what the sender wrote.
+                others = self.box.letters(posted) if posted else ()
+                new = reduce(take_in, others, move.ledger)
+                text = encode(new)
                 found = self._compare_set(self._key, raw, text)
                 if found == text:
-                    self._seen = (text, move.ledger)
-                    return move
+                    self._seen = (text, new)
+                    return replace(move, ledger=new)
                 # Where the answer is what was expected, yet nothing was replaced, there is no record: the
                 # store is new.
                 seen, fresh, tries = self._found("" if found == raw else found), True, tries + 1
-                if tries > 2:  # contention: back off
-                    jitter = random.uniform(0, 0.0002)  # noqa: S311  (not a secret)
-                    self._sleep(min(tries, 20) * jitter)
+                if tries > TRIES:  # contention
+                    mine = letter(seen[1])
+                    if mine is not None and mine.attempt != posted and self.box.post(mine):
+                        posted = mine.attempt
+                    self._sleep(self._pause(seen[1], tries, posted=bool(posted)))
+                    if posted:
+                        seen = self._found(self.peek(self._key))
             elif fresh:
                 return move
             else:
-                seen, fresh = self._found(self._peek(self._key)), True
+                seen, fresh = self._found(self.peek(self._key)), True
+
+    @staticmethod
+    def _pause(ledger: Ledger, tries: int, *, posted: bool) -> float:
+        """Seconds to wait before another try.
+
+        With a letter in the box, so long that of all members that have one a few come to read them all.
+        """
+        chance = random.random()  # noqa: S311  (not a secret)
+        if not posted:
+            return chance * min(tries, 20) * 0.0002
+        return chance * _members(ledger) * LETTER_PAUSE
 
     def carry(self, store: StoreLike, epoch: int) -> None:
         """Bring what is known to another server, which takes this one's place.
@@ -136,7 +185,7 @@ class WorldRecord:
 
     def beats(self, slot: int | str) -> str:
         """Return a value that changes with every sign of life."""
-        return self._peek(self._beat_key(slot))
+        return self.peek(self._beat_key(slot))
 
     def forget_beats(self, slot: int | str) -> None:
         """Delete the key of `beat`."""
@@ -147,6 +196,21 @@ class WorldRecord:
         for key in keys:
             self._call(self._store.delete_key, key)
 
+    def append(self, key: str, text: str) -> bool:
+        """Add to the value of a key, without an answer; False where the store cannot."""
+        store: Any = self._store
+        if self._appends is None:
+            says = getattr(store, "has_extended_api", None)  # as torch asks a Store whether it has `append`
+            self._appends = getattr(store, "appends", False) or (says is not None and bool(self._call(says)))
+        if self._appends:
+            self._call(store.append, key, text)
+        return self._appends
+
+    def peek(self, key: str) -> str:
+        """Return the value of a key; "" where there is none."""
+        found = self._compare_set(key, _NOTHING, _NOTHING)
+        return "" if found == _NOTHING else found
+
     def _found(self, raw: str) -> tuple[str, Ledger]:
         seen = self._seen
         if raw != seen[0]:
@@ -154,10 +218,6 @@ class WorldRecord:
         if not raw and seen[1].epoch != (epoch := getattr(self._store, "epoch", NEVER)):
             self._seen = seen = ("", Ledger(epoch=epoch))
         return seen
-
-    def _peek(self, key: str) -> str:
-        found = self._compare_set(key, _NOTHING, _NOTHING)
-        return "" if found == _NOTHING else found
 
     def _compare_set(self, key: str, expected: str, desired: str) -> str:
         return self._compare(self._store, key, expected, desired)

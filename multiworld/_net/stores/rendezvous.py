@@ -13,6 +13,7 @@ The store is trusted: it holds the tokens with which the members of a generation
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from multiworld._core.membership import admission, assigned, majority, refusals
 from multiworld._core.membership.admission import Move, Phase
+from multiworld._core.membership.ledger import Claim
+from multiworld._core.membership.letters import ClaimLetter, ReadyLetter
 from multiworld._core.membership.reachability import apart
 from multiworld._core.membership.request import JoinRequest, validate
 from multiworld._net.patience import NoAnswerError, in_time
@@ -39,7 +42,7 @@ from multiworld.logs.source import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from multiworld._core.membership.ledger import Attempt, Claim, Failure, Ledger
+    from multiworld._core.membership.ledger import Attempt, Failure, Ledger
     from multiworld._core.membership.roster import Endpoint, Roster
 
 __all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "StoreLike"]
@@ -65,7 +68,10 @@ _LAST_WORDS = 2.0
 _PROBE_WITHIN = 0.2
 _PROBE_EVERY = 0.5
 _SEAL_AFTER = 0.02
-"""Seconds before other members try to seal an attempt: the claim that completes it normally does."""
+"""Seconds before other members try to seal an attempt: the claim that completes it normally does.
+
+Survivors that wait for each other look who is gone in turn, so many seconds apart: each look connects to all.
+"""
 T = TypeVar("T")
 _TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
 """Errors of a join after which a member of a world whose ranks are assigned tries again."""
@@ -235,6 +241,11 @@ class Rendezvous:
             keys,
         )
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Delete store keys of the generation; as `over` in time and errors."""
+        if (names := list(keys)) or self._record.box.keys:
+            self._part(lambda: None, names)
+
     # In the call's own thread.
 
     def _agree(self) -> Roster:
@@ -255,6 +266,7 @@ class Rendezvous:
         news = self._clock()
         next_beat, next_seal = news + BEAT_EVERY, news
         began, next_word = news, news + MISSED_AFTER
+        next_look = began + self.request.turn * _SEAL_AFTER
         while True:
             if self._number == 0:
                 watch = self._claim(watch)
@@ -274,6 +286,12 @@ class Rendezvous:
                     raise self._cancel()
                 if attempt.missing:
                     next_seal, self._enough_since = now + _SEAL_AFTER, None
+                elif assigned.expected(ledger):
+                    next_seal = now + self.request.turn * _SEAL_AFTER
+                    if now >= next_look:
+                        next_look = now + _PROBE_EVERY
+                        if self._seal():
+                            continue
                 elif now >= next_seal:
                     next_seal = now + _PROBE_EVERY
                     if self._seal():
@@ -315,7 +333,8 @@ class Rendezvous:
                 seen=seen,
                 living=living,
                 begins=begins,
-            )
+            ),
+            self._claim_letter,
         )
         if move.refusal is not None:
             raise self._error(move.refusal)
@@ -331,11 +350,21 @@ class Rendezvous:
         watch.look(count, now)
         return watch
 
+    def _claim_letter(self, ledger: Ledger) -> ClaimLetter | None:
+        """What another member may write for this one, which comes again."""
+        request, waiting = self.request, ledger.waiting
+        if waiting is None or not request.past or request.working:
+            return None
+        member = dataclasses.replace(request.member, rank=0)  # it is assigned
+        claim = Claim(self._me, member, request.last_generation, request.past_generation, request.step)
+        return ClaimLetter(waiting.number, request.terms, claim)
+
     def _keep_time(self, watch: _Watch | None) -> None:
         """Raise at the deadline."""
         if self._cancelled() or self._given_up.is_set():
             raise self._cancel()
         if (stale := admission.fenced(self._record.ledger, self.request)) is not None:
+            self._record.box.withdraw()
             self._record.apply(lambda ledger: Move(admission.withdraw(ledger, self._number, self._me)))
             raise self._error(stale)
         if self._clock() < self._deadline:
@@ -348,6 +377,7 @@ class Rendezvous:
 
     def _expire(self) -> None:
         """Close the attempt at its deadline and raise; return if it became active just before."""
+        self._record.box.withdraw()
         move = self._record.apply(
             lambda ledger: admission.expire(
                 ledger,
@@ -486,7 +516,10 @@ class Rendezvous:
         self, check: Callable[[], None] = lambda: None, limit: Callable[[], int] | None = None
     ) -> None:
         began = self._clock()
-        self._record.apply(lambda ledger: Move(admission.ready(ledger, self._number, self._me)))
+        self._record.apply(
+            lambda ledger: Move(admission.ready(ledger, self._number, self._me)),
+            lambda _: ReadyLetter(self._number, self._me),
+        )
         while self._raise_if_closed() is not Phase.ACTIVE:
             if limit is not None and self._all_ready():
                 self._say_limit(limit())
@@ -528,6 +561,7 @@ class Rendezvous:
         return self._error(failure)
 
     def _leave(self, failure: Failure, *, left: bool = False) -> None:
+        self._record.box.withdraw()
         if self._number:
             self._record.apply(lambda ledger: Move(self._closed(ledger, failure, left=left)))
 
@@ -592,7 +626,7 @@ class Rendezvous:
         return max(len(each.claims) if each is not None else 1 for each in attempts)
 
     def _part(self, last_words: Callable[[], object], keys: Iterable[str] = ()) -> None:
-        names = list(keys)
+        names = [*keys, *self._record.box.keys]
 
         def speak() -> None:
             last_words()

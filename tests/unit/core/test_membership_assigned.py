@@ -22,12 +22,12 @@ def me(request):
     return f"id-{request.seat}"
 
 
-def claim(ledger, *requests, **options):
-    """Each request claims, and sees all others alive."""
+def claim(ledger, *requests, join="", **options):
+    """Each request claims, in a join of that name, and sees all others alive."""
     for request in requests:
         waiting = ledger.waiting
         seen = frozenset(each.id for each in waiting.claims) if waiting else frozenset()
-        move = admission.claim(ledger, request, me(request), TOKEN, **({"seen": seen} | options))
+        move = admission.claim(ledger, request, me(request) + join, TOKEN, **({"seen": seen} | options))
         assert move.refusal is None, move.refusal
         ledger = move.ledger
         assert decode(encode(ledger), "w") == ledger
@@ -229,10 +229,11 @@ def test_only_an_active_generation_is_the_one_before():
     """One that never became active is closed with a reason, and its predecessor's members are still waited for."""
     one = active(Ledger(), A, B, C)
     two = claim(one, *(again(one, each) for each in (A, B, C)))
-    assert (two.before, two.failures) == (one.current, ())
-    three = claim(two, *(again(one, each) for each in (A, B, C)))
+    before = dataclasses.replace(one.current, over=(0, 1, 2))  # as their claims have said
+    assert (two.before, two.failures) == (before, ())
+    three = claim(two, *(again(one, each) for each in (A, B, C)), join="anew")
     assert three.current.generation == 3
-    assert three.before == one.current
+    assert three.before == before
     assert "anew before it was active" in three.failure_of(two.current.number).value
 
 
