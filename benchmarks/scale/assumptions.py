@@ -69,7 +69,7 @@ class StoreCosts:
 
     request: float = 15e-6
     byte: float = 1e-9
-    decode: float = 9e-6
-    step: float = 4.5e-6
+    decode: float = 3e-6
+    step: float = 2.5e-6
     probe: float = 90e-6
     backoff: float = 0.2e-3

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.scale.assumptions import Network, StoreCosts
+from benchmarks.scale.assumptions import Network
 from benchmarks.scale.mesh import Mesh
 from benchmarks.scale.reforming import reform
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LARGEST = 10_000
 """Members; of this world only a kill is simulated: what silence takes depends little on the size."""
 WATCHED = (4, 16, 64, 256, 1000, LARGEST)
-REFORMED = (4, 8, 16, 32, 64, 128, 256)
-BATCHED = (64, 128, 256, 512, 1000)
+REFORMED = (4, 8, 16, 32, 64, 128, 256, 512, 1000)
+ALONE = (4, 8, 16, 32, 64, 128, 256)
 LOSSES = {0.3: 40, 0.15: 20}
 """Shares of packets that are lost, each with the number of worlds that see it."""
 CUT_OFF = (1.0, 2.0, 3.0, 3.5, 4.0, 5.0)
@@ -61,22 +61,17 @@ def watching(size: int, seconds: float) -> dict[str, Any]:
     return row
 
 
-def reforming(size: int, seed: int = 1, per_claimant: int = 1) -> dict[str, Any]:
-    """A reform; with several members to a claimant, as if one process of each host claimed for all of it."""
-    costs = StoreCosts()
-    if per_claimant > 1:
-        each = per_claimant
-        costs = replace(costs, byte=costs.byte * each, decode=costs.decode * each, step=costs.step * each)
-    done = reform(size // per_claimant, seed=seed, costs=costs, timeout=REFORM_FOR)
+def reforming(size: int, seed: int = 1, *, letters: bool = True) -> dict[str, Any]:
+    """A reform, with a store that takes letters, or with one in which each member writes for itself."""
+    done = reform(size, seed=seed, timeout=REFORM_FOR, letters=letters)
     if not done.together:
         raise RuntimeError(f"the survivors of {size} are not in one generation: {done}")
     return {
         "members": size,
-        "claimants": size // per_claimant,
         "agreed": done.agreed,
         "active": done.active,
         "tries": done.tries,
-        "bytes": done.bytes * per_claimant,
+        "bytes": done.bytes,
         "probes": done.probes,
     }
 
@@ -120,8 +115,8 @@ def jobs() -> dict[str, Callable[[], dict[str, Any]]]:
         )
     for size in REFORMED:
         made[f"reforming/{size}"] = partial(reforming, size)
-    for size in BATCHED:
-        made[f"per_host/{size}"] = partial(reforming, size, per_claimant=PER_HOST)
+    for size in ALONE:
+        made[f"alone/{size}"] = partial(reforming, size, letters=False)
     for loss, worlds in LOSSES.items():
         made[f"losses/{loss:g}"] = partial(losses, loss, members=8, most=2000.0, worlds=worlds)
     for seconds in CUT_OFF:

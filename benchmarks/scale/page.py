@@ -66,6 +66,10 @@ def _part(name: str) -> Callable[[Row], str]:
     return lambda row: _share(row[name])
 
 
+def _megabytes(row: Row) -> str:
+    return _count(row["bytes"] / 1e6)
+
+
 def _watching(tables: Tables) -> str:
     columns = {
         "members": _number("members"),
@@ -92,17 +96,22 @@ def _verdicts(tables: Tables) -> str:
 
 
 def _reforming(tables: Tables) -> str:
-    batched = {row["members"]: row["active"] for row in tables["per_host"]}
+    alone = {row["members"]: row for row in tables["alone"]}
+
+    def without(say: Callable[[Row], str]) -> Callable[[Row], str]:
+        return lambda row: say(alone[row["members"]]) if row["members"] in alone else ""
+
     columns = {
         "members": _number("members"),
         "agreed after": _time("agreed"),
         "active after": _time("active"),
-        "compare-and-sets": lambda row: _count(row["tries"]) if "tries" in row else "",
-        "MB through the store": lambda row: _count(row["bytes"] / 1e6) if "bytes" in row else "",
-        "one claimant for 8: active after": lambda row: seconds(batched.get(row["members"])),
+        "compare-and-sets": _number("tries"),
+        "MB through the store": _megabytes,
+        "without letters: active after": without(_time("active")),
+        "compare-and-sets ": without(_number("tries")),
+        "MB ": without(_megabytes),
     }
-    more: list[Row] = [{"members": size} for size in batched if size > tables["reforming"][-1]["members"]]
-    return _grid(columns, [*tables["reforming"], *more])
+    return _grid(columns, tables["reforming"])
 
 
 def _losses(tables: Tables) -> str:

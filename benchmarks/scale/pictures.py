@@ -85,8 +85,8 @@ def _verdicts(tables: Tables) -> Canvas:
 
 def _reforming(tables: Tables) -> Canvas:
     canvas, (axes,) = drawing.panels(2.8)
-    _line(axes, tables["reforming"], "active", "as it is", 0)
-    _line(axes, tables["per_host"], "active", "a claimant for each host of 8", 2)
+    _line(axes, tables["reforming"], "active", "with letters", 0)
+    _line(axes, tables["alone"], "active", "each writes for itself", 2)
     _line(axes, tables["real"], "active", "real, all on two busy cores", 1)
     _line(axes, tables["real"], "active_sim", "simulated, all on two cores", 4)
     axes.axhline(_TIMEOUT, color=GOAL, lw=1, ls="--")

@@ -11,26 +11,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.scale.assumptions import Network, StoreCosts
 from benchmarks.scale.loop import Loop, Task
 from benchmarks.scale.watching import Cores, members
-from multiworld._core.membership import admission
-from multiworld._core.membership.admission import Move
 from multiworld._core.membership.ledger import Attempt, Claim, Ledger, Terms, encode
+from multiworld._core.membership.letters import Letter, take_in
 from multiworld._core.membership.request import JoinRequest
-from multiworld._net.stores.rendezvous import PARTING, Rendezvous
+from multiworld._net.stores.record import LETTER_PAUSE, TRIES
+from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import JoinError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from multiworld._core.membership.admission import Move
     from multiworld._core.membership.roster import Endpoint
 
 LEAST = 2
 AGAIN = 0.005
 """Seconds until an attempt that failed is made again, as `multiworld._join.join` does."""
+_LETTER = 300
+"""Bytes of a letter."""
 _SMALL = 100
 """Bytes of a request that carries no record."""
 T = TypeVar("T")
@@ -69,6 +73,7 @@ class Store:
         loop: time.
         network, costs: assumptions.
         ledger: the record at first.
+        appends: whether it takes letters.
 
     Attributes:
         ledger: the record.
@@ -80,11 +85,14 @@ class Store:
         probes: connections that members made to see whether others are there.
     """
 
-    def __init__(self, loop: Loop, network: Network, costs: StoreCosts, ledger: Ledger) -> None:
-        self.loop, self.costs = loop, costs
+    def __init__(
+        self, loop: Loop, network: Network, costs: StoreCosts, ledger: Ledger, *, appends: bool = True
+    ) -> None:
+        self.loop, self.costs, self.appends = loop, costs, appends
         self.ledger, self.version, self.length = ledger, 0, len(encode(ledger))
         self.requests = self.bytes = self.tries = self.probes = 0
         self.beats: dict[int | str, int] = {}
+        self.letters: list[Letter] = []
         self._way = network.remote
         self._queue: deque[Callable[[], None]] = deque()
         self._busy = False
@@ -108,6 +116,11 @@ class Store:
                 self._next()
 
         self.loop.after(self._way, come)
+
+    def post(self, letter: Letter) -> tuple[None, int]:
+        """Take a letter, which is not answered."""
+        self.letters.append(letter)
+        return None, _LETTER
 
     def write(self, ledger: Ledger) -> None:
         """Replace the record."""
@@ -135,62 +148,71 @@ class Record:
 
     def read(self) -> bool:
         """Read the record; return whether it changed."""
-        before = self._version
-        store = self._store
+        before, store = self._version, self._store
+        version, ledger = self._ask(lambda: ((store.version, store.ledger), _SMALL + store.length))
+        self._spend(0.0 if version == before else store.costs.decode * _claims(ledger))
+        self._version, self.ledger = version, ledger
+        return version != before
 
-        def handle() -> tuple[tuple[int, Ledger], int]:
-            return (store.version, store.ledger), _SMALL + store.length
+    def apply(
+        self, step: Callable[[Ledger], Move], letter: Callable[[Ledger], Letter | None] = lambda _: None
+    ) -> Move:
+        """Replace the record by the result of `step`, as `WorldRecord` does."""
+        store, costs, tries, posted = self._store, self._store.costs, 0, False
+
+        def write(letters: list[Letter]) -> tuple[Move | None, int]:
+            store.tries += 1
+            size = _SMALL + 3 * store.length
+            if self._version != store.version:
+                return None, size
+            move = step(store.ledger)
+            if move.ledger is not store.ledger:
+                move = replace(move, ledger=reduce(take_in, letters, move.ledger))
+                store.write(move.ledger)
+            return move, size
+
+        while True:
+            if posted and (known := step(self.ledger)).ledger is self.ledger:
+                return known  # another member has written it
+            letters = self._letters() if posted else []
+            self._spend(costs.decode * len(letters))
+            self._spend(costs.step * _claims(self.ledger))
+            move = self._ask(partial(write, letters))
+            self._version, self.ledger = store.version, store.ledger
+            if move is not None:
+                return move
+            tries += 1
+            self._spend(costs.decode * _claims(self.ledger))
+            if tries > TRIES:
+                if store.appends and not posted and (mine := letter(self.ledger)) is not None:
+                    posted = True  # and no answer is waited for
+                    store.ask(partial(store.post, mine), lambda _: None)
+                self._task.sleep(self._pause(tries, posted=posted))
+                if posted:
+                    self.read()
+
+    def _letters(self) -> list[Letter]:
+        store = self._store
+        return self._ask(lambda: (list(store.letters), _SMALL + _LETTER * len(store.letters)))
+
+    def _pause(self, tries: int, *, posted: bool) -> float:
+        chance = self._store.loop.random.random()
+        if not posted:
+            return chance * min(tries, 20) * self._store.costs.backoff
+        return chance * _members(self.ledger) * LETTER_PAUSE
+
+    def _ask(self, handle: Callable[[], tuple[T, int]]) -> T:
+        found: list[T] = []
 
         def begin(go_on: Callable[[], None]) -> None:
-            def came(found: tuple[int, Ledger]) -> None:
-                cost = 0.0 if found[0] == self._version else store.costs.decode * _claims(found[1])
-                self._version, self.ledger = found
-                self._compute(cost, go_on)
+            def came(answer: T) -> None:
+                found.append(answer)
+                go_on()
 
-            store.ask(handle, came)
+            self._store.ask(handle, came)
 
         self._task.wait(begin)
-        return self._version != before
-
-    def apply(self, step: Callable[[Ledger], Move], within: float = math.inf) -> Move | None:
-        """Replace the record by the result of `step`; None where that took longer than `within` seconds."""
-        store, costs, found = self._store, self._store.costs, list[Move]()
-
-        def begin(go_on: Callable[[], None]) -> None:
-            def attempt(version: int, ledger: Ledger, tries: int) -> None:
-                self._compute(
-                    costs.step * _claims(ledger),
-                    lambda: store.ask(lambda: handle(version), lambda answer: came(answer, tries)),
-                )
-
-            def handle(version: int) -> tuple[tuple[int, Ledger, Move | None], int]:
-                store.tries += 1
-                size = _SMALL + 3 * store.length
-                if version != store.version:
-                    return (store.version, store.ledger, None), size
-                move = step(store.ledger)
-                if move.ledger is not store.ledger:
-                    store.write(move.ledger)
-                return (store.version, store.ledger, move), size
-
-            def came(answer: tuple[int, Ledger, Move | None], tries: int) -> None:
-                version, ledger, move = answer
-                if move is not None:
-                    self._version, self.ledger = version, ledger
-                    found.append(move)
-                    go_on()
-                    return
-                tries += 1
-                pause = min(tries, 20) * store.loop.random.uniform(0, costs.backoff) if tries > 2 else 0.0
-                self._compute(
-                    costs.decode * _claims(ledger),
-                    lambda: store.loop.after(pause, lambda: attempt(version, ledger, tries)),
-                )
-
-            attempt(self._version, self.ledger, 0)
-
-        self._task.wait(begin, within)
-        return found[0] if found else None
+        return found[0]
 
     def beat(self, slot: int | str) -> None:
         """Give a sign of life."""
@@ -205,22 +227,14 @@ class Record:
         self._small(lambda beats: beats.pop(slot, None))
 
     def _small(self, do: Callable[[dict[int | str, int]], T]) -> T:
-        found: list[T] = []
+        return self._ask(lambda: (do(self._store.beats), _SMALL))
 
-        def begin(go_on: Callable[[], None]) -> None:
-            def came(answer: T) -> None:
-                found.append(answer)
-                go_on()
-
-            self._store.ask(lambda: (do(self._store.beats), _SMALL), came)
-
-        self._task.wait(begin)
-        return found[0]
-
-    def _compute(self, seconds: float, then: Callable[[], object]) -> None:
-        end = self._cores.begin(self._store.loop.now) + seconds
+    def _spend(self, seconds: float) -> None:
+        """Compute so long, on one of the host's cores."""
+        loop = self._store.loop
+        end = self._cores.begin(loop.now) + seconds
         self._cores.take(end)
-        self._store.loop.at(end, then)
+        self._task.wait(lambda go_on: loop.at(end, go_on))
 
 
 @dataclass
@@ -276,6 +290,7 @@ def reform(
     cores: int = 0,
     building: float = 0.0,
     timeout: float = 30.0,
+    letters: bool = True,
 ) -> Reformed:
     """A world of `size` loses its last member, and the others reform.
 
@@ -287,16 +302,17 @@ def reform(
         cores: of each host; 0: as many as processes.
         building: seconds between agreement and readiness: connections and groups.
         timeout: of the joins.
+        letters: whether the store takes letters (`multiworld._core.membership.letters`).
     """
     loop, network, costs = Loop(seed), network or Network(), costs or StoreCosts()
-    store = Store(loop, network, costs, broken_world(size, network.per_host))
+    store = Store(loop, network, costs, broken_world(size, network.per_host), appends=letters)
     lost = (size - 1,)  # its watchdog has told each of them
     survivors = [Survivor(request(store.ledger, rank, lost)) for rank in range(size - 1)]
     hosts = [Cores(cores) for _ in range((size - 1) // network.per_host + 1)]
 
     def live(survivor: Survivor, rank: int) -> Callable[[Task], None]:
-        me, own = f"{rank:016x}", hosts[rank // network.per_host]
-        return lambda task: _live(task, store, survivor, me, own, building, timeout)
+        own = hosts[rank // network.per_host]
+        return lambda task: _live(task, store, survivor, own, building, timeout)
 
     tasks = [
         Task(loop, live(each, rank), loop.random.uniform(0, 1e-3)) for rank, each in enumerate(survivors)
@@ -317,13 +333,11 @@ def reform(
 
 
 def _live(
-    task: Task, store: Store, survivor: Survivor, me: str, cores: Cores, building: float, timeout: float
+    task: Task, store: Store, survivor: Survivor, cores: Cores, building: float, timeout: float
 ) -> None:
     """What a survivor's process does from the breakage on."""
     loop = task.loop
     deadline = loop.now + timeout
-    # As `Rendezvous.over` does, which does not wait longer for it.
-    Record(task, store, cores).apply(lambda ledger: Move(admission.over(ledger, 1, me)), PARTING)
 
     def probe(endpoints: Iterable[Endpoint], _within: float) -> dict[Endpoint, bool | None]:
         found: dict[Endpoint, bool | None] = dict.fromkeys(endpoints, True)
@@ -350,6 +364,10 @@ def _live(
         else:
             survivor.active, survivor.size = loop.now, roster.size
             return
+
+
+def _members(ledger: Ledger) -> int:
+    return max((len(each.claims) for each in (ledger.current, ledger.waiting) if each is not None), default=1)
 
 
 def _claims(ledger: Ledger) -> int:
