@@ -151,7 +151,8 @@ class Watchdog:
         """Keep the thread up while a world is joined again; return a function that ends that, idempotent.
 
         A thread that ends waits for its closing connections, which a stopped process does not close, and the
-        release of the broken world waits for the thread.
+        release of the broken world waits for the thread. Connections to its members stay as well: the next
+        generation needs most of them.
         """
         hold = object()
         with self._lock:
@@ -160,8 +161,9 @@ class Watchdog:
         def release() -> None:
             with self._lock:
                 self._kept.discard(hold)  # none after `stop`, and in a forked child
-                if self._sockets is not None:
-                    self._sockets.wake()
+                last = not self._kept
+            if last:
+                self._post(self._part_unneeded)
             self._join_if_idle()
 
         return release
@@ -490,6 +492,10 @@ class Watchdog:
             self._sockets = None
             return True
 
+    def _part_unneeded(self, _: float) -> None:
+        if not self._kept:  # else another join has begun meanwhile
+            self._peers.part_unneeded()
+
     def _remove(self, attachment: Attachment, now: float, failure: str = "") -> None:
         roster = attachment.roster
         world = world_id(roster)
@@ -501,8 +507,9 @@ class Watchdog:
                 self._helper.forget(roster.token)
             if self._sockets is not None:
                 self._sockets.listeners.unlisten(roster.members[roster.rank].endpoint)
+            keep = bool(self._kept)
         # The members of a broken world were told already.
-        self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
+        self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure, keep=keep)
         attachment.over()
 
     def _give_up(self, detail: str) -> None:

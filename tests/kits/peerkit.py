@@ -69,8 +69,8 @@ class Node:
         self.peers.add(roster, self.net.now)
         self.act()
 
-    def remove(self, world, *, goodbye=True) -> None:
-        self.peers.remove(world, goodbye=goodbye, now=self.net.now)
+    def remove(self, world, *, goodbye=True, keep=False) -> None:
+        self.peers.remove(world, goodbye=goodbye, now=self.net.now, keep=keep)
         self.act()
 
     def settle(self, probes=None) -> None:

@@ -228,6 +228,11 @@ class Detector:
         peer = self._peers.get(process)
         return math.inf if peer is None else peer.shortest
 
+    def silence(self, process: str, now: float) -> float:
+        """Return the seconds since something came from `process`; infinite without a connection."""
+        peer = self._peers.get(process)
+        return math.inf if peer is None or peer.heard is None else now - peer.heard
+
     # -- signs
 
     def connected(self, process: str, now: float) -> None:

@@ -113,8 +113,14 @@ class Peers:
                 self._consider(connection, place, connection.waiting.pop(place), now)
         self._check(roster.key, now)
 
-    def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
-        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`."""
+    def remove(
+        self, world: WorldId, *, goodbye: bool, now: float, failure: str = "", keep: bool = False
+    ) -> None:
+        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`.
+
+        With `keep` connections that no world needs any more stay, for its next generation, until
+        `part_unneeded`; not those on which half of `hang_timeout` nothing came: a new one may do better.
+        """
         state = self._worlds.pop(world)
         if state is None:
             return
@@ -140,9 +146,17 @@ class Peers:
                     connection.ended = {place for place in connection.ended if place[0] != roster.key}
                 self._ask(connection, now)
             if not self._worlds.shared(process):
+                quiet = self._detector.silence(process, now)
                 self._dialing.drop(process)
                 for connection in self._connections.to(process):
-                    self._part(connection)
+                    if not (keep and connection.trusted and quiet <= roster.hang_timeout / 2):
+                        self._part(connection)
+
+    def part_unneeded(self) -> None:
+        """Close the connections that no world needs, and that `remove` has kept."""
+        for connection in self._connections.everyone():
+            if connection.trusted and not self._worlds.shared(connection.peer):
+                self._part(connection)
 
     def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
         """An operation of `world` failed."""

@@ -134,6 +134,66 @@ def test_leaving_one_world_leaves_the_others_and_the_connection():
     assert net[1].peers.wake() == math.inf
 
 
+def connections(net, number):
+    return {each.peer: each for each in net[number].peers._connections.everyone()}
+
+
+def test_the_next_generation_has_the_connections_of_the_last_one_that_were_kept():
+    net = joined((1, 2, 3))
+    before = {number: connections(net, number) for number in (1, 2, 3)}
+    net.crash(3)
+    net.pass_time(1.0)
+    for number in (1, 2):
+        assert verdict(net, number).cause is Cause.CRASHED
+        net[number].remove(("w/1", number - 1), goodbye=False, keep=True)
+    net.run()
+    assert [net[number].peers.connections for number in (1, 2)] == [1, 1]
+    net.join(rosters("w", (1, 2), generation=2))
+    for one, other in ((1, 2), (2, 1)):
+        assert connections(net, one)[process(other)] is before[one][process(other)]
+        net[one].peers.part_unneeded()
+        net[one].act()
+    net.run()
+    assert [net[number].peers.connections for number in (1, 2)] == [1, 1], "the new generation needs it"
+    net.crash(2)
+    net.pass_time(1.0)
+    assert verdict(net, 1, "w/2", 0).cause is Cause.CRASHED
+
+
+def test_what_was_kept_for_a_generation_that_does_not_come_is_closed():
+    net = joined((1, 2))
+    net[1].remove(("w/1", 0), keep=True)
+    net.run()
+    assert verdict(net, 2).cause is Cause.LEFT
+    net[2].remove(("w/1", 1), keep=True)
+    net.pass_time(20.0)
+    assert [net[number].peers.connections for number in (1, 2)] == [1, 1]
+    net[1].peers.part_unneeded()
+    net[1].act()
+    net.run()
+    assert [net[number].peers.connections for number in (1, 2)] == [0, 0]
+    assert net[1].peers.wake() == net[2].peers.wake() == math.inf
+
+
+@pytest.mark.parametrize(("quiet", "kept"), [(0.9, 1), (1.1, 0)])
+def test_a_connection_on_which_nothing_comes_is_not_kept(quiet, kept):
+    net = joined((1, 2), hang=2.0)
+    net.pass_time(1.0)
+    net[2].stopped = True
+    last = net[1].peers._detector._peers[process(2)].heard
+    net.pass_time(last + quiet - net.now, step=0.05, probes={1: {process(2): ANSWERS}})
+    net[1].remove(("w/1", 0), keep=True)
+    assert net[1].peers.connections == kept
+
+
+def test_a_connection_that_is_not_authenticated_yet_is_not_kept():
+    net = Net(1, 2)
+    net[1].add(rosters("w", (1, 2))[0])
+    net.settle_all()
+    net[1].remove(("w/1", 0), keep=True)
+    assert net[1].peers.connections == 0
+
+
 def test_a_connection_that_closes_in_good_order_while_a_world_waits_is_made_anew():
     net = joined((1, 2))
     group = rosters("x", (1, 2))

@@ -210,11 +210,39 @@ def test_a_thread_that_is_kept_outlives_its_last_world(group, monkeypatch):
         run([attachment.leave], timeout=PATIENCE / 2)  # it does not wait for the member that is stopped
         one()
         one()
-    until(lambda: dog.snapshot() == Snapshot(True, (), 0, 0))
+    assert dog.snapshot() == Snapshot(True, (), 0, 1)
     thread.join(0.1)  # a shorter wait tests less, and fails nothing
     assert thread.is_alive()
     other()
     assert dog.snapshot() == NOTHING
+
+
+def test_connections_stay_for_the_next_generation_and_no_longer_than_its_join(group):
+    pack = group(3)
+    first = pack.join()
+    before = [dict(dog._peers._trusted) for dog in pack.dogs]
+    releases = [dog.keep() for dog in pack.dogs]
+    run([each.leave for each in first])
+    assert [dog.snapshot().connections for dog in pack.dogs] == [2, 2, 2]
+    pack.join(dogs=[0, 1], generation=2)
+    for one, other in ((0, 1), (1, 0)):
+        process = pack.dogs[other].process
+        assert pack.dogs[one]._peers._trusted[process] is before[one][process]
+    for release in releases:
+        release()
+    until(lambda: [dog.snapshot().connections for dog in pack.dogs] == [1, 1, 0])
+    assert pack.verdicts["w/2", 0] == pack.verdicts["w/2", 1] == []
+
+
+def test_a_member_that_keeps_its_connections_hears_of_one_that_does_not(group):
+    pack = group()
+    for each in pack.join():
+        release = pack.dogs[0].keep()
+        each.leave()
+    until(lambda: [dog.snapshot().connections for dog in pack.dogs] == [0, 0])
+    pack.join(generation=2)
+    assert [dog.snapshot().connections for dog in pack.dogs] == [1, 1]
+    release()
 
 
 def test_stop_ends_a_thread_that_is_kept(group):
