@@ -283,7 +283,14 @@ class StaleGenerationError(JoinError):
 
 
 class JoinAbandonedError(JoinError):
-    """The join was cancelled, or another member gave up."""
+    """The join was cancelled, or another member gave up.
+
+    Attributes:
+        lost: ranks of members that had agreed to the generation, and crashed, hung or could not be reached
+            while the members connected.
+    """
+
+    lost: tuple[int, ...] = ()
 
 
 class StateError(MultiworldError, ValueError):

@@ -186,6 +186,8 @@ def _steps(
         return _with_members(terms, watchdog, undo, attempt, store, rendezvous, roster, door)
     except BaseException as exc:
         ranks = exc.missing if isinstance(exc, JoinTimeoutError) else ()
+        if isinstance(exc, JoinAbandonedError):
+            ranks = exc.lost
         if machine.verdict is not None and machine.verdict.cause in LOST:
             ranks = machine.verdict.ranks
         terms.gone.update(roster.members[rank].process for rank in ranks)

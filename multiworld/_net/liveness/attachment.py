@@ -241,9 +241,12 @@ class Attachment:
             self._on_verdict(breakage)
         else:
             key = self.roster.key
-            self._fail(
-                JoinAbandonedError(self.roster.world, f"{key} broke while it was joined: {breakage.detail}")
+            error = JoinAbandonedError(
+                self.roster.world, f"{key} broke while it was joined: {breakage.detail}"
             )
+            # A member that left may only have given this attempt up.
+            error.lost = () if breakage.cause in {Cause.LEFT, Cause.FAILED} else breakage.ranks
+            self._fail(error)
         for each in tuple(self._inquiries.values()):
             each.lost(breakage.ranks)
 

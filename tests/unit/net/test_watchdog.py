@@ -245,6 +245,25 @@ def test_a_member_that_keeps_its_connections_hears_of_one_that_does_not(group):
     release()
 
 
+def test_a_member_that_stops_on_a_kept_connection_is_named_as_lost(group, monkeypatch):
+    pack = group(3)
+    first = pack.join(hang=2.0)
+    releases = [dog.keep() for dog in pack.dogs]
+    run([each.leave for each in first])
+    with stopped(pack.dogs[2], monkeypatch):
+        rosters, errors = pack.rosters(generation=2, hang=2.0), []
+
+        def attach(rank):
+            with pytest.raises(JoinAbandonedError, match="broke while it was joined") as raised:
+                pack.attach(rank, rosters[rank])
+            errors.append(raised.value)
+
+        run([lambda rank=rank: attach(rank) for rank in (0, 1)])
+        assert [each.lost for each in errors] == [(2,), (2,)]
+    for release in releases:
+        release()
+
+
 def test_stop_ends_a_thread_that_is_kept(group):
     pack = group(1)
     [dog] = pack.dogs
