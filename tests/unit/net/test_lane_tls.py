@@ -106,7 +106,8 @@ def test_the_greeting_does_not_wait_for_an_acknowledgement(of_hosts, monkeypatch
         for met in together(opened, of_hosts("host0", "host1")):
             for each in met.connections.values():
                 each.close()
-    assert at_once == [1, 1]
+    assert len(at_once) >= 2, "more, where a busy machine is too late for the first connection"
+    assert set(at_once) == {1}
 
 
 def test_on_one_host_unix_sockets_are_of_the_same_user(of_hosts, monkeypatch):
