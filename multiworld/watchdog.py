@@ -161,9 +161,10 @@ class Watchdog:
         def release() -> None:
             with self._lock:
                 self._kept.discard(hold)  # none after `stop`, and in a forked child
-                last = not self._kept
-            if last:
-                self._post(self._part_unneeded)
+                if not self._kept and self._sockets is not None:
+                    # Under the same lock: a thread that sees no hold sees this, and does not end before it.
+                    self._commands.append(self._part_unneeded)
+                    self._sockets.wake()
             self._join_if_idle()
 
         return release
@@ -297,10 +298,11 @@ class Watchdog:
             return True
 
         def leave_all(now: float) -> None:
-            for attachment in attachments:
-                self._remove(attachment, now)
             with self._lock:
                 self._kept.clear()
+            for attachment in attachments:
+                self._remove(attachment, now)
+            self._peers.part_unneeded()
             if sockets is not None:
                 sockets.listeners.unlisten_all()
 

@@ -41,13 +41,14 @@ class Letterbox:
         self._root = root
         self._me = me
         self._posted: dict[str, None] = {}
+        self._withdrawn = True
 
     def post(self, letter: Letter) -> bool:
         """Leave a letter; False where the store takes none."""
         key = self._key(letter.attempt)
         if not self._store.append(key, letter_text(letter) + "\n"):
             return False
-        self._posted[key] = None
+        self._posted[key], self._withdrawn = None, False
         return True
 
     def letters(self, attempt: int) -> list[Letter]:
@@ -60,14 +61,18 @@ class Letterbox:
                 found.setdefault(letter.me, []).append(letter)
         return [letter for each in found.values() for letter in each]
 
-    def withdraw(self) -> None:
-        """Take this member's letters back.
+    def withdraw(self) -> bool:
+        """Take this member's letters back; False where there is none.
 
         A member that has read them before may still write them, but not in the place of a record that this
         one writes after it.
         """
-        for key in self._posted:
+        if self._withdrawn:
+            return False
+        self._withdrawn = True
+        for key in tuple(self._posted):  # another thread may be abandoned in `post`
             self._store.append(key, f"-{self._me}\n")
+        return True
 
     @property
     def keys(self) -> tuple[str, ...]:

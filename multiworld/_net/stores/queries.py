@@ -104,7 +104,8 @@ class Dialogue:
 
     def _append(self) -> Generator[int, bytes, None]:
         key = yield from _bits(MOST_KEY)
-        value = self._values.get(key, b"") + (yield from _bits(MOST_VALUE))
+        more = yield from _bits(MOST_VALUE)
+        value = self._values.get(key, b"") + more  # as it is now: others append while this one arrives
         if len(value) > MOST_VALUE:
             raise MalformedQueryError(f"a value of {len(value)} bytes is more than {MOST_VALUE}")
         self._values[key] = value

@@ -266,7 +266,8 @@ class Rendezvous:
         news = self._clock()
         next_beat, next_seal = news + BEAT_EVERY, news
         began, next_word = news, news + MISSED_AFTER
-        next_look = began + self.request.turn * _SEAL_AFTER
+        turn = min(self.request.turn * _SEAL_AFTER, _PROBE_EVERY)
+        next_look = began + turn
         while True:
             if self._number == 0:
                 watch = self._claim(watch)
@@ -287,7 +288,7 @@ class Rendezvous:
                 if attempt.missing:
                     next_seal, self._enough_since = now + _SEAL_AFTER, None
                 elif assigned.expected(ledger):
-                    next_seal = now + self.request.turn * _SEAL_AFTER
+                    next_seal = now + turn
                     if now >= next_look:
                         next_look = now + _PROBE_EVERY
                         if self._seal():
@@ -364,7 +365,6 @@ class Rendezvous:
         if self._cancelled() or self._given_up.is_set():
             raise self._cancel()
         if (stale := admission.fenced(self._record.ledger, self.request)) is not None:
-            self._record.box.withdraw()
             self._record.apply(lambda ledger: Move(admission.withdraw(ledger, self._number, self._me)))
             raise self._error(stale)
         if self._clock() < self._deadline:
@@ -377,7 +377,6 @@ class Rendezvous:
 
     def _expire(self) -> None:
         """Close the attempt at its deadline and raise; return if it became active just before."""
-        self._record.box.withdraw()
         move = self._record.apply(
             lambda ledger: admission.expire(
                 ledger,
@@ -561,15 +560,20 @@ class Rendezvous:
         return self._error(failure)
 
     def _leave(self, failure: Failure, *, left: bool = False) -> None:
-        self._record.box.withdraw()
-        if self._number:
-            self._record.apply(lambda ledger: Move(self._closed(ledger, failure, left=left)))
+        withdrawn = self._record.box.withdraw()
+        if self._number or withdrawn:
+            self._record.apply(
+                lambda ledger: Move(self._closed(ledger, failure, left=left, writes=withdrawn))
+            )
 
-    def _closed(self, ledger: Ledger, failure: Failure, *, left: bool) -> Ledger:
+    def _closed(self, ledger: Ledger, failure: Failure, *, left: bool, writes: bool) -> Ledger:
         # The generation may have become active on other members meanwhile: then report it over.
         closed = admission.fail(ledger, self._number, self._me, failure, left=left)
         if closed is ledger:
             closed = admission.over(ledger, self._number, self._me)
+        if writes and closed is ledger:
+            # Who has read the letter before it was withdrawn finds another record than it has read.
+            closed = dataclasses.replace(ledger, number=ledger.next_number)
         return closed
 
     def _last_words(self, error: BaseException) -> None:

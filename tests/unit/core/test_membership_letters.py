@@ -14,7 +14,7 @@ from kits.meetkit import MemoryStore, together
 
 from multiworld._core.membership import admission, letters
 from multiworld._core.membership.admission import Move, Phase
-from multiworld._core.membership.ledger import Attempt, Claim, Ledger
+from multiworld._core.membership.ledger import Attempt, Claim, Failure, Ledger
 from multiworld._core.membership.letters import ClaimLetter, ReadyLetter, letter_from, letter_text, take_in
 from multiworld._core.membership.roster import LaneAddress
 from multiworld._net.stores import record
@@ -191,6 +191,7 @@ def test_a_box_has_what_is_posted_for_an_attempt_and_not_withdrawn():
     other.withdraw()
     assert one.letters(3) == [ReadyLetter(3, "one")]
     assert one.letters(4) == []
+    assert not other.withdraw(), "it has"
     assert other.post(ReadyLetter(3, "other"))
     assert one.letters(3)[1:] == [ReadyLetter(3, "other")]
     assert {*one.keys, *other.keys} == set(store)
@@ -306,6 +307,46 @@ def test_a_withdrawn_claim_is_not_written_by_one_who_has_read_it_before():
     move = says_ready(reader, 0)
     assert ReadyLetter(1, "id1") in had
     assert move.ledger.current.ready == (0,)
+
+
+def test_who_gives_up_with_a_letter_on_its_way_replaces_the_record(opened):
+    """Its claim is not there yet. Who has read its letter finds another record than it has read, and no letter."""
+    ledger, request = opened
+    store = MemoryStore()
+    WorldRecord(store, "w", time.sleep).apply(lambda _: Move(ledger))
+    one = Rendezvous(store, request, deadline=time.monotonic() + 60, probe=lambda *_: {})
+    one._record.read()
+    before = one._record.ledger
+    failure = Failure(0, "JoinAbandonedError", "it gave up")
+    one._leave(failure)
+    one._record.read()
+    assert one._record.ledger == before, "it has left no letter, and has no claim"
+    one._record.box.post(one._claim_letter(before))
+    one._leave(failure)
+    after = one._record.ledger
+    assert (after.waiting, after.current) == (before.waiting, before.current)
+    assert after.number > before.number
+    assert one._record.box.letters(before.waiting.number) == []
+    one._leave(failure)
+    assert one._record.ledger == after, "once is enough"
+
+
+def test_who_gives_up_when_its_letter_was_taken_in_takes_its_claim_back(opened):
+    ledger, request = opened
+    store = MemoryStore()
+    one = Rendezvous(store, request, deadline=time.monotonic() + 60, probe=lambda *_: {})
+    letter = one._claim_letter(ledger)
+    WorldRecord(store, "w", time.sleep).apply(lambda _: Move(take_in(ledger, letter)))
+    one._record.box.post(letter)
+    one._record.read()
+    assert one._record.ledger.waiting.has(letter.me)
+    one._leave(Failure(0, "JoinAbandonedError", "it gave up"))
+    assert [each.id for each in one._record.ledger.waiting.claims] == [me(A)]
+
+
+@pytest.mark.parametrize(("rank", "lost", "turn"), [(0, (), 0), (3, (), 3), (3, (0, 2, 5), 1), (0, (1,), 0)])
+def test_survivors_take_turns_in_the_order_of_their_ranks(rank, lost, turn):
+    assert dataclasses.replace(A, past_rank=rank, lost=lost).turn == turn
 
 
 class Locked(MemoryStore):

@@ -159,6 +159,14 @@ def test_the_largest_key_and_value_are_taken() -> None:
     assert values == {key: value}
 
 
+def test_what_others_append_while_one_arrives_stays() -> None:
+    values: dict[bytes, bytes] = {}
+    slow, other = begun(values), begun(values)
+    query = append(b"k", b"slow, ")
+    assert asked(slow, query[:-3]) == asked(other, append(b"k", b"other, ")) == asked(slow, query[-3:]) == b""
+    assert values == {b"k": b"other, slow, "}
+
+
 def test_a_value_grows_to_the_largest_one_and_no_further() -> None:
     values = {b"k": b"v" * (MOST_VALUE - 1)}
     dialogue = begun(values)

@@ -245,6 +245,22 @@ def test_a_member_that_keeps_its_connections_hears_of_one_that_does_not(group):
     release()
 
 
+def test_stop_closes_what_was_kept_and_the_watchdog_can_be_used_again(group):
+    pack = group()
+    first = pack.join()
+    releases = [dog.keep() for dog in pack.dogs]
+    run([each.leave for each in first])
+    assert pack.dogs[0].stop(time.monotonic() + PATIENCE)
+    assert pack.dogs[0]._peers.connections == 0
+    until(lambda: pack.dogs[1].snapshot().connections == 0)
+    pack.endpoints[0] = pack.dogs[0].endpoint("127.0.0.1")
+    again = pack.join(generation=2)
+    assert [dog.snapshot().connections for dog in pack.dogs] == [1, 1]
+    for release in releases:
+        release()
+    run([each.leave for each in again])
+
+
 def test_a_member_that_stops_on_a_kept_connection_is_named_as_lost(group, monkeypatch):
     pack = group(3)
     first = pack.join(hang=2.0)
