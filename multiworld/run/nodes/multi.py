@@ -319,6 +319,8 @@ class MultiNode(Nodes):
         elif signal.what == "failed":
             self._emit(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
         elif signal.id not in self._losses.causes:
+            if not self._over:
+                self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
             self._next_poll = 0.0
             self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
             self._tell_lost(self._membership, node, signal.cause)
