@@ -319,8 +319,7 @@ class MultiNode(Nodes):
         elif signal.what == "failed":
             self._emit(Stop(f"node {node.host} (pid {node.pid}) has ended the run"))
         elif signal.id not in self._losses.causes:
-            if not self._over:
-                self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
+            self._check_over(self._membership)  # a node without a seat leaves when all are done: no loss
             self._next_poll = 0.0
             self._losses.add(signal.id, signal.epoch, signal.cause, signal.at)
             self._tell_lost(self._membership, node, signal.cause)
@@ -341,13 +340,13 @@ class MultiNode(Nodes):
                 if self._answers:
                     self._next_poll = time.monotonic() + self._pause()
             self._judge_losses(time.monotonic())
-        if self._membership is not None and not self._over:
+        if self._membership is not None:
             self._check_over(self._membership)
 
     def _check_over(self, membership: Membership) -> None:
         slot, me = membership.slot_of(self._links.me), self._links.me
         lost = rank_assignment.over(membership, self._finished, self._losses.causes)
-        if lost is not None and (slot is None or me in self._finished):
+        if not self._over and lost is not None and (slot is None or me in self._finished):
             self._over = True
             self._emit(Over(self._missed(lost)))
 
