@@ -63,8 +63,6 @@ class StoreCosts:
         decode: of a member, for a claim in a record that it reads.
         step: of a member, for a claim, to decide and to write the new record.
         probe: of a member, to look whether one other process is there.
-        backoff: a member waits at most so long, times its tries, 20 at most, before it tries to write again
-            (`multiworld._net.stores.record`).
     """
 
     request: float = 15e-6
@@ -72,4 +70,3 @@ class StoreCosts:
     decode: float = 3e-6
     step: float = 2.5e-6
     probe: float = 90e-6
-    backoff: float = 0.2e-3

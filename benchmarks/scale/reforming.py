@@ -20,7 +20,7 @@ from benchmarks.scale.watching import Cores, members
 from multiworld._core.membership.ledger import Attempt, Claim, Ledger, Terms, encode
 from multiworld._core.membership.letters import Letter, take_in
 from multiworld._core.membership.request import JoinRequest
-from multiworld._net.stores.record import LETTER_PAUSE, TRIES
+from multiworld._net.stores.record import TRIES, pause_before_try
 from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import JoinError
 
@@ -187,19 +187,14 @@ class Record:
                 if store.appends and not posted and (mine := letter(self.ledger)) is not None:
                     posted = True  # and no answer is waited for
                     store.ask(partial(store.post, mine), lambda _: None)
-                self._task.sleep(self._pause(tries, posted=posted))
+                chance = store.loop.random.random()
+                self._task.sleep(pause_before_try(self.ledger, tries, chance, posted=posted))
                 if posted:
                     self.read()
 
     def _letters(self) -> list[Letter]:
         store = self._store
         return self._ask(lambda: (list(store.letters), _SMALL + _LETTER * len(store.letters)))
-
-    def _pause(self, tries: int, *, posted: bool) -> float:
-        chance = self._store.loop.random.random()
-        if not posted:
-            return chance * min(tries, 20) * self._store.costs.backoff
-        return chance * _members(self.ledger) * LETTER_PAUSE
 
     def _ask(self, handle: Callable[[], tuple[T, int]]) -> T:
         found: list[T] = []
@@ -364,10 +359,6 @@ def _live(
         else:
             survivor.active, survivor.size = loop.now, roster.size
             return
-
-
-def _members(ledger: Ledger) -> int:
-    return max((len(each.claims) for each in (ledger.current, ledger.waiting) if each is not None), default=1)
 
 
 def _claims(ledger: Ledger) -> int:

@@ -146,10 +146,10 @@ class Peers:
                     connection.ended = {place for place in connection.ended if place[0] != roster.key}
                 self._ask(connection, now)
             if not self._worlds.shared(process):
-                quiet = self._detector.silence(process, now)
+                kept = keep and self._detector.silence(process, now) <= roster.hang_timeout / 2
                 self._dialing.drop(process)
                 for connection in self._connections.to(process):
-                    if not (keep and connection.trusted and quiet <= roster.hang_timeout / 2):
+                    if not (kept and connection.trusted):
                         self._part(connection)
 
     def part_unneeded(self) -> None:

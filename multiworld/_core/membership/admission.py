@@ -143,9 +143,8 @@ def claim(
     if (stale := fenced(ledger, request)) is not None:
         return Move(ledger, refusal=stale)
     now = ledger.current
-    if (
-        now is not None and now.has(me) and not now.active
-    ):  # written by another member (`letters`), and sealed
+    if now is not None and now.has(me) and not now.active:
+        # Another member has written this claim (`letters`), and the attempt was sealed.
         return Move(ledger, now.number)
     if not request.working:
         ledger = over_for(ledger, request.process)
@@ -386,10 +385,8 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
 def over_for(ledger: Ledger, process: str) -> Ledger:
     """Report the active generation over for a process that claims its place in the next one."""
     now = ledger.current
-    if now is None or not now.active:
-        return ledger
-    mine = next((each for each in now.claims if each.member.process == process), None)
-    return ledger if mine is None else over(ledger, now.number, mine.id)
+    mine = None if now is None or not now.active else now.of_process(process)
+    return ledger if now is None or mine is None else over(ledger, now.number, mine.id)
 
 
 def expire(

@@ -126,7 +126,7 @@ def due(ledger: Ledger, generation: int, dead: frozenset[str] = frozenset()) -> 
     if waiting is not None and waiting.terms == now.terms:
         taken = {each.slot for each in staying}
         coming = sum(
-            each.slot not in taken and each.id not in dead and _of(now, each.member.process) is None
+            each.slot not in taken and each.id not in dead and now.of_process(each.member.process) is None
             for each in waiting.claims
         )
     size = min(len(staying) + coming, now.terms.size)
@@ -192,7 +192,7 @@ def settled(ledger: Ledger, request: JoinRequest) -> Ledger | None:
     of the next one: claims of members for which it still works are dropped. After that it works for none.
     """
     now, waiting = ledger.current, ledger.waiting
-    mine = None if now is None else _of(now, request.process)
+    mine = None if now is None else now.of_process(request.process)
     if now is None or mine is None:
         return None if request.working else ledger
     there = () if waiting is None else waiting.claims
@@ -206,10 +206,6 @@ def settled(ledger: Ledger, request: JoinRequest) -> Ledger | None:
     left = ranked(tuple(each for each in there if not each.working))
     waiting = dataclasses.replace(waiting, claims=left) if left else None
     return dataclasses.replace(ledger, waiting=waiting)
-
-
-def _of(attempt: Attempt, process: str) -> Claim | None:
-    return next((each for each in attempt.claims if each.member.process == process), None)
 
 
 def with_claim(waiting: Attempt, mine: Claim) -> tuple[Claim, ...]:

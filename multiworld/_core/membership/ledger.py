@@ -24,6 +24,8 @@ __all__ = [
     "Failure",
     "Ledger",
     "Terms",
+    "claim_from_json",
+    "claim_to_json",
     "decode",
     "encode",
 ]
@@ -39,7 +41,7 @@ FAILURES_KEPT = 4
 
 _FORMAT = 1
 _MOST_KNOWN = 2 * MAX_SIZE
-_known: dict[str, Claim] = {}
+_known: dict[str, Claim] = {}  # by the text of their rows; emptied when there are so many
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,10 @@ class Attempt:
         """Return the claim with the id `me`."""
         return next((claim for claim in self.claims if claim.id == me), None)
 
+    def of_process(self, process: str) -> Claim | None:
+        """Return the first claim of a process."""
+        return next((claim for claim in self.claims if claim.member.process == process), None)
+
     def has(self, me: str) -> bool:
         """Whether the claim `me` is part of this attempt."""
         return self.of(me) is not None
@@ -231,6 +237,11 @@ class Ledger:
     def listed(self) -> bool:
         """Whether the store is a list of addresses."""
         return self.epoch != serving.NEVER
+
+    @property
+    def members(self) -> int:
+        """How many members have to do with it, about: those of the larger attempt."""
+        return max(1 if each is None else len(each.claims) for each in (self.current, self.waiting))
 
     @property
     def next_number(self) -> int:
@@ -328,6 +339,7 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
 
 
 def claim_to_json(claim: Claim) -> list[Any]:
+    """Return the claim's row: plain values, as JSON has them."""
     member = claim.member
     where = [member.endpoint.host, member.endpoint.port]
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
@@ -382,7 +394,11 @@ def _attempt_from_json(fields: Any) -> Attempt:
 
 
 def claim_from_json(row: Any) -> Claim:
-    """The claim of a row, from `_known` where it was read before: members read each other's over and over."""
+    """Return the claim of a row, the same object where it was read before: members read rows over and over.
+
+    Raises:
+        ValueError: the row is none of a claim.
+    """
     text = repr(row)  # not the values: 1 == True, and only one of them belongs into a row
     found = _known.get(text)
     if found is None:

@@ -41,14 +41,14 @@ class Letterbox:
         self._root = root
         self._me = me
         self._posted: dict[str, None] = {}
-        self._withdrawn = True
+        self._stands = False  # whether one of its letters does
 
     def post(self, letter: Letter) -> bool:
         """Leave a letter; False where the store takes none."""
         key = self._key(letter.attempt)
         if not self._store.append(key, letter_text(letter) + "\n"):
             return False
-        self._posted[key], self._withdrawn = None, False
+        self._posted[key], self._stands = None, True
         return True
 
     def letters(self, attempt: int) -> list[Letter]:
@@ -67,9 +67,9 @@ class Letterbox:
         A member that has read them before may still write them, but not in the place of a record that this
         one writes after it.
         """
-        if self._withdrawn:
+        if not self._stands:
             return False
-        self._withdrawn = True
+        self._stands = False
         for key in tuple(self._posted):  # another thread may be abandoned in `post`
             self._store.append(key, f"-{self._me}\n")
         return True

@@ -62,7 +62,7 @@ class MovingStore(AskingStore):
         epoch: of the server that this view has moved to; see `multiworld._core.membership.serving`.
     """
 
-    appends = True
+    appends = True  # as of `TcpStore`
 
     def __init__(
         self, servers: Servers, *, deadline: float, cancelled: Callable[[], bool] = lambda: False

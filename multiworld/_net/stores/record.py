@@ -27,23 +27,33 @@ if TYPE_CHECKING:
     from multiworld._core.membership.admission import Move
     from multiworld._core.membership.letters import Letter
 
-__all__ = ["StoreLike", "WorldRecord"]
+__all__ = ["TRIES", "StoreLike", "WorldRecord", "pause_before_try"]
 
 _NOTHING = "\x01nothing"  # no record starts like this: compare_set returns it where the key is missing
 TRIES = 2
 """How often a member writes at once after another one has come first."""
-LETTER_PAUSE = 0.0003
+_TRY_PAUSE = 0.0002
+"""Seconds for each try, 20 at most."""
+_LETTER_PAUSE = 0.0003
 """Seconds for each member: about the time in which one reads a letter and writes a claim."""
 
 T = TypeVar("T")
 
 
 def _no_letter(_ledger: Ledger) -> None:
-    """Nobody else can write what this step does."""
+    """The letter of a step that only its own member can carry out: none."""
 
 
-def _members(ledger: Ledger) -> int:
-    return max((len(each.claims) for each in (ledger.current, ledger.waiting) if each is not None), default=1)
+def pause_before_try(ledger: Ledger, tries: int, chance: float, *, posted: bool) -> float:
+    """Return the seconds that a member waits before it tries to write again.
+
+    Args:
+        ledger: the record.
+        tries: how often another member has come first.
+        chance: 0 to 1.
+        posted: whether its letter is in the box: then so long that a few members come to read all letters.
+    """
+    return chance * (ledger.members * _LETTER_PAUSE if posted else min(tries, 20) * _TRY_PAUSE)
 
 
 def _quoted(name: str) -> str:
@@ -140,24 +150,14 @@ class WorldRecord:
                     mine = letter(seen[1])
                     if mine is not None and mine.attempt != posted and self.box.post(mine):
                         posted = mine.attempt
-                    self._sleep(self._pause(seen[1], tries, posted=bool(posted)))
+                    chance = random.random()  # noqa: S311  (not a secret)
+                    self._sleep(pause_before_try(seen[1], tries, chance, posted=bool(posted)))
                     if posted:
                         seen = self._found(self.peek(self._key))
             elif fresh:
                 return move
             else:
                 seen, fresh = self._found(self.peek(self._key)), True
-
-    @staticmethod
-    def _pause(ledger: Ledger, tries: int, *, posted: bool) -> float:
-        """Seconds to wait before another try.
-
-        With a letter in the box, so long that of all members that have one a few come to read them all.
-        """
-        chance = random.random()  # noqa: S311  (not a secret)
-        if not posted:
-            return chance * min(tries, 20) * 0.0002
-        return chance * _members(ledger) * LETTER_PAUSE
 
     def carry(self, store: StoreLike, epoch: int) -> None:
         """Bring what is known to another server, which takes this one's place.

@@ -623,11 +623,7 @@ class Rendezvous:
 
     def _size(self) -> int:
         """How many members read the record, about."""
-        if not self.request.assigned:
-            return self.request.size
-        ledger = self._record.ledger
-        attempts = (ledger.current, ledger.waiting)
-        return max(len(each.claims) if each is not None else 1 for each in attempts)
+        return self._record.ledger.members if self.request.assigned else self.request.size
 
     def _part(self, last_words: Callable[[], object], keys: Iterable[str] = ()) -> None:
         names = [*keys, *self._record.box.keys]

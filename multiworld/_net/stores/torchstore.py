@@ -94,7 +94,7 @@ class TcpStore(AskingStore):
         answer: seconds.
     """
 
-    appends = True
+    appends = True  # to `WorldRecord`; torch itself is to do without (`has_extended_api`)
 
     def __init__(self, client: TcpClient, *, deadline: float, answer: float) -> None:
         super().__init__(max(answer, deadline - time.monotonic()))

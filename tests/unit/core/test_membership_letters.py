@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kits.lifekit import seat
 from kits.meetkit import MemoryStore, together
 
-from multiworld._core.membership import admission, letters
+from multiworld._core.membership import admission
 from multiworld._core.membership.admission import Move, Phase
 from multiworld._core.membership.ledger import Attempt, Claim, Failure, Ledger
 from multiworld._core.membership.letters import ClaimLetter, ReadyLetter, letter_from, letter_text, take_in
@@ -406,7 +406,3 @@ def test_many_survivors_that_come_at_once_agree_and_leave_no_letters(monkeypatch
         f"{store.lost} came too late, and none left a letter"
     )
     assert not any("letters" in key for key in store.keys)
-
-
-def test_the_module_says_what_it_has():
-    assert set(letters.__all__) >= {"ClaimLetter", "ReadyLetter", "take_in"}
