@@ -151,8 +151,7 @@ class Watchdog:
         """Keep the thread up while a world is joined again; return a function that ends that, idempotent.
 
         A thread that ends waits for its closing connections, which a stopped process does not close, and the
-        release of the broken world waits for the thread. Connections to its members stay as well: the next
-        generation needs most of them.
+        release of the broken world waits for the thread.
         """
         hold = object()
         with self._lock:
@@ -161,9 +160,7 @@ class Watchdog:
         def release() -> None:
             with self._lock:
                 self._kept.discard(hold)  # none after `stop`, and in a forked child
-                if not self._kept and self._sockets is not None:
-                    # Under the same lock: a thread that sees no hold sees this, and does not end before it.
-                    self._commands.append(self._part_unneeded)
+                if self._sockets is not None:
                     self._sockets.wake()
             self._join_if_idle()
 
@@ -285,6 +282,25 @@ class Watchdog:
             self._call(lambda now: self._remove(attachment, now, failure))
             self._join_if_idle()
 
+    def linger(self, attachment: Attachment) -> Callable[[], None]:
+        """Keep a broken world over its `detach`; see `Attachment.linger`."""
+        with self._lock:
+            attachment.lingering += 1
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            with self._lock:
+                if ended:
+                    return
+                ended = True
+                attachment.lingering -= 1
+            if attachment.detached:
+                self._post(lambda now: self._remove(attachment, now))
+                self._join_if_idle()
+
+        return end
+
     def stop(self, deadline: float) -> bool:
         """Leave every world, close every socket and end the thread. The watchdog can be used again.
 
@@ -300,9 +316,10 @@ class Watchdog:
         def leave_all(now: float) -> None:
             with self._lock:
                 self._kept.clear()
+                for attachment in attachments:
+                    attachment.lingering = 0
             for attachment in attachments:
                 self._remove(attachment, now)
-            self._peers.part_unneeded()
             if sockets is not None:
                 sockets.listeners.unlisten_all()
 
@@ -318,7 +335,9 @@ class Watchdog:
             sockets = self._sockets
             return Snapshot(
                 thread=self._thread is not None and self._thread.is_alive(),
-                worlds=tuple(sorted(key for key, _ in self._attachments)),
+                worlds=tuple(
+                    sorted(key for (key, _), each in self._attachments.items() if not each.detached)
+                ),
                 listeners=0 if sockets is None else len(sockets.listeners),
                 connections=0 if sockets is None else sockets.open - self._peers.early_close.watched,
             )
@@ -494,24 +513,22 @@ class Watchdog:
             self._sockets = None
             return True
 
-    def _part_unneeded(self, _: float) -> None:
-        if not self._kept:  # else another join has begun meanwhile
-            self._peers.part_unneeded()
-
     def _remove(self, attachment: Attachment, now: float, failure: str = "") -> None:
         roster = attachment.roster
         world = world_id(roster)
         with self._lock:
             if self._attachments.get(world) is not attachment:
                 return
+            if attachment.lingering > 0 and attachment.breakage is not None:
+                attachment.over()
+                return
             del self._attachments[world]
             if self._helper is not None:
                 self._helper.forget(roster.token)
             if self._sockets is not None:
                 self._sockets.listeners.unlisten(roster.members[roster.rank].endpoint)
-            keep = bool(self._kept)
         # The members of a broken world were told already.
-        self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure, keep=keep)
+        self._peers.remove(world, goodbye=attachment.breakage is None, now=now, failure=failure)
         attachment.over()
 
     def _give_up(self, detail: str) -> None:

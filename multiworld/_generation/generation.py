@@ -236,6 +236,15 @@ class Generation:
         """Let the store outlive this generation, if this process serves it; returns what releases it."""
         return self._holdings.keep_store()
 
+    def linger(self) -> Callable[[], None]:
+        """Let the watchdog judge the members on after the end, if this broke; returns what ends that."""
+        return self._attachment.linger()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ranks of members that were lost after it broke, as long as that is looked at (`linger`)."""
+        return self._attachment.lost
+
     def _carry_out(self, actions: tuple[Action, ...], event: StageEvent) -> None:
         """Carry out what an event leads to: the one place that does."""
         for action in actions:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from multiworld import settings
@@ -225,9 +225,31 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     from multiworld._join import steps  # noqa: F401, PLC0415
 
     deadline = time.monotonic() + plan.timeout
-    if not plan.assigned:
-        return _join_once(plan, world, cancelled, deadline, set())
-    gone, kept = set[str](), KeptState()
+    with contextlib.ExitStack() as lingering:
+        tries = _Tries(lingering)
+        if not plan.assigned:
+            return _join_once(plan, world, cancelled, deadline, tries)
+        return _join_assigned(plan, world, cancelled, deadline, tries)
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """What the tries of one join share.
+
+    Attributes:
+        lingering: ends the watch over the members of generations that broke before, or meanwhile.
+        gone: ids of processes that were lost in one of the tries.
+    """
+
+    lingering: contextlib.ExitStack
+    gone: set[str] = field(default_factory=set)
+
+
+def _join_assigned(
+    plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, tries: _Tries
+) -> World:
+    """Join, and again without the members that are lost meanwhile."""
+    kept = KeptState()
     handle = world
     closes = world._closes if world is not None else 0  # noqa: SLF001  (joins make worlds)
 
@@ -236,7 +258,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
 
     while True:
         try:
-            handle = _join_once(plan, handle, given_up, deadline, gone)
+            handle = _join_once(plan, handle, given_up, deadline, tries)
             bring_up_to_date(handle, kept)
         except (  # noqa: PERF203  (few tries)
             JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException,
@@ -263,9 +285,9 @@ def _close_new(handle: World | None, world: World | None) -> None:
 
 
 def _join_once(
-    plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, gone: set[str]
+    plan: JoinPlan, world: World | None, cancelled: Callable[[], bool], deadline: float, tries: _Tries
 ) -> World:
-    """Join, or join again; `gone` gets the ids of processes that were lost meanwhile."""
+    """Join, or join again: one try."""
     from multiworld._generation import generation  # noqa: PLC0415  (it loads torch)
     from multiworld._join import steps  # noqa: PLC0415
 
@@ -285,8 +307,8 @@ def _join_once(
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
                 kept.callback(registry.watchdog().keep())
-                _retire(plan, old, world, kept, deadline)
-            past, lost, left = _past(world, gone) if plan.assigned else (None, (), ())
+                _retire(plan, old, world, kept, tries.lingering, deadline)
+            past, lost, left = _past(world, tries.gone) if plan.assigned else (None, (), ())
             terms = steps.Terms(
                 plan,
                 machine,
@@ -295,7 +317,8 @@ def _join_once(
                 past=past,
                 lost=lost,
                 left=left,
-                gone=gone,
+                more_lost=frozenset if world is None or past is None else _more_lost(world),
+                gone=tries.gone,
                 step=0 if world is None else world.step,
             )
             with contextlib.ExitStack() as undo:
@@ -339,6 +362,7 @@ def _retire(
     old: RegisteredWorld | None,
     world: World | None,
     kept: contextlib.ExitStack,
+    lingering: contextlib.ExitStack,
     deadline: float,
 ) -> None:
     """Release the generation that is over: of the world that joins again, and of one that had its name before."""
@@ -346,6 +370,8 @@ def _retire(
         if ended is not None:
             # Others may wait at the store that this process serves: it stays up until the new hold is there.
             kept.callback(ended._gen.keep_store())  # noqa: SLF001  (joins make worlds)
+            # Until the last of several tries: they ask which members are lost meanwhile.
+            lingering.callback(ended._gen.linger())  # noqa: SLF001
             # A claim at another store would tell nothing to those that wait at this one.
             again = world is not None and ended is world and world._plan.meets_at == plan.store  # noqa: SLF001
             ended._gen.retire(min(deadline, time.monotonic() + UNDO_BUDGET), again=again)  # noqa: SLF001
@@ -365,10 +391,18 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
         return None, (), ()
     gen = world._gen  # noqa: SLF001  (joins make worlds)
     breakage = gen.breakage
-    lost = set(breakage.ranks) if breakage is not None and breakage.cause in LOST else set()
+    lost = set(gen.lost)
+    if breakage is not None and breakage.cause in LOST:
+        lost.update(breakage.ranks)
     lost.update(member.rank for member in gen.roster.members if member.process in gone)
     left = breakage.ranks if breakage is not None and breakage.cause is Cause.LEFT else ()
     return gen.roster, tuple(sorted(lost)), tuple(sorted(left))
+
+
+def _more_lost(world: World) -> Callable[[], frozenset[int]]:
+    """What asks for the members of this process's last generation that were lost after it broke."""
+    gen = world._gen  # noqa: SLF001  (joins make worlds)
+    return lambda: gen.lost
 
 
 def _advancing(world: World) -> Advancing:

@@ -77,6 +77,7 @@ class Terms:
         past: where ranks are assigned, the generation that this process was in last; None if there was none.
         lost: ranks of its members that are known to be lost.
         left: those of them that have left in good order.
+        more_lost: returns further ranks that were lost since.
         gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
@@ -91,6 +92,7 @@ class Terms:
     past: Roster | None = None
     lost: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    more_lost: Callable[[], frozenset[int]] = frozenset
     gone: set[str] = field(default_factory=set)
     step: int = 0
     limit: Callable[[], int] | None = None
@@ -324,6 +326,7 @@ def _agree(
             deadline=deadline,
             last_call=plan.last_call,
             cancelled=cancelled,
+            more_lost=terms.more_lost,
             held=partial(held, store.store, plan.name) if plan.served else None,
         )
         begun(rendezvous)

@@ -157,6 +157,14 @@ def test_a_stopped_member_is_left_out_and_comes_back_last(cast):
     assert everyone(rest, 3) == (seats[2], seats[3], seats[0])
 
 
+def test_two_that_stop_at_once_are_left_out_without_a_last_call(cast):
+    """The verdict names the one whose silence was longest; the other is not waited for as one that is late."""
+    members, _ = four(cast)
+    for each in members[2:]:
+        each.stop()
+    everyone(members[:2], 2)
+
+
 def test_a_member_leaves_and_the_others_go_on(cast):
     members, seats = four(cast)
     members[1].say("close")

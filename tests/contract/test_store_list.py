@@ -203,3 +203,16 @@ def test_a_host_is_lost_and_comes_back(cast, network):
     network.plug(1)
     moves(keeper, 0)
     assert together(members, 3) > second
+
+
+def test_all_members_on_a_host_that_is_lost_are_left_out_without_a_last_call(cast, network):
+    """Their silence is not known at once: the verdict names one of them."""
+    where = f"tcp://{network.address(1)}:29500,{network.address(2)}:29500"
+    cast.start(keep, netns=network.hosts[0], store=where).expect("open")
+    members = [
+        cast.start(stepping, number, netns=network.hosts[host], size="1:6", store=where, hang_timeout=1.0)
+        for number, host in enumerate((0, 1, 1, 1, 2, 2))
+    ]
+    assert together(members) == 1
+    network.pull(3)
+    assert together(members[:4]) == 2

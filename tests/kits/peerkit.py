@@ -13,6 +13,7 @@ from multiworld._core.liveness.actions import (
     Hear,
     Keep,
     Look,
+    Lost,
     Ready,
     Refusal,
     Release,
@@ -60,6 +61,7 @@ class Node:
         self.stopped = False
         self.ready: list[tuple[str, int]] = []
         self.broken: dict[tuple[str, int], object] = {}
+        self.lost: list[Lost] = []
         self.refused: list[Refusal] = []
         self.looks: list[Look] = []
         self.doing = b""
@@ -69,8 +71,8 @@ class Node:
         self.peers.add(roster, self.net.now)
         self.act()
 
-    def remove(self, world, *, goodbye=True, keep=False) -> None:
-        self.peers.remove(world, goodbye=goodbye, now=self.net.now, keep=keep)
+    def remove(self, world, *, goodbye=True) -> None:
+        self.peers.remove(world, goodbye=goodbye, now=self.net.now)
         self.act()
 
     def settle(self, probes=None) -> None:
@@ -96,6 +98,8 @@ class Node:
             elif isinstance(action, Break):
                 assert action.world not in self.broken, "a second verdict"
                 self.broken[action.world] = action.breakage
+            elif isinstance(action, Lost):
+                self.lost.append(action)
             elif isinstance(action, Look):
                 self.looks.append(action)
             elif isinstance(action, Answer):

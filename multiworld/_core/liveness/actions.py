@@ -23,6 +23,7 @@ __all__ = [
     "Hear",
     "Keep",
     "Look",
+    "Lost",
     "Ready",
     "Refusal",
     "Release",
@@ -84,6 +85,14 @@ class Break:
 
     world: WorldId
     breakage: Breakage
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The members `ranks` of `world`, which is broken, are lost too."""
+
+    world: WorldId
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -151,5 +160,18 @@ class Hear:
 
 
 Action = (
-    Answer | Ask | BusyReport | Dial | Send | Drop | Hear | Keep | Look | Release | Ready | Refusal | Break
+    Answer
+    | Ask
+    | Break
+    | BusyReport
+    | Dial
+    | Drop
+    | Hear
+    | Keep
+    | Look
+    | Lost
+    | Ready
+    | Refusal
+    | Release
+    | Send
 )

@@ -2,6 +2,8 @@
 
 Signs of life belong to a pair of processes: worlds that share a peer share its state, so a heartbeat costs
 the same for one world and for a hundred. Verdicts belong to worlds. The first verdict of a world is final.
+The others in a broken world are judged on until it is removed: those that make its next generation must
+not wait for one that was lost in the same moment, and whose silence is known a moment later.
 
 The detector uses no sockets and no clock. The driver reads every socket until it is empty, feeds the events,
 and then calls `settle` once: peers that ended in the same batch are named in one verdict, and data that
@@ -30,6 +32,7 @@ __all__ = [
     "SIGN_GRACE",
     "ConnectionEnd",
     "Detector",
+    "Loss",
     "Notice",
     "Probe",
     "Verdict",
@@ -122,6 +125,19 @@ class Notice:
     busy: bool
 
 
+@dataclass(frozen=True)
+class Loss:
+    """More members of a broken world are lost: they crashed, hang, or cannot be reached.
+
+    Attributes:
+        world: which.
+        ranks: of the members.
+    """
+
+    world: WorldId
+    ranks: tuple[int, ...]
+
+
 @dataclass
 class _Claim:
     """A possible cause in the current batch."""
@@ -146,11 +162,13 @@ class _FailedOperation:
 class _World:
     roster: Roster
     claims: list[_Claim] = field(default_factory=list)
+    broken: bool = False
+    judged: set[int] = field(default_factory=set)  # ranks of which nothing more is to be found out
 
 
 @dataclass
 class _Peer:
-    """One process, as long as a world that is not broken has a member there."""
+    """One process, as long as a world that is not removed has a member there that is not judged."""
 
     worlds: dict[WorldId, tuple[int, ...]] = field(default_factory=dict)  # which ranks it has in each
     shortest: float = math.inf
@@ -174,6 +192,7 @@ class Detector:
         self._own = own
         self._busy = BusyTracker(busy)
         self._notices: list[Notice] = []
+        self._losses: list[Loss] = []
         self._worlds: dict[WorldId, _World] = {}
         self._peers: dict[str, _Peer] = {}
         self._ended: dict[str, ConnectionEnd] = {}
@@ -208,20 +227,29 @@ class Detector:
         self._urgent.pop(world, None)
         self._failed.pop(world, None)
         for process in {member.process for member in state.roster.members} - {self._own}:
-            peer = self._peers[process]
-            del peer.worlds[world]
-            peer.spared.pop(world, None)
-            if not peer.worlds:
-                # What is connected stays known: another world may come for it.
-                peer.shortest = math.inf
-                if peer.heard is None:
-                    del self._peers[process]
-            elif peer.shortest >= state.roster.hang_timeout:
-                peer.shortest = min(self._worlds[each].roster.hang_timeout for each in peer.worlds)
+            self._unwatch(process, state)
+
+    def _unwatch(self, process: str, state: _World) -> None:
+        """Judge a process no more for a world."""
+        peer, world = self._peers.get(process), world_id(state.roster)
+        if peer is None or peer.worlds.pop(world, None) is None:
+            return
+        peer.spared.pop(world, None)
+        if not peer.worlds:
+            # What is connected stays known: another world may come for it.
+            peer.shortest = math.inf
+            if peer.heard is None:
+                del self._peers[process]
+        elif peer.shortest >= state.roster.hang_timeout:
+            peer.shortest = min(self._worlds[each].roster.hang_timeout for each in peer.worlds)
 
     def watches(self, world: WorldId) -> bool:
         """Whether the world is watched and not broken."""
-        return world in self._worlds
+        return self._unbroken(world) is not None
+
+    def _unbroken(self, world: WorldId) -> _World | None:
+        state = self._worlds.get(world)
+        return None if state is None or state.broken else state
 
     def shortest(self, process: str) -> float:
         """Return the smallest hang_timeout of the worlds shared with `process`; infinite without any."""
@@ -269,20 +297,20 @@ class Detector:
 
     def left(self, world: WorldId, rank: int) -> None:
         """A member said goodbye to a world."""
-        state = self._worlds.get(world)
+        state = self._unbroken(world)
         if state is not None:
             detail = f"{names([state.roster.members[rank]])}: it closed the world in good order"
             self._claim(state, _Claim(Cause.LEFT, (rank,), detail))
 
     def fell(self, world: WorldId, rank: int, detail: str) -> None:
         """A member reported a fault of its own that ends it."""
-        state = self._worlds.get(world)
+        state = self._unbroken(world)
         if state is not None and 0 <= rank < state.roster.size:
             self._claim(state, _Claim(Cause.FAILED, (rank,), detail, itself=True))
 
     def told(self, world: WorldId, cause: Cause, ranks: Iterable[int], detail: str) -> None:
         """A member reported that the world is broken. Ranks that the world does not have are left out."""
-        state = self._worlds.get(world)
+        state = self._unbroken(world)
         if state is not None:
             known = tuple(sorted({rank for rank in ranks if 0 <= rank < state.roster.size}))
             self._claim(state, _Claim(cause, known, detail))
@@ -293,7 +321,7 @@ class Detector:
         It has `GRACE` to arrive, and longer, `SIGN_GRACE` at most, while a member gives no sign of life: that
         one may be dead, be it named or not, as a survivor's end of a connection closes after a death as well.
         """
-        state = self._worlds.get(world)
+        state = self._unbroken(world)
         if state is not None and world not in self._failed:
             claim = _Claim(Cause.FAILED, tuple(sorted(set(ranks))), detail)
             limit = state.roster.hang_timeout
@@ -322,6 +350,11 @@ class Detector:
     def bear(self, busy: float) -> None:
         """Set for how many seconds a silent process that runs counts as busy; 0: all silence counts."""
         self._busy.bound = busy
+
+    def losses(self) -> list[Loss]:
+        """Return the members of broken worlds that were lost since the last call, not those of verdicts."""
+        losses, self._losses = self._losses, []
+        return losses
 
     def notices(self) -> list[Notice]:
         """Return the members that became busy, or answer again, since the last call."""
@@ -412,30 +445,50 @@ class Detector:
                 for rank in claim.ranks
             }
             members = [
-                each for each in state.roster.members if each.process in ended and each.rank not in left
+                each
+                for each in state.roster.members
+                if each.process in ended and each.rank not in left | state.judged
             ]
             if not members:
                 continue
-            # A crash explains the rest: a crashed process ends others' connections, not the reverse.
-            crashed = [each for each in members if ended[each.process] is ConnectionEnd.LOST]
-            chosen = crashed or [each for each in members if ended[each.process] is ended[members[0].process]]
-            ending = ended[chosen[0].process]
-            self._break(
-                world, _CAUSE_OF[ending], _ranks(chosen), f"{names(chosen)}: {ending.value}", now, verdicts
+            if not state.broken:
+                # A crash explains the rest: a crashed process ends others' connections, not the reverse.
+                crashed = [each for each in members if ended[each.process] is ConnectionEnd.LOST]
+                chosen = crashed or [
+                    each for each in members if ended[each.process] is ended[members[0].process]
+                ]
+                ending = ended[chosen[0].process]
+                self._break(
+                    world,
+                    _CAUSE_OF[ending],
+                    _ranks(chosen),
+                    f"{names(chosen)}: {ending.value}",
+                    now,
+                    verdicts,
+                )
+            self._lose(
+                state, [each for each in members if _CAUSE_OF[ended[each.process]] is not Cause.FAILED]
             )
 
     def _settle_silent(
         self, process: str, now: float, probes: Mapping[str, Probe], verdicts: list[Verdict]
     ) -> None:
         for world in sorted(self._peers[process].worlds):
-            roster = self._worlds[world].roster
+            roster, judged = self._worlds[world].roster, self._worlds[world].judged
             limit = roster.hang_timeout
-            silent = [each for each in roster.members if now >= self._since(each.process) + limit]
+            silent = [
+                each
+                for each in roster.members
+                if each.rank not in judged and now >= self._since(each.process) + limit
+            ]
             runs = [each for each in silent if now < self._until(each.process, limit)]
             for each in runs:
                 self._spare(world, each)
             silent = [each for each in silent if each not in runs]
             if not silent:
+                continue
+            if self._worlds[world].broken:
+                self._lose(self._worlds[world], silent)
                 continue
             mute = [each for each in silent if not _answers(probes.get(each.process), limit)]
             if mute:
@@ -491,12 +544,33 @@ class Detector:
         now: float,
         verdicts: list[Verdict],
     ) -> None:
-        roster = self._worlds[world].roster
+        state = self._worlds[world]
+        roster = state.roster
         # Crashed and departed members cannot be told. Hung and unreachable ones may still receive it.
         deaf = ranks if cause in {Cause.CRASHED, Cause.LEFT} else ()
         tell = tuple(rank for rank in range(roster.size) if rank != roster.rank and rank not in deaf)
-        self.remove(world)
         verdicts.append(Verdict(world, Breakage(cause, ranks, detail, now), tell))
+        state.broken = True
+        state.claims.clear()
+        self._urgent.pop(world, None)
+        self._failed.pop(world, None)
+        if cause is not Cause.FAILED:
+            self._judge(state, ranks)
+
+    def _lose(self, state: _World, members: list[Member]) -> None:
+        """More members of a broken world are lost."""
+        ranks = tuple(rank for rank in _ranks(members) if rank not in state.judged)
+        if ranks:
+            self._losses.append(Loss(world_id(state.roster), ranks))
+            self._judge(state, ranks)
+
+    def _judge(self, state: _World, ranks: Iterable[int]) -> None:
+        """Find out nothing more about members of a broken world."""
+        state.judged.update(ranks)
+        processes = {state.roster.members[rank].process for rank in ranks}
+        for process in processes - {self._own}:
+            if all(each.rank in state.judged for each in state.roster.members if each.process == process):
+                self._unwatch(process, state)
 
 
 def _answers(probe: Probe | None, limit: float) -> bool:

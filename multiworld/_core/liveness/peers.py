@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multiworld._core.liveness.actions import Action, Break, BusyReport, Dial, Drop, Ready, Refusal, Send, Why
+from multiworld._core.liveness.actions import (
+    Action,
+    Break,
+    BusyReport,
+    Dial,
+    Drop,
+    Lost,
+    Ready,
+    Refusal,
+    Send,
+    Why,
+)
 from multiworld._core.liveness.attached import AttachedWorlds
 from multiworld._core.liveness.connections import (
     FASTEST_BEAT,
@@ -97,6 +108,7 @@ class Peers:
 
     def add(self, roster: Roster, now: float) -> None:
         """Attach a world: connect to its members, and answer proofs that arrived early."""
+        self._part_silent(roster, now)
         self._worlds.add(roster)
         self._ended_generations.remove(roster)
         self._detector.add(roster, now)
@@ -113,14 +125,22 @@ class Peers:
                 self._consider(connection, place, connection.waiting.pop(place), now)
         self._check(roster.key, now)
 
-    def remove(
-        self, world: WorldId, *, goodbye: bool, now: float, failure: str = "", keep: bool = False
-    ) -> None:
-        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`.
+    def _part_silent(self, roster: Roster, now: float) -> None:
+        """Close connections on which half of `hang_timeout` nothing came: a new one may do better.
 
-        With `keep` connections that no world needs any more stay, for its next generation, until
-        `part_unneeded`; not those on which half of `hang_timeout` nothing came: a new one may do better.
+        Not those that another world needs.
         """
+        for process in self._worlds.processes(roster):
+            connection = self._trusted.get(process)
+            if (
+                connection is not None
+                and self._detector.silence(process, now) > roster.hang_timeout / 2
+                and not any(map(self._detector.watches, self._worlds.shared(process)))
+            ):
+                self._part(connection)
+
+    def remove(self, world: WorldId, *, goodbye: bool, now: float, failure: str = "") -> None:
+        """Detach a world; with `goodbye`, tell the members that this one left, or its `failure`."""
         state = self._worlds.pop(world)
         if state is None:
             return
@@ -146,17 +166,9 @@ class Peers:
                     connection.ended = {place for place in connection.ended if place[0] != roster.key}
                 self._ask(connection, now)
             if not self._worlds.shared(process):
-                kept = keep and self._detector.silence(process, now) <= roster.hang_timeout / 2
                 self._dialing.drop(process)
                 for connection in self._connections.to(process):
-                    if not (kept and connection.trusted):
-                        self._part(connection)
-
-    def part_unneeded(self) -> None:
-        """Close the connections that no world needs, and that `remove` has kept."""
-        for connection in self._connections.everyone():
-            if connection.trusted and not self._worlds.shared(connection.peer):
-                self._part(connection)
+                    self._part(connection)
 
     def report(self, world: WorldId, ranks: Iterable[int], detail: str, now: float) -> None:
         """An operation of `world` failed."""
@@ -252,6 +264,7 @@ class Peers:
                 self._actions.append(Break(verdict.world, verdict.breakage))
             # Verdicts told to other ranks of this process are settled in the next round.
         self._actions += [BusyReport(each.world, each.ranks, each.busy) for each in self._detector.notices()]
+        self._actions += [Lost(each.world, each.ranks) for each in self._detector.losses()]
         for process in self._detector.questions(now):
             if (question := self._worlds.question(process)) is not None:
                 self._actions.append(question)

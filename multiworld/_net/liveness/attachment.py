@@ -36,6 +36,9 @@ class Owner(Protocol):
     def detach(self, attachment: Attachment, failure: str = "") -> None:
         """Remove the attachment; tell the members goodbye, or the failure, unless the world is broken."""
 
+    def linger(self, attachment: Attachment) -> Callable[[], None]:
+        """Keep the attachment of a broken world over `detach`; return what ends that."""
+
     def ask_to_read(self, attachment: Attachment, ranks: tuple[int, ...]) -> None:
         """Ask members to read what this one sent them."""
 
@@ -46,15 +49,17 @@ class Owner(Protocol):
 class Attachment:
     """A world's registration with the watchdog; `multiworld.watchdog.Watchdog.attach` makes it.
 
-    Its users call `report`, `breakage_for`, `leave` and `detach`, and read `breakage`; the watchdog calls the
-    rest.
+    Its users call `report`, `breakage_for`, `linger`, `leave` and `detach`, and read `breakage` and `lost`;
+    the watchdog calls the rest.
 
     Attributes:
         breakage: the verdict, once there is one; final.
+        lost: ranks of members that were lost after it: they crashed, hang, or cannot be reached.
         roster: of the world.
         error: why it was not attached.
         ready: whether it was attached.
         detached: whether it is, or is being, detached; callbacks are not called any more.
+        lingering: how often `linger` was called and not ended; the watchdog's.
         settled: set when the attachment succeeded or failed.
         ended: set when the world broke or was detached.
     """
@@ -75,6 +80,8 @@ class Attachment:
         self._numbers = itertools.count(1)
         self.roster = roster
         self.breakage: Breakage | None = None
+        self.lost: frozenset[int] = frozenset()
+        self.lingering = 0
         self.error: JoinError | None = None
         self.ready = False
         self.detached = False
@@ -171,6 +178,16 @@ class Attachment:
             raise
         return answers
 
+    def linger(self) -> Callable[[], None]:
+        """Have the members of a broken world judged on after it is detached: who is lost is in `lost`.
+
+        The connections to its members stay as well: a next generation needs most of them.
+
+        Returns:
+            What ends that; idempotent.
+        """
+        return self._owner.linger(self)
+
     def leave(self, failure: str = "") -> None:
         """Tell all members goodbye and detach; takes a millisecond, at most about a second.
 
@@ -249,6 +266,10 @@ class Attachment:
             self._fail(error)
         for each in tuple(self._inquiries.values()):
             each.lost(breakage.ranks)
+
+    def lose(self, ranks: tuple[int, ...]) -> None:
+        """Record more members that are lost. Called by the watchdog's thread."""
+        self.lost |= frozenset(ranks)
 
     def busy(self, ranks: tuple[int, ...], *, busy: bool) -> None:
         """Report members that run without answering, or answer again. Called by the watchdog's thread."""

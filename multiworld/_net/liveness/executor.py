@@ -15,6 +15,7 @@ from multiworld._core.liveness.actions import (
     Hear,
     Keep,
     Look,
+    Lost,
     Ready,
     Release,
     Send,
@@ -105,6 +106,8 @@ class Executor:
                 ready.append(attachment)
             elif isinstance(action, BusyReport):
                 attachment.busy(action.ranks, busy=action.busy)
+            elif isinstance(action, Lost):
+                attachment.lose(action.ranks)
             elif isinstance(action, Look):
                 attachment.look(action.rank)
             elif isinstance(action, Answer):

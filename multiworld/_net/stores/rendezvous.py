@@ -91,6 +91,7 @@ class Rendezvous:
         last_call: where ranks are assigned, seconds for which members that may still come are waited for once
             there are enough.
         cancelled: polled from another thread; True gives up. Must not block.
+        more_lost: returns ranks of the request's past generation that were lost since the request was made.
         held: returns what a world of which the store knows nothing waits for before it may begin there; ""
             where it may. None: the store decides, if it is a list.
         clock: monotonic seconds.
@@ -106,6 +107,7 @@ class Rendezvous:
         deadline: float,
         last_call: float = 30.0,
         cancelled: Callable[[], bool] = lambda: False,
+        more_lost: Callable[[], frozenset[int]] = frozenset,
         held: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -122,6 +124,7 @@ class Rendezvous:
         self._enough_since: float | None = None
         self._silent_since: float | None = None
         self._cancelled = cancelled
+        self._more_lost = more_lost
         self._clock = clock
         self._sleep = sleep
         self._probe = probe
@@ -285,6 +288,8 @@ class Rendezvous:
                 now = self._clock()
                 if self.request.working and self._nothing_due():
                     raise self._cancel()
+                if self._learn_lost():
+                    continue
                 if attempt.missing:
                     next_seal, self._enough_since = now + _SEAL_AFTER, None
                 elif assigned.expected(ledger):
@@ -311,6 +316,16 @@ class Rendezvous:
             if self._record.read():
                 news = self._clock()
             self._keep_time(watch)
+
+    def _learn_lost(self) -> bool:
+        """Put members that were lost meanwhile into the record; return whether it changed."""
+        lost = self._more_lost()
+        if lost <= set(self.request.lost):
+            return False
+        self.request = dataclasses.replace(self.request, lost=tuple(sorted(lost | set(self.request.lost))))
+        before = self._record.ledger
+        move = self._record.apply(lambda ledger: Move(assigned.remembered(ledger, self.request)))
+        return move.ledger is not before
 
     def _nothing_due(self) -> bool:
         """Whether what a working generation was to be succeeded for has gone away."""

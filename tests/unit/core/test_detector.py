@@ -12,6 +12,7 @@ from multiworld._core.liveness.detector import (
     SIGN_GRACE,
     ConnectionEnd,
     Detector,
+    Loss,
     Probe,
     Verdict,
     world_id,
@@ -239,6 +240,61 @@ def test_a_failure_that_was_told_is_a_verdict_at_once():
     assert the(detector.settle(1.0, {})).breakage.cause is Cause.FAILED
 
 
+def test_the_others_of_a_broken_world_are_judged_on():
+    """A host that is lost is silent with all its members, but not for the same time."""
+    detector = watching(rosters("a", (1, 2, 3, 4, 5), hang=2.0))
+    detector.heard(process(2), 0.5)
+    detector.heard(process(4), 0.5)
+    every = {process(each): SILENT_HOST for each in range(2, 6)}
+    verdict = the(detector.settle(2.0, every))
+    assert (verdict.breakage.cause, verdict.breakage.ranks) == (Cause.UNREACHABLE, (2, 4))
+    assert not detector.watches(verdict.world)
+    assert detector.losses() == []
+    detector.heard(process(2), 2.1)
+    assert detector.wake() == 2.5
+    assert detector.settle(2.5, every) == []
+    assert detector.losses() == [Loss(("a/1", 0), (3,))]
+    detector.closed(process(2), ConnectionEnd.LOST)
+    detector.closed(process(5), ConnectionEnd.LOST)
+    assert detector.settle(2.6, {}) == []
+    assert detector.losses() == [Loss(("a/1", 0), (1,))], "the other one is in the verdict"
+    assert detector.wake() == math.inf
+
+
+def test_what_a_crash_explains_is_lost_too():
+    detector = watching(rosters("a", (1, 2, 3, 4)))
+    detector.closed(process(2), ConnectionEnd.DEAD)
+    detector.closed(process(3), ConnectionEnd.LOST)
+    detector.closed(process(4), ConnectionEnd.GARBAGE)  # it lives
+    assert the(detector.settle(1.0, {})).breakage.ranks == (2,)
+    assert detector.losses() == [Loss(("a/1", 0), (1,))]
+
+
+def test_nothing_more_is_said_of_a_broken_world():
+    detector = watching(rosters("a", (1, 2, 3)))
+    detector.left(("a/1", 0), 1)
+    assert the(detector.settle(1.0, {})).breakage.cause is Cause.LEFT
+    detector.left(("a/1", 0), 2)
+    detector.fell(("a/1", 0), 2, "fell")
+    detector.told(("a/1", 0), Cause.HUNG, (2,), "told")
+    detector.failed(("a/1", 0), (2,), "failed", 1.0)
+    assert detector.settle(2.0, {}) == []
+    detector.closed(process(2), ConnectionEnd.LOST)
+    assert detector.settle(2.0, {}) == []
+    assert detector.losses() == [], "it has left"
+
+
+def test_a_member_is_judged_until_all_its_ranks_are():
+    group = rosters("a", (1, 2, 2, 3), hang=2.0)
+    detector = watching(group)
+    detector.left(world_id(group[0]), 1)
+    the(detector.settle(1.0, {}))
+    assert detector.shortest(process(2)) == 2.0
+    detector.settle(2.0, {process(2): ANSWERS, process(3): ANSWERS})
+    assert [each.ranks for each in detector.losses()] == [(2, 3)]
+    assert detector.shortest(process(2)) == math.inf
+
+
 def test_worlds_that_are_gone_give_no_verdict():
     detector = watching(rosters("a", (1, 2)), rosters("b", (1, 2), hang=9.0))
     assert detector.watches(("a/1", 0))
@@ -303,6 +359,7 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
     detector = watching(*groups)
     now, last = 0.0, dict.fromkeys(range(2, 6), 0.0)
     over: set = set()
+    blamed_in: dict = {}
     suspected: set[int] = set()
     for step in steps:
         kind, value = step[0], step[1]
@@ -342,6 +399,7 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
             breakage = verdict.breakage
             blamed = {int(roster.members[rank].process, 16) for rank in breakage.ranks}
             assert breakage.ranks == tuple(sorted(set(breakage.ranks)))
+            blamed_in[verdict.world] = set() if breakage.cause is Cause.FAILED else set(breakage.ranks)
             assert roster.rank not in verdict.tell
             if breakage.cause is Cause.CRASHED:
                 assert blamed == hit
@@ -350,6 +408,13 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
                 assert all(now - last[each] >= roster.hang_timeout for each in blamed)
             elif breakage.cause is not Cause.FAILED:
                 assert verdict.world in told
+        for loss in detector.losses():
+            roster = next(each for each in mine if world_id(each) == loss.world)
+            assert loss.ranks
+            assert not blamed_in[loss.world] & set(loss.ranks), "lost already"
+            blamed_in[loss.world] |= set(loss.ranks)
+            who = {int(roster.members[rank].process, 16) for rank in loss.ranks}
+            assert who <= hit or all(now - last[each] >= roster.hang_timeout for each in who)
         assert detector.wake() > now or not math.isfinite(detector.wake())
     for roster in mine:
         assert detector.watches(world_id(roster)) == (world_id(roster) not in over)

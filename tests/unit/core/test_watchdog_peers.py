@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kits.peerkit import ANSWERS, SILENT_HOST, TOKEN, Net, process, rosters
 
 from multiworld._core.liveness import peers as peers_module
-from multiworld._core.liveness.actions import Drop, Send, Why
+from multiworld._core.liveness.actions import Drop, Lost, Send, Why
 from multiworld._core.liveness.detector import ConnectionEnd
 from multiworld._core.liveness.dialing import Dialing
 from multiworld._core.liveness.wire import (
@@ -138,21 +138,16 @@ def connections(net, number):
     return {each.peer: each for each in net[number].peers._connections.everyone()}
 
 
-def test_the_next_generation_has_the_connections_of_the_last_one_that_were_kept():
+def test_the_next_generation_has_the_connections_of_the_last_one():
     net = joined((1, 2, 3))
     before = {number: connections(net, number) for number in (1, 2, 3)}
     net.crash(3)
     net.pass_time(1.0)
-    for number in (1, 2):
-        assert verdict(net, number).cause is Cause.CRASHED
-        net[number].remove(("w/1", number - 1), goodbye=False, keep=True)
-    net.run()
-    assert [net[number].peers.connections for number in (1, 2)] == [1, 1]
+    assert [verdict(net, number).cause for number in (1, 2)] == [Cause.CRASHED] * 2
     net.join(rosters("w", (1, 2), generation=2))
     for one, other in ((1, 2), (2, 1)):
         assert connections(net, one)[process(other)] is before[one][process(other)]
-        net[one].peers.part_unneeded()
-        net[one].act()
+        net[one].remove(("w/1", one - 1), goodbye=False)
     net.run()
     assert [net[number].peers.connections for number in (1, 2)] == [1, 1], "the new generation needs it"
     net.crash(2)
@@ -160,38 +155,37 @@ def test_the_next_generation_has_the_connections_of_the_last_one_that_were_kept(
     assert verdict(net, 1, "w/2", 0).cause is Cause.CRASHED
 
 
-def test_what_was_kept_for_a_generation_that_does_not_come_is_closed():
-    net = joined((1, 2))
-    net[1].remove(("w/1", 0), keep=True)
-    net.run()
-    assert verdict(net, 2).cause is Cause.LEFT
-    net[2].remove(("w/1", 1), keep=True)
-    net.pass_time(20.0)
-    assert [net[number].peers.connections for number in (1, 2)] == [1, 1]
-    net[1].peers.part_unneeded()
-    net[1].act()
-    net.run()
-    assert [net[number].peers.connections for number in (1, 2)] == [0, 0]
-    assert net[1].peers.wake() == net[2].peers.wake() == math.inf
-
-
-@pytest.mark.parametrize(("quiet", "kept"), [(0.9, 1), (1.1, 0)])
-def test_a_connection_on_which_nothing_comes_is_not_kept(quiet, kept):
-    net = joined((1, 2), hang=2.0)
+def test_a_member_of_a_broken_world_that_ends_later_is_lost_too():
+    net = joined((1, 2, 3, 4))
+    net.crash(4)
     net.pass_time(1.0)
+    assert verdict(net, 1).ranks == (3,)
+    net.crash(3)
+    net.pass_time(1.0)
+    assert [net[number].lost for number in (1, 2)] == [[Lost(("w/1", 0), (2,))], [Lost(("w/1", 1), (2,))]]
+
+
+@pytest.mark.parametrize(("quiet", "same"), [(0.9, True), (1.1, False)])
+def test_a_connection_on_which_nothing_comes_is_made_anew(quiet, same):
+    net = joined((1, 2), hang=2.0)
+    net[1].peers.report(("w/1", 0), (1,), "failed", net.now)
+    net.pass_time(2.0)
+    assert verdict(net, 1).cause is Cause.FAILED
+    before = connections(net, 1)[process(2)]
     net[2].stopped = True
     last = net[1].peers._detector._peers[process(2)].heard
     net.pass_time(last + quiet - net.now, step=0.05, probes={1: {process(2): ANSWERS}})
-    net[1].remove(("w/1", 0), keep=True)
-    assert net[1].peers.connections == kept
+    net[1].add(rosters("w", (1, 2), generation=2, hang=2.0)[0])
+    assert (connections(net, 1).get(process(2)) is before) == same
 
 
-def test_a_connection_that_is_not_authenticated_yet_is_not_kept():
-    net = Net(1, 2)
-    net[1].add(rosters("w", (1, 2))[0])
-    net.settle_all()
-    net[1].remove(("w/1", 0), keep=True)
-    assert net[1].peers.connections == 0
+def test_a_silent_connection_that_another_world_needs_stays():
+    net = joined((1, 2), hang=9.0)
+    before = connections(net, 1)[process(2)]
+    net[2].stopped = True
+    net.pass_time(4.0, step=0.5, probes={1: {process(2): ANSWERS}})
+    net[1].add(rosters("x", (1, 2), hang=2.0)[0])
+    assert connections(net, 1)[process(2)] is before
 
 
 def test_a_connection_that_closes_in_good_order_while_a_world_waits_is_made_anew():

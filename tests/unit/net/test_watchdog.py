@@ -217,18 +217,27 @@ def test_a_thread_that_is_kept_outlives_its_last_world(group, monkeypatch):
     assert dog.snapshot() == NOTHING
 
 
+def broken(pack, attachments):
+    """Break the world for all of these members, of which none is lost."""
+    attachments[0].report("failed", (), deadline=time.monotonic() + PATIENCE)
+    until(lambda: all(each.breakage is not None for each in attachments))
+
+
 def test_connections_stay_for_the_next_generation_and_no_longer_than_its_join(group):
     pack = group(3)
     first = pack.join()
+    broken(pack, first)
     before = [dict(dog._peers._trusted) for dog in pack.dogs]
-    releases = [dog.keep() for dog in pack.dogs]
-    run([each.leave for each in first])
+    releases = [each.linger() for each in first]
+    run([each.detach for each in first])
     assert [dog.snapshot().connections for dog in pack.dogs] == [2, 2, 2]
+    assert [dog.snapshot().worlds for dog in pack.dogs] == [()] * 3
     pack.join(dogs=[0, 1], generation=2)
     for one, other in ((0, 1), (1, 0)):
         process = pack.dogs[other].process
         assert pack.dogs[one]._peers._trusted[process] is before[one][process]
     for release in releases:
+        release()
         release()
     until(lambda: [dog.snapshot().connections for dog in pack.dogs] == [1, 1, 0])
     assert pack.verdicts["w/2", 0] == pack.verdicts["w/2", 1] == []
@@ -236,20 +245,50 @@ def test_connections_stay_for_the_next_generation_and_no_longer_than_its_join(gr
 
 def test_a_member_that_keeps_its_connections_hears_of_one_that_does_not(group):
     pack = group()
-    for each in pack.join():
-        release = pack.dogs[0].keep()
-        each.leave()
+    first = pack.join()
+    broken(pack, first)
+    release = first[0].linger()
+    run([each.detach for each in first])
     until(lambda: [dog.snapshot().connections for dog in pack.dogs] == [0, 0])
     pack.join(generation=2)
     assert [dog.snapshot().connections for dog in pack.dogs] == [1, 1]
     release()
 
 
-def test_stop_closes_what_was_kept_and_the_watchdog_can_be_used_again(group):
+def test_a_world_that_lingers_is_left_all_the_same_where_it_is_not_broken(group):
     pack = group()
     first = pack.join()
-    releases = [dog.keep() for dog in pack.dogs]
-    run([each.leave for each in first])
+    release = first[0].linger()
+    first[0].leave()
+    until(lambda: pack.verdicts["w/1", 1])
+    assert pack.verdicts["w/1", 1][0].cause is Cause.LEFT
+    release()
+    first[1].detach()
+    assert [dog.snapshot().connections for dog in pack.dogs] == [0, 0]
+
+
+def test_who_is_lost_later_is_known_until_the_lingering_ends(group, monkeypatch):
+    pack = group(4)
+    first = pack.join(hang=2.0)
+    broken(pack, first)
+    releases = [each.linger() for each in first]
+    with stopped(pack.dogs[2], monkeypatch):
+        first[0].detach()  # before it is known, and after
+        until(lambda: [first[rank].lost for rank in (0, 1)] == [{2}, {2}])
+        first[1].detach()
+        for each in (0, 1):
+            releases[each]()
+        until(lambda: [pack.dogs[rank].snapshot().worlds for rank in (0, 1)] == [(), ()])
+    for release in releases:
+        release()
+
+
+def test_stop_ends_what_lingers_and_the_watchdog_can_be_used_again(group):
+    pack = group()
+    first = pack.join()
+    broken(pack, first)
+    releases = [each.linger() for each in first]
+    run([each.detach for each in first])
     assert pack.dogs[0].stop(time.monotonic() + PATIENCE)
     assert pack.dogs[0]._peers.connections == 0
     until(lambda: pack.dogs[1].snapshot().connections == 0)
@@ -264,8 +303,9 @@ def test_stop_closes_what_was_kept_and_the_watchdog_can_be_used_again(group):
 def test_a_member_that_stops_on_a_kept_connection_is_named_as_lost(group, monkeypatch):
     pack = group(3)
     first = pack.join(hang=2.0)
-    releases = [dog.keep() for dog in pack.dogs]
-    run([each.leave for each in first])
+    broken(pack, first)
+    releases = [each.linger() for each in first]
+    run([each.detach for each in first])
     with stopped(pack.dogs[2], monkeypatch):
         rosters, errors = pack.rosters(generation=2, hang=2.0), []
 
