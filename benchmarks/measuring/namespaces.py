@@ -1,9 +1,19 @@
-"""A process in a network namespace."""
+"""Network namespaces: a process in one, and hosts made of them around a switch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from benchmarks.measuring.part import Unavailable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
 
 _NETWORK = 0x40000000  # CLONE_NEWNET of linux/sched.h
 
@@ -22,3 +32,73 @@ def enter(name: str) -> None:
             raise OSError(number, os.strerror(number), name)
     finally:
         os.close(fd)
+
+
+class Hosts:
+    """A context manager: hosts, each a namespace with a cable to one switch.
+
+    Args:
+        count: how many.
+
+    Attributes:
+        names: of the namespaces.
+
+    Raises:
+        Unavailable: (on entering) the system does not let this process make them, or has no ip(8).
+    """
+
+    def __init__(self, count: int) -> None:
+        mark = f"m8dh-{os.getpid()}"
+        self._switch = f"{mark}-s"
+        self.names = [f"{mark}-{number}" for number in range(count)]
+
+    @staticmethod
+    def address(host: int) -> str:
+        """The address of a host, from 0."""
+        return f"10.80.0.{host + 1}"
+
+    def cut(self, host: int) -> None:
+        """Pull the host's cable at the switch: its own end stays up, and nothing is told to it."""
+        ip("-n", self._switch, "link", "set", f"port{host}", "down")
+
+    def __enter__(self) -> Self:
+        if shutil.which("ip") is None or os.geteuid() != 0:
+            raise Unavailable("hosts in network namespaces need ip(8) and root")
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for name in (*self.names, self._switch):
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=60)
+
+    def _make(self) -> None:
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", self._switch, "link", "set", "br0", "up")
+        for number, name in enumerate(self.names):
+            port = f"port{number}"
+            ip("netns", "add", name)
+            other_end = ("type", "veth", "peer", "name", port, "netns", self._switch)
+            ip("link", "add", "m8d0", "netns", name, *other_end)
+            ip("-n", self._switch, "link", "set", port, "master", "br0")
+            ip("-n", self._switch, "link", "set", port, "up")
+            ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", "m8d0")
+            for device in ("m8d0", "lo"):
+                ip("-n", name, "link", "set", device, "up")
+
+
+def ip(*arguments: str) -> None:
+    """Run the command of that name.
+
+    Raises:
+        Unavailable: it fails; the message has what it said.
+    """
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise Unavailable(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

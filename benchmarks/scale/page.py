@@ -155,9 +155,28 @@ def _real(tables: Tables) -> str:
     return _grid(columns, tables["real"])
 
 
+def _hosts(tables: Tables) -> str:
+    columns = {
+        "members": _number("members"),
+        "hosts": _number("hosts"),
+        "all have joined after": _time("join"),
+    }
+    for loss, head in (
+        ("kill", "a member is killed: all know after"),
+        ("host", "a host is cut off: the others know after"),
+    ):
+        columns |= {
+            head: _time(f"{loss}_known"),
+            f"active again after{' ' * (loss == 'host')}": _time(f"{loss}_active"),
+            f"first all_reduce after{' ' * (loss == 'host')}": _time(f"{loss}_first"),
+        }
+    columns["load"] = _number("load")
+    return _grid(columns, tables["hosts"])
+
+
 TABLES = {
     "watching": _watching, "verdicts": _verdicts, "reforming": _reforming, "losses": _losses,
-    "blackouts": _blackouts, "real": _real,
+    "blackouts": _blackouts, "real": _real, "hosts": _hosts,
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ would measure torch. They share this machine's cores, and the simulation beside 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import logging
 import os
@@ -46,7 +45,6 @@ _HANG = 30.0
 """Seconds: on shared cores many processes that begin at once are silent for long."""
 _CALM = 3.0
 """Seconds for which nothing happens while the CPU time of the watchdogs is taken."""
-_SETNS = 308  # the system call on x86-64
 
 
 class Members:
@@ -55,14 +53,12 @@ class Members:
     Args:
         count: how many.
         live: what each does, with its number, what tells the driver something, and what hears from it.
-        netns: of the process with that number; None for this machine's network.
     """
 
     def __init__(
         self,
         count: int,
         live: Callable[[int, Callable[..., None], Callable[[], Any]], None],
-        netns: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         self._forks = Forks()
         self.pids: list[int] = []
@@ -71,8 +67,6 @@ class Members:
             reading, writing = os.pipe()
 
             def run(tell: Callable[..., None], number: int = number, reading: int = reading) -> None:
-                if (name := netns(number)) is not None:
-                    enter(name)
                 with os.fdopen(reading) as lines:
                     live(number, tell, lambda: json.loads(lines.readline()))
 
@@ -115,21 +109,16 @@ class Watched:
     crash: float
 
 
-def watch(count: int, hosts: Sequence[tuple[str, str | None]] = (("127.0.0.1", None),)) -> Watched:
-    """So many processes with a watchdog each; one is killed.
-
-    Args:
-        count: how many.
-        hosts: addresses, each with its network namespace; the processes are dealt to them in turn.
-    """
+def watch(count: int) -> Watched:
+    """So many processes with a watchdog each; one is killed."""
 
     def live(number: int, tell: Callable[..., None], hear: Callable[[], Any]) -> None:
         watchdog = Watchdog()
-        where = watchdog.endpoint(hosts[number % len(hosts)][0])
+        where = watchdog.endpoint("127.0.0.1")
         tell(process=watchdog.process, host=where.host, port=where.port)
         rows = hear()
         everyone = tuple(
-            Member(rank, process, Endpoint(host, port), 0, f"host{rank % len(hosts)}")
+            Member(rank, process, Endpoint(host, port), 0, "host")
             for rank, (process, host, port) in enumerate(rows)
         )
         broke: list[tuple[float, str]] = []
@@ -150,7 +139,7 @@ def watch(count: int, hosts: Sequence[tuple[str, str | None]] = (("127.0.0.1", N
             tell(at=broke[0][0], cause=broke[0][1])
         forever()
 
-    group = Members(count, live, lambda number: hosts[number % len(hosts)][1])
+    group = Members(count, live)
     hellos = [group.hear(number) for number in range(count)]
     rows = [[each["process"], each["host"], each["port"]] for each in hellos]
     for number in range(count):
@@ -236,13 +225,6 @@ def _serve(_number: int, tell: Callable[..., None], _hear: Callable[[], Any]) ->
     meeting = Meeting()
     tell(address=meeting.address())
     forever()
-
-
-def enter(name: str) -> None:
-    """Enter a network namespace."""
-    with Path(f"/run/netns/{name}").open() as namespace:
-        if ctypes.CDLL(None, use_errno=True).syscall(_SETNS, namespace.fileno(), 0):
-            raise OSError(ctypes.get_errno(), f"namespace {name} cannot be entered")
 
 
 def _with_ports(ledger: Ledger, ports: Sequence[int]) -> Ledger:
