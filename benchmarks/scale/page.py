@@ -156,21 +156,21 @@ def _real(tables: Tables) -> str:
 
 
 def _hosts(tables: Tables) -> str:
+    def since_known(loss: str, what: str) -> Callable[[Row], str]:
+        return lambda row: seconds(row[f"{loss}_{what}"] - row[f"{loss}_known"])
+
     columns = {
         "members": _number("members"),
         "hosts": _number("hosts"),
         "all have joined after": _time("join"),
+        "a member is killed: all know after": _time("kill_known"),
+        "from there: active again": since_known("kill", "active"),
+        "first all_reduce": since_known("kill", "first"),
+        "a host is cut off: the others know after": _time("host_known"),
+        "from there: active again ": since_known("host", "active"),
+        "first all_reduce ": since_known("host", "first"),
+        "load": _number("load"),
     }
-    for loss, head in (
-        ("kill", "a member is killed: all know after"),
-        ("host", "a host is cut off: the others know after"),
-    ):
-        columns |= {
-            head: _time(f"{loss}_known"),
-            f"active again after{' ' * (loss == 'host')}": _time(f"{loss}_active"),
-            f"first all_reduce after{' ' * (loss == 'host')}": _time(f"{loss}_first"),
-        }
-    columns["load"] = _number("load")
     return _grid(columns, tables["hosts"])
 
 
