@@ -66,10 +66,10 @@ def _both(there: Attempt | None, mine: Attempt | None) -> Attempt | None:
         name: tuple(sorted({*getattr(there, name), *getattr(mine, name)}))
         for name in ("ready", "over", "lost", "leaving", "entered", "left")
     }
-    limits = there.limits or mine.limits  # empty where nobody has said one yet
-    if len(limits) == len(mine.limits):
-        limits = tuple(map(max, limits, mine.limits))
-    return dataclasses.replace(there, limits=limits, **sets)
+    if there.after != mine.after:
+        # One side is remembered (`assigned.remembered`) by a member that was in it: it had been entered.
+        return dataclasses.replace(there, **(sets | {"after": 0, "limits": (), "entered": ()}))
+    return dataclasses.replace(there, limits=tuple(map(max, there.limits, mine.limits)), **sets)
 
 
 def _without_failed(ledger: Ledger, mine: Ledger) -> Ledger:

@@ -235,13 +235,31 @@ def test_two_that_move_at_once_both_arrive():
     assert records[0][1].apply(Move).ledger == records[1][1].ledger
 
 
+def prepared(ledger, *limits):
+    """The generation was prepared beside one of three, whose members have said these limits."""
+    return dataclasses.replace(ledger, current=dataclasses.replace(ledger.current, after=7, limits=limits))
+
+
 def test_limits_that_only_one_side_has_are_carried():
     old = active(FIRST, A, B, C)
-    said = dataclasses.replace(old, current=dataclasses.replace(old.current, limits=(3, 0, 5)))
-    assert old.current.limits == ()
-    assert carried(old, said).current.limits == carried(said, old).current.limits == (3, 0, 5)
-    other = dataclasses.replace(old, current=dataclasses.replace(old.current, limits=(0, 4, 2)))
-    assert carried(other, said).current.limits == (3, 4, 5)
+    one, other = prepared(old, 3, 0, 5), prepared(old, 0, 4, 2)
+    assert carried(one, other).current.limits == carried(other, one).current.limits == (3, 4, 5)
+
+
+def test_a_generation_that_is_remembered_had_been_entered():
+    """A new server hears of it first from a claim, which knows its members, and not that it was prepared."""
+    old = prepared(active(FIRST, A, B, C), 3, 4, 5)
+    remembered = claim(SECOND, again(old, A))
+    assert (remembered.current.generation, remembered.current.after) == (1, 0)
+    for mine in (old, prepared(old, 3, 0, 5)):
+        for there, carrying in (
+            (remembered, mine),
+            (dataclasses.replace(mine, epoch=STRIDE + 5), remembered),
+        ):
+            new = carried(there, carrying)
+            assert decode(encode(new), "w") == new
+            assert new.current.active
+            assert len(new.current.holders) == 3
 
 
 def test_claims_of_fixed_ranks_stand_by_rank():
