@@ -9,14 +9,18 @@ import threading
 import time
 
 import pytest
+from kits.lifekit import seat
 from kits.meetkit import PATIENCE, Clock, MemoryStore, ask, together, until
+from test_membership_assigned import active, again
 
-from multiworld._core.membership.ledger import decode
+from multiworld._core.membership.admission import Move
+from multiworld._core.membership.ledger import Ledger, decode
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.patience import NoAnswerError, in_time
 from multiworld._net.stores import probe as probing
 from multiworld._net.stores import rendezvous as module
 from multiworld._net.stores.probe import answers
+from multiworld._net.stores.record import WorldRecord
 from multiworld._net.stores.rendezvous import Rendezvous
 from multiworld.errors import (
     BackendError,
@@ -751,3 +755,23 @@ def test_a_generation_that_died_is_no_excuse_for_a_late_member():
     joined(store, ask(0), ask(1))
     with pytest.raises(JoinTimeoutError, match="missing: rank 0"):
         way(store, ask(1, who=9), timeout=0.3, probe=nobody).agree()
+
+
+@pytest.mark.parametrize(("known_at", "agreed_by"), [(1.0, 3.0), (99.0, 31.0)])
+def test_a_survivor_waits_for_no_member_that_is_found_lost_meanwhile(known_at, agreed_by):
+    """That one's address answers, as that of a process that is stopped: only the watchdog can tell."""
+    one, *others = (seat(who, 1, 3) for who in range(3))
+    store, clock = MemoryStore(), Clock()
+    began, before = clock(), active(Ledger(), one, *others)
+    WorldRecord(store, "w", time.sleep).apply(lambda _: Move(before))
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    mine = way(
+        store, again(before, one, 2), 100.0, clock=clock, sleep=sleep, last_call=30.0,
+        more_lost=lambda: frozenset({1} if clock() - began >= known_at else ()),
+    )  # fmt: skip
+    assert mine._agree().size == 1
+    assert min(known_at, 30.0) <= clock() - began < agreed_by
+    assert mine._record.ledger.before.lost == ((1, 2) if known_at < 30.0 else (2,))
