@@ -61,6 +61,10 @@ class Hosts:
         """Pull the host's cable at the switch: its own end stays up, and nothing is told to it."""
         ip("-n", self._switch, "link", "set", f"port{host}", "down")
 
+    def mend(self, host: int) -> None:
+        """Plug the host's cable in again."""
+        ip("-n", self._switch, "link", "set", f"port{host}", "up")
+
     def __enter__(self) -> Self:
         if shutil.which("ip") is None or os.geteuid() != 0:
             raise Unavailable("hosts in network namespaces need ip(8) and root")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,3 +23,15 @@ def held_port() -> Iterator[int]:
         holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holding.bind(("127.0.0.1", 0))
         yield int(holding.getsockname()[1])
+
+
+def unasked_ports(count: int) -> list[int]:
+    """So many ports that are free, and that the kernel gives to nobody who asks for any port."""
+    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(15000, int(ranges.split()[0]))  # noqa: S311  (nothing secret)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) and port not in found:
+                found.append(port)
+    return found

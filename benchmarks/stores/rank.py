@@ -1,12 +1,9 @@
-"""Process of `elastic.store_loss`: others are forked from it, which keep a store, or join worlds there."""
+"""Process of `stores`: others are forked from it, which keep a store, or join worlds there."""
 
 from __future__ import annotations
 
-import random
-import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +16,14 @@ import multiworld._c10d.routing.router
 import multiworld._join.join
 import multiworld._net.stores.etcd_store
 from benchmarks.measuring.forks import Zygote, forever
+from benchmarks.measuring.namespaces import enter
+from benchmarks.measuring.ports import unasked_ports
 from multiworld._net.stores.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TIMEOUT = 60.0
-_EPHEMERAL = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
 
 
 def make(rank: int, count: int, args: dict[str, Any]) -> Any:
@@ -46,7 +44,7 @@ class Stores(Zygote):
         """Have two processes hold a store that is a list of two addresses; the first serves it."""
         while self._keepers:
             self._forks.kill(self._keepers.pop())
-        ports = _ports(2)
+        ports = unasked_ports(2)
         self._store = "tcp://" + ",".join(f"127.0.0.1:{port}" for port in ports)
         for _ in range(2):
             pid = self._forks.start(self._keep)
@@ -54,11 +52,18 @@ class Stores(Zygote):
             self._keepers.append(pid)
         return self._store
 
-    def begin(self, store: str, pairs: int, worlds: int) -> None:
-        """Have pairs of processes join worlds; returns when each has joined and left a few."""
+    def begin(self, store: str, netns: str | None, pairs: int, worlds: int) -> None:
+        """Have pairs of processes join worlds; returns when each has joined and left a few.
+
+        Args:
+            store: where they meet.
+            netns: network namespace of the processes; None for this one's.
+            pairs: how many.
+            worlds: that each joins.
+        """
         for number in range(2 * pairs):
             pair, rank = divmod(number, 2)
-            self._members.append(self._forks.start(_Joining(store, pair, rank, worlds)))
+            self._members.append(self._forks.start(_Joining(store, netns, pair, rank, worlds)))
         for pid in self._members:
             self._forks.hear(pid, _TIMEOUT)
 
@@ -84,12 +89,15 @@ class _Joining:
     """In a member: join one world after the other, and leave it."""
 
     store: str
+    netns: str | None
     pair: int
     rank: int
     worlds: int
 
     def __call__(self, tell: Callable[..., None]) -> None:
-        took, failed = list[float](), 0
+        if self.netns is not None:
+            enter(self.netns)
+        took, failed, first = list[float](), 0, 0.0
         for number in range(self.worlds):
             began = time.monotonic()
             try:
@@ -102,17 +110,7 @@ class _Joining:
                 world.close()
             if number == self.worlds // 5:  # the first ones load what joins need
                 took.clear()
+                first = time.monotonic()
                 tell(begun=True)
-        tell(took=took, failed=failed)
+        tell(took=took, failed=failed, seconds=time.monotonic() - first)
         forever()
-
-
-def _ports(count: int) -> list[int]:
-    """Ports that are free, and none that the kernel gives to those who ask for any."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(15000, _EPHEMERAL)  # noqa: S311  (nothing secret)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) and port not in found:
-                found.append(port)
-    return found

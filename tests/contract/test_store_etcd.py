@@ -14,8 +14,10 @@ import urllib.request
 
 import pytest
 import torch.distributed as dist
+from kits.netkit import Network
 from test_elastic import member
 from test_store_list import joins, together
+from worldkit import enter_netns
 
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.etcd_client import EtcdClient
@@ -26,25 +28,32 @@ PATIENCE = 60.0
 
 
 class Cluster:
-    """Three members of etcd, each at an address of its own of this process's, where nobody asks for ports."""
+    """Three members of etcd, each at an address of its own of this process's, where nobody asks for ports.
 
-    def __init__(self, folder):
+    `network`: they are on its first three hosts.
+    """
+
+    def __init__(self, folder, network=None):
         if shutil.which("etcd") is None:
             pytest.skip("there is no etcd server here (Debian: etcd-server)")
         pytest.importorskip("urllib3")
         pid = os.getpid()
         self.folder = folder
+        self.network = network
         self.hosts = [f"127.{78 + at}.{(pid >> 8) & 255}.{pid & 255 or 1}" for at in range(3)]
+        if network is not None:
+            self.hosts = [network.address(at + 1) for at in range(3)]
         self.members = {}
         self.address = f"etcd://{','.join(f'{host}:2379' for host in self.hosts)}/worlds"
 
     def start(self, at):
         peers = ",".join(f"m{each}=http://{host}:2380" for each, host in enumerate(self.hosts))
         client, peer = (f"http://{self.hosts[at]}:{port}" for port in (2379, 2380))
+        within = [] if self.network is None else ["ip", "netns", "exec", self.network.hosts[at]]
         with (self.folder / f"etcd{at}.log").open("ab") as log:
             self.members[at] = subprocess.Popen(
                 [
-                    "etcd", "--name", f"m{at}", "--data-dir", str(self.folder / f"data{at}"),
+                    *within, "etcd", "--name", f"m{at}", "--data-dir", str(self.folder / f"data{at}"),
                     "--listen-client-urls", client, "--advertise-client-urls", client,
                     "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
                     "--initial-cluster", peers, "--unsafe-no-fsync",
@@ -62,6 +71,20 @@ class Cluster:
         return None
 
     def _status(self, at):
+        """What a member says of itself; asked on its host, so in a thread that goes there."""
+        said = []
+
+        def ask():
+            if self.network is not None:
+                enter_netns(self.network.hosts[at])
+            said.append(self._ask(at))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join(PATIENCE)
+        return said[0] if said else None
+
+    def _ask(self, at):
         asked = urllib.request.Request(
             f"http://{self.hosts[at]}:2379/v3/maintenance/status", data=b"{}", method="POST"
         )
@@ -162,6 +185,21 @@ def test_the_leader_is_killed_under_joins(cast, cluster):
     for each in actors:
         assert each.expect("all").failed == []
     cluster.start(leader)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_member_is_cut_off_under_joins(cast, tmp_path, leads):
+    """Its host is silent: what is asked there is not refused, and not answered."""
+    with Network(4) as network, Cluster(tmp_path, network) as cluster:
+        actors = [
+            cast.start(joins, rank, store=cluster.address, size=2, worlds=12, netns=network.hosts[3])
+            for rank in range(2)
+        ]
+        actors[0].expect("joined")
+        leader = cluster.leader()
+        network.pull((leader if leads else (leader + 1) % 3) + 1)
+        for each in actors:
+            assert each.expect("all").failed == []
 
 
 def certificate(folder, host):

@@ -30,8 +30,10 @@ def keep(me, netns=None):
         me.emit("store", serves=handle.serves, epoch=handle.store.epoch)
 
 
-def joins(me, size, worlds):
+def joins(me, size, worlds, netns=None):
     """Join one world after the other, and leave it."""
+    if netns is not None:
+        enter_netns(netns)
     failed = []
     for number in range(worlds):
         began = time.monotonic()
