@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 PARTS = (
     "overheads", "messages", "collectives", "limits", "hosts", "secure", "fanin", "worlds", "detection",
-    "rebuild", "elastic", "growth", "starts", "toolchain", "peers", "thresholds", "paper",
+    "rebuild", "elastic", "growth", "stores", "chaos", "starts", "toolchain", "peers", "thresholds", "paper",
 )  # fmt: skip
-NOT_QUICK = frozenset({"peers"})
-"""Parts that download gigabytes: run with --full, by name, or alone."""
-BY_NAME = frozenset({"thresholds", "paper"})
-"""Parts that say what to set, or have a page of their own: run by name, or alone."""
+NOT_QUICK = frozenset({"peers", "stores"})
+"""Parts that download gigabytes, or need a server of their own: run with --full, by name, or alone."""
+BY_NAME = frozenset({"chaos", "thresholds", "paper"})
+"""Parts that take half an hour, say what to set, or have a page of their own: run by name, or alone."""
 OWN_PAGE = frozenset({"paper"})
 """Parts that the page of speed leaves to theirs."""
 

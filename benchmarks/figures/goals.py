@@ -90,6 +90,10 @@ TARGETS = (
     Target("a member is held while others come and leave, 99th percentile", "≤ 10 ms", ("growth/*/held",)),
     Target("4 members with 100 MB of state lose one, and 4 operate again", "≤ 300 ms", ("growth/replace/*",)),
     Target("a training step with `elastic_group`", "≤ 1.02 of plain DDP", ("growth/step/ddp",)),
+    Target("the store's server is killed: what the longest join takes more", "≤ 1 s", ("stores/tcp",)),
+    Target("a member of etcd is killed or cut off: the same", "≤ 2 s", ("stores/etcd", "stores/etcd/*")),
+    Target("half an hour with a fault every 2 s: steps", "≥ 0.95 of the calm", ("chaos/steps",)),
+    Target("the same: healthy worlds that break", "0", ("chaos/healthy/*",)),
     Target("toolchain", "", ("toolchain/*",)),
 )  # fmt: skip
 

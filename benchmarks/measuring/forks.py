@@ -86,10 +86,36 @@ class Forks:
         while b"\n" not in pending:
             if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ForkError(f"process {pid} told nothing within {timeout:g} s")
-            chunk = os.read(pipe, 1 << 16)
-            if not chunk:
-                raise ForkError(f"process {pid} ended before it told anything more")
-            pending += chunk
+            self._read(pid)
+        return self._next(pid)
+
+    def listen(self, within: float) -> list[tuple[int, dict[str, Any]]]:
+        """Everything that children have told, in the order of each; waits for the first thing.
+
+        Args:
+            within: seconds for which it waits, at most.
+
+        Raises:
+            ForkError: one failed, or ended.
+        """
+        pids = {pipe: pid for pid, (pipe, _) in self._pipes.items()}
+        told = []
+        for pipe in select.select([*pids], [], [], within)[0]:
+            pid = pids[pipe]
+            self._read(pid)
+            while b"\n" in self._pipes[pid][1]:
+                told.append((pid, self._next(pid)))
+        return told
+
+    def _read(self, pid: int) -> None:
+        pipe, pending = self._pipes[pid]
+        chunk = os.read(pipe, 1 << 16)
+        if not chunk:
+            raise ForkError(f"process {pid} ended before it told anything more")
+        pending += chunk
+
+    def _next(self, pid: int) -> dict[str, Any]:
+        pending = self._pipes[pid][1]
         line, _, rest = bytes(pending).partition(b"\n")
         pending[:] = rest
         told: dict[str, Any] = json.loads(line)
