@@ -40,6 +40,7 @@ from multiworld.errors import (
     MultiworldError,
 )
 from multiworld.events import Breakage, Cause
+from multiworld.logs.aside import never_wait
 from multiworld.logs.source import logger
 from multiworld.notices import WatchDog
 
@@ -464,6 +465,7 @@ class Watchdog:
     # -- the watchdog's thread
 
     def _run(self, sockets: Sockets, table: IsolatedTable | None, helper: Helper | None) -> None:
+        never_wait()
         try:
             self._peers.early_close.own_wanted = table is not None and table.opened()
             self._loop(sockets, Executor(sockets, table), helper)

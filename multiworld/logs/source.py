@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 
+from multiworld.logs.aside import divert
 from multiworld.logs.limit import RateLimit
 
 __all__ = ["FIELDS", "about", "logger"]
@@ -45,10 +46,19 @@ class _Limited(logging.Filter):
 _LIMITED = _Limited()
 
 
+def _here(record: logging.LogRecord) -> bool:
+    """Whether this thread hands the line to the handlers."""
+    return not divert(record)
+
+
 def logger(name: str) -> logging.Logger:
-    """Return the logger `name` of the standard library, with its lines limited."""
+    """Return the logger `name` of the standard library, with its lines limited.
+
+    Lines of a thread that must not wait come from another one (`multiworld.logs.aside`).
+    """
     found = logging.getLogger(name)
     found.addFilter(_LIMITED)
+    found.addFilter(_here)
     return found
 
 

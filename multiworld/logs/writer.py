@@ -1,29 +1,111 @@
-"""Writes lines to a stream in a thread of its own: a paused terminal or a full pipe holds up no caller."""
+"""What is logged is handled in a thread of its own: a paused terminal or a full pipe holds up no caller."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
-__all__ = ["LineWriter"]
+__all__ = ["Backlog", "LineWriter"]
 
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 10_000
 _IDLE = 60.0
 
+T = TypeVar("T")
 
-class LineWriter:
-    """Writes lines in a thread of its own; never blocks who puts them.
 
-    Lines that find no room are counted, and the count is written later. After a broken pipe or a closed file
-    the rest is left out.
+class Backlog(Generic[T]):
+    """Handles things in a thread of its own, in their order; never blocks the caller that puts them.
+
+    Those that find no room are counted, and the count is handled later.
+
+    Args:
+        name: of the thread.
+        idle: seconds without anything after which the thread ends; None: it stays until `close`.
+    """
+
+    def __init__(self, name: str, *, idle: float | None = None) -> None:
+        self._name = name
+        self._ends_after = idle
+        self._ready = threading.Condition()
+        self._waiting: deque[T] = deque()
+        self._dropped = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def _handle(self, thing: T) -> bool:
+        """Handle one, in the thread; False: no more can be handled. Raises BlockingIOError for lost ones."""
+        raise NotImplementedError
+
+    def _lost(self, number: int) -> T:
+        """What says that so many were left out."""
+        raise NotImplementedError
+
+    def put(self, thing: T) -> None:
+        """Have it handled."""
+        with self._ready:
+            if self._closed:
+                return
+            if len(self._waiting) >= _MOST_WAITING:
+                self._dropped += 1
+                return
+            self._waiting.append(thing)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._ready.notify()
+
+    def close(self, timeout: float) -> None:
+        """Handle what waits, for at most `timeout` seconds; what comes later is left out."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                while not self._waiting and not self._closed:
+                    if not self._ready.wait(self._ends_after or _IDLE) and self._ends_after is not None:
+                        break
+                things, dropped = list(self._waiting), self._dropped
+                self._waiting.clear()
+                self._dropped = 0
+                if not things:
+                    self._thread = None
+                    return
+            if dropped:
+                things.append(self._lost(dropped))
+            if not self._handled(things):
+                with self._ready:
+                    self._closed = True
+                    self._waiting.clear()
+                return
+
+    def _handled(self, things: list[T]) -> bool:
+        for thing in things:
+            try:
+                if not self._handle(thing):
+                    return False
+            except BlockingIOError:  # noqa: PERF203  (each has its own fate)
+                with self._ready:
+                    self._dropped += 1
+        return True
+
+
+class LineWriter(Backlog[str]):
+    """Writes lines to a stream.
+
+    After a broken pipe or a closed file the rest is left out.
 
     Args:
         stream: to write to; each line is flushed.
@@ -32,65 +114,20 @@ class LineWriter:
     """
 
     def __init__(self, stream: TextIO, lost: Callable[[int], str], *, name: str) -> None:
+        super().__init__(name)
         self._stream = stream
-        self._lost = lost
-        self._name = name
-        self._ready = threading.Condition()
-        self._lines: deque[str] = deque()
-        self._dropped = 0
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._line_of_lost = lost
 
-    def put(self, line: str) -> None:
-        """Have a line written, with its end."""
-        with self._ready:
-            if self._closed:
-                return
-            if len(self._lines) >= _MOST_WAITING:
-                self._dropped += 1
-                return
-            self._lines.append(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name=self._name, daemon=True)
-                self._thread.start()
-            self._ready.notify()
-
-    def close(self, timeout: float) -> None:
-        """Write the waiting lines, for at most `timeout` seconds; later ones are left out."""
-        with self._ready:
-            self._closed = True
-            self._ready.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-
-    def _write(self) -> None:
-        while True:
-            with self._ready:
-                while not self._lines and not self._closed:
-                    self._ready.wait(_IDLE)
-                lines, dropped = list(self._lines), self._dropped
-                self._lines.clear()
-                self._dropped = 0
-                if not lines:
-                    return
-            if dropped:
-                lines.append(self._lost(dropped) + "\n")
-            if not self._written(lines):
-                with self._ready:
-                    self._closed = True
-                    self._lines.clear()
-                return
-
-    def _written(self, lines: list[str]) -> bool:
-        for line in lines:
-            try:
-                self._stream.write(line)
-                self._stream.flush()
-            except BlockingIOError:  # noqa: PERF203  (each line has its own fate)
-                with self._ready:
-                    self._dropped += 1
-            except (OSError, ValueError) as error:
-                _log.debug("the log cannot be written any more: %s", error)
-                return False
+    def _handle(self, line: str) -> bool:
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except BlockingIOError:
+            raise
+        except (OSError, ValueError) as error:
+            _log.debug("the log cannot be written any more: %s", error)
+            return False
         return True
+
+    def _lost(self, number: int) -> str:
+        return self._line_of_lost(number) + "\n"

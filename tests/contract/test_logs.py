@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import threading
+import time
 
+import torch
 from runkit import launched
+from worldkit import HANG, PATIENCE
+
+import multiworld as mw
 
 FILE = """
 [roles]
@@ -62,3 +69,43 @@ def test_each_member_says_what_happened_to_its_world(tmp_path):
         (generation, rank) for generation in (1, 2) for rank in range(3)
     ]
     assert {line["pid"] for line in lines} == {each.pid for each in run.told("in")}
+
+
+def in_two(me):
+    """A member of two worlds whose log blocks at the breakage of the first."""
+
+    class Blocking(logging.Handler):
+        def emit(self, record):
+            if "-> broken" in record.getMessage():
+                threading.Event().wait(3 * PATIENCE)
+
+    if me.rank == 0:
+        logging.getLogger("multiworld").addHandler(Blocking())
+    wide = mw.join("wide", me.rank, 3, store=me.store, timeout=PATIENCE, hang_timeout=HANG)
+    if me.rank == 2:
+        me.emit("in")
+        me.hear()
+    narrow = mw.join("narrow", me.rank, 2, store=me.store, timeout=PATIENCE, hang_timeout=HANG)
+    me.emit("in")
+    try:
+        while True:
+            wide.all_reduce(torch.ones(1))
+    except mw.BrokenWorldException as broken:
+        me.emit("broken", cause=broken.cause)
+    end, over = time.monotonic() + 2 * HANG, torch.zeros(1)
+    while not over.item():  # both stop in the same round
+        over = torch.tensor([float(time.monotonic() >= end)])
+        narrow.all_reduce(over)
+        time.sleep(0.05)
+    me.emit("whole", state=narrow.state)
+    me.hear()
+
+
+def test_a_member_whose_log_blocks_is_not_taken_for_hung(cast):
+    members = [cast.start(in_two, rank) for rank in range(3)]
+    for each in members:
+        each.expect("in")
+    members[2].kill()
+    for each in members[:2]:
+        assert each.expect("broken").cause == "crashed"
+        assert each.expect("whole").state is mw.State.ACTIVE
