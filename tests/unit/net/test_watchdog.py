@@ -264,7 +264,7 @@ def test_a_world_that_lingers_is_left_all_the_same_where_it_is_not_broken(group)
     assert pack.verdicts["w/1", 1][0].cause is Cause.LEFT
     release()
     first[1].detach()
-    assert [dog.snapshot().connections for dog in pack.dogs] == [0, 0]
+    until(lambda: [dog.snapshot().connections for dog in pack.dogs] == [0, 0])
 
 
 def test_who_is_lost_later_is_known_until_the_lingering_ends(group, monkeypatch):
