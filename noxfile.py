@@ -88,7 +88,7 @@ def unit(session: nox.Session) -> None:
 CORE_TESTS = [
     f"tests/unit/core/test_{name}.py"
     for name in (
-        "busy", "detector", "durations", "early_close", "lane", "lane_greeting", "lane_model",
+        "busy", "detector", "durations", "earliest", "early_close", "lane", "lane_greeting", "lane_model",
         "lane_schedules",
         "lane_short_ways", "lifecycle", "membership", "membership_advances", "membership_assigned",
         "membership_letters", "membership_rendezvous", "membership_simulated", "nccl_policy",

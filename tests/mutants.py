@@ -44,6 +44,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "liveness/connections": ("watchdog_peers",),
         "liveness/detector": ("detector",),
         "liveness/dialing": ("watchdog_peers",),
+        "liveness/earliest": ("earliest", "watchdog_peers"),
         "liveness/early_close": ("early_close",),
         "liveness/ended": ("watchdog_peers",),
         "liveness/evidence": ("busy",),

@@ -54,8 +54,8 @@ def turn(peers: Peers, now: float) -> None:
     peers.wake()
 
 
-def protocol(count: int) -> tuple[float, float, float]:
-    """CPU seconds with so many peers: a turn in which nothing is due; a beat that came; a proof."""
+def protocol(count: int) -> tuple[float, float, float, float]:
+    """CPU seconds with so many peers: a turn in which nothing is due; a look at one; a beat; a proof."""
     mesh = Mesh(count, 1)
     mesh.join()
     mesh.loop.run(mesh.loop.now + 2.0)
@@ -67,8 +67,14 @@ def protocol(count: int) -> tuple[float, float, float]:
         for each in trusted:
             peers.received(each.channel, [Beat(0)], now)
 
+    def look() -> None:
+        for table in (peers._detector.silence_due, peers._connections.beats_due, peers.early_close.due):  # noqa: SLF001
+            table.changed()
+        peers.wake()
+
     proved = best(partial(trusted[0].offer, b"0" * 16, place), 100)
-    return best(partial(turn, peers, now), 20), best(heard) / count, proved
+    looked = best(look, 20) / 3 / count
+    return best(partial(turn, peers, now), 20), looked, best(heard) / count, proved
 
 
 def sockets(count: int) -> tuple[float, float, float]:
@@ -142,8 +148,11 @@ def probe() -> float:
 def main() -> None:
     """Measure and print."""
     for count in PEERS:
-        still, heard, proved = (1e6 * each for each in protocol(count))
-        print(f"{count} peers: a turn {still:.0f} us; a beat handled {heard:.1f} us; a proof {proved:.1f} us")
+        still, look, heard, proved = (1e6 * each for each in protocol(count))
+        print(
+            f"{count} peers: a turn {still:.0f} us; a look at one {look:.2f} us; a beat {heard:.1f} us; "
+            f"a proof {proved:.1f} us"
+        )
     print("sockets, each beat: received {:.1f} us, sent {:.1f} us; a wait {:.1f} us".format(
         *(1e6 * each for each in sockets(PEERS[0]))
     ))  # fmt: skip

@@ -47,7 +47,7 @@ def watching(size: int, seconds: float) -> dict[str, Any]:
         "all": steady.sent * size,
         "turns": steady.turns,
         "cpu": steady.cpu,
-        "scan": steady.turns * mesh.costs.peer * steady.connections,
+        "scan": steady.looking,
         "crash": max(crash.took),
         "settled": crash.settled if crash.settled < math.inf else None,
         "told": crash.told,

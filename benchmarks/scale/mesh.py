@@ -35,12 +35,14 @@ class Steady:
         sent: frames.
         turns: of the watchdog's loop.
         cpu: of the watchdog's thread, share of a core.
+        looking: of that, for looks at all peers.
     """
 
     connections: float
     sent: float
     turns: float
     cpu: float
+    looking: float
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,12 @@ class Mesh:
         if broken := [each.broken for each in self.processes if each.broken is not None]:
             raise RuntimeError(f"a world of {self.size} broke: {broken[0][1].breakage.detail}")
         count = len(self.processes)
-        sent, turns, busy = (
+        sent, turns, busy, looking = (
             sum(late[at] - early[at] for early, late in zip(before, after, strict=True)) / count / seconds
-            for at in range(3)
+            for at in range(4)
         )
-        return Steady(sum(each.peers.connections for each in self.processes) / count, sent, turns, busy)
+        connections = sum(each.peers.connections for each in self.processes) / count
+        return Steady(connections, sent, turns, busy, looking)
 
     def breaks(self, seconds: float) -> bool:
         """Let so much time pass, at most until a real process has a verdict; whether one has."""

@@ -96,6 +96,7 @@ class Process:
         sent: frames, by their kind.
         turns: of its loop.
         busy: CPU seconds.
+        looking: those of them for looks at all peers.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Process:
         self.broken: tuple[float, Break] | None = None
         self.sent: dict[str, int] = {}
         self.turns = 0
-        self.busy = 0.0
+        self.busy = self.looking = 0.0
+        self.looks = 0
         self.kept: set[int] = set()
         counter = itertools.count()
 
@@ -151,9 +153,9 @@ class Process:
         return not self._inbox and self._loop.now >= self._free
 
     @property
-    def done(self) -> tuple[int, int, float]:
-        """So far: frames sent, turns, CPU seconds."""
-        return sum(self.sent.values()), self.turns, self.busy
+    def done(self) -> tuple[int, int, float, float]:
+        """So far: frames sent, turns, CPU seconds, and those of them for looks at all peers."""
+        return sum(self.sent.values()), self.turns, self.busy, self.looking
 
     def attach(self) -> None:
         """Attach its world."""
@@ -198,7 +200,7 @@ class Process:
         if waited > self._timeout:
             self.peers.stalled(waited - self._timeout, now)
         self._before = now
-        cost = self._costs.turn + self._costs.peer * self.peers.connections
+        cost = self._costs.turn
         for event in events:
             feed(self.peers, event, now)
             cost += self._cost_of(event)
@@ -207,13 +209,20 @@ class Process:
             command(now)
         probes = {process: self._wires.probe(channel) for process, channel in self.peers.suspects(now)}
         self.peers.settle(now, {process: each for process, each in probes.items() if each is not None})
-        cost += self._run()
+        self._timeout = min(max(0.0, self.peers.wake() - now), LONGEST_WAIT)
+        cost += self._run() + self._looked()
         self.turns += 1
         self.busy += cost
         self._free = loop.now + cost
         self._cores.take(self._free)
-        self._timeout = min(max(0.0, self.peers.wake() - now), LONGEST_WAIT)
         self._turn_at(self._free if self._inbox or self._commands else self._free + self._timeout)
+
+    def _looked(self) -> float:
+        """What it has cost to look at all peers since this was asked last."""
+        looks, self.looks = self.peers.looks - self.looks, self.peers.looks
+        cost = self._costs.look * self.peers.connections * looks
+        self.looking += cost
+        return cost
 
     def _taken(self) -> list[SocketEvent]:
         """Take what came, without the connections, and what came on them, that the next turns accept."""

@@ -78,6 +78,16 @@ class Node:
     def settle(self, probes=None) -> None:
         self.peers.settle(self.net.now, probes or {})
         self.act()
+        self.misses_nothing()
+
+    def misses_nothing(self) -> None:
+        """Nothing is due before the time at which it is looked at."""
+        for table in (
+            self.peers._detector.silence_due,
+            self.peers._connections.beats_due,
+            self.peers.early_close.due,
+        ):
+            assert table._time is None or table._time <= table._exactly()
 
     def act(self) -> None:
         for action in self.peers.take():

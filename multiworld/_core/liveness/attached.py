@@ -27,11 +27,13 @@ class AttachedWorld:
     Attributes:
         roster: its generation.
         ready: whether every member is connected and proved itself, in both directions.
+        missing: a rank that was not there when this was looked at last.
         notes: rank -> why it is missing.
     """
 
     roster: Roster
     ready: bool = False
+    missing: int = 0
     notes: dict[int, str] = field(default_factory=dict)
 
     def ranks(self, process: str) -> list[int]:

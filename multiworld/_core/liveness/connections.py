@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.connection import PeerConnection
+from multiworld._core.liveness.earliest import Earliest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ class Connections:
     Attributes:
         by_channel: all of them.
         trusted: the authenticated ones, by the peer's process.
+        beats_due: when the next sign of life is.
     """
 
     def __init__(
@@ -44,6 +46,9 @@ class Connections:
         self._channel = channel
         self._max_unauthenticated = unauthenticated
         self._unauthenticated: dict[int, PeerConnection] = {}  # oldest first
+        self.beats_due = Earliest(
+            lambda: min((each.beat_at for each in self.trusted.values()), default=math.inf)
+        )
 
     def __len__(self) -> int:
         return len(self.by_channel)
@@ -83,6 +88,12 @@ class Connections:
         connection.trusted = True
         del self._unauthenticated[connection.channel]
         self.trusted[connection.peer] = connection
+        self.beats_due.by(connection.beat_at)
+
+    def beat_by(self, connection: PeerConnection, time: float) -> None:
+        """Have the next sign of life on a trusted connection due at `time`, if not sooner."""
+        connection.beat_at = min(connection.beat_at, time)
+        self.beats_due.by(connection.beat_at)
 
     def remove(self, connection: PeerConnection) -> bool:
         """Remove a connection; return whether it was the trusted one of its process."""
@@ -99,6 +110,8 @@ class Connections:
 
     def due(self, now: float) -> list[tuple[PeerConnection, int]]:
         """Return the connections that owe a heartbeat, each with its number, and schedule the next ones."""
+        if not self.beats_due.passed(now):
+            return []
         due = []
         for each in self.trusted.values():
             if each.beat_at <= now:
@@ -108,13 +121,14 @@ class Connections:
                 each.beat_at = (now // each.interval + 1) * each.interval
                 if each.beat_at <= now:  # the division was rounded down to this very moment
                     each.beat_at = now + each.interval
+        self.beats_due.changed()
         return due
 
     def wake(self) -> float:
         """Return when `expired` or `due` is not empty next; infinite for never."""
         return min(
             min((each.since + each.patience for each in self._unauthenticated.values()), default=math.inf),
-            min((each.beat_at for each in self.trusted.values()), default=math.inf),
+            self.beats_due.time,
         )
 
     def _add(self, connection: PeerConnection) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.busy_or_hung import BusyTracker
+from multiworld._core.liveness.earliest import Earliest
 from multiworld._core.liveness.evidence import Activity
 from multiworld.events import Breakage, Cause
 
@@ -186,6 +187,9 @@ class Detector:
         own: this process's id; its own members are never suspected.
         busy: seconds of silence after which a process that runs counts as hung all the same; 0: all silence
             counts.
+
+    Attributes:
+        silence_due: when a silent process is to be judged, or asked about.
     """
 
     def __init__(self, own: str, busy: float = 0.0) -> None:
@@ -198,6 +202,7 @@ class Detector:
         self._ended: dict[str, ConnectionEnd] = {}
         self._urgent: dict[WorldId, None] = {}  # worlds with claims, in order
         self._failed: dict[WorldId, _FailedOperation] = {}
+        self.silence_due = Earliest(self._silence_due)
 
     # -- what there is to watch
 
@@ -218,6 +223,7 @@ class Detector:
             if roster.hang_timeout < peer.shortest:
                 peer.shortest = roster.hang_timeout
                 peer.since = max(peer.since, now)
+            self._due_sooner(member.process, peer)
 
     def remove(self, world: WorldId) -> None:
         """Stop watching a world."""
@@ -269,6 +275,7 @@ class Detector:
         peer.heard = peer.since = now
         peer.granted = 0.0
         self._busy.forget(process)
+        self._due_sooner(process, peer)
 
     def heard(self, process: str, now: float) -> None:
         """A frame of `process` arrived."""
@@ -331,6 +338,8 @@ class Detector:
 
     def questions(self, now: float) -> tuple[str, ...]:
         """Return the silent processes whose hosts are to be asked now."""
+        if not self.silence_due.passed(now):
+            return ()
         due = tuple(
             process
             for process, peer in self._peers.items()
@@ -338,6 +347,7 @@ class Detector:
         )
         for process in due:
             self._busy.ask(process, now)
+        self.silence_due.changed()
         return due
 
     def answered(self, process: str, evidence: Evidence, now: float) -> None:
@@ -346,10 +356,12 @@ class Detector:
         peer = self._peers.get(process)
         if peer is not None:
             peer.look = -math.inf
+            self._due_sooner(process, peer)
 
     def bear(self, busy: float) -> None:
         """Set for how many seconds a silent process that runs counts as busy; 0: all silence counts."""
         self._busy.bound = busy
+        self.silence_due.changed()
 
     def losses(self) -> list[Loss]:
         """Return the members of broken worlds that were lost since the last call, not those of verdicts."""
@@ -369,6 +381,7 @@ class Detector:
         then judged after two more intervals (at most the stall's length). A peer is granted at most one
         hang_timeout in all, so that a process which always stalls still detects failures.
         """
+        self.silence_due.changed()
         for peer in self._peers.values():
             limit = peer.shortest
             if peer.heard is None or not peer.worlds or seconds < _STALL_LEAST * limit:
@@ -385,16 +398,13 @@ class Detector:
         """Return when `settle` is due next without further events; infinite for never."""
         if self._ended or self._urgent:
             return -math.inf
-        silent = (
-            min(self._due(peer), self._ask_at(process, peer))
-            for process, peer in self._peers.items()
-            if peer.heard is not None
-        )
         failed = (self._verdict_at(world, each) for world, each in self._failed.items())
-        return min(min(silent, default=math.inf), min(failed, default=math.inf))
+        return min(self.silence_due.time, min(failed, default=math.inf))
 
     def suspects(self, now: float) -> tuple[str, ...]:
         """Return the processes that were silent for too long for a world; `settle` takes their probes."""
+        if not self.silence_due.passed(now):
+            return ()
         return tuple(
             process
             for process, peer in self._peers.items()
@@ -416,8 +426,11 @@ class Detector:
             # Of the causes in one batch, "an operation failed" is the least specific.
             best = next((each for each in claims if each.itself or each.cause is not Cause.FAILED), claims[0])
             self._break(world, best.cause, best.ranks, best.detail, now, verdicts)
-        for process in self.suspects(now):
-            self._settle_silent(process, now, probes, verdicts)
+        if suspects := self.suspects(now):
+            for process in suspects:
+                self._settle_silent(process, now, probes, verdicts)
+        if self.silence_due.time <= now:
+            self.silence_due.changed()
         for world, failed in tuple(self._failed.items()):
             if self._verdict_at(world, failed) <= now:
                 claim = failed.claim
@@ -516,6 +529,21 @@ class Detector:
     def _seen(self, process: str) -> str:
         activity = self._busy.activity(process)
         return "" if activity is Activity.UNKNOWN else f"; {activity.value}"
+
+    def _silence_due(self) -> float:
+        return min(
+            (
+                min(self._due(peer), self._ask_at(process, peer))
+                for process, peer in self._peers.items()
+                if peer.heard is not None
+            ),
+            default=math.inf,
+        )
+
+    def _due_sooner(self, process: str, peer: _Peer) -> None:
+        """A process may be due sooner than it was."""
+        if peer.heard is not None:
+            self.silence_due.by(min(self._due(peer), self._ask_at(process, peer)))
 
     def _due(self, peer: _Peer) -> float:
         return max(peer.since + peer.shortest, peer.look)

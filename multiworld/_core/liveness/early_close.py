@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._core.liveness.actions import Action, Dial, Drop, Keep, Release, Send
 from multiworld._core.liveness.connection import PeerConnection
+from multiworld._core.liveness.earliest import Earliest
 from multiworld._core.liveness.wire import Attached, Close, Hello
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class EarlyClose:
 
     Attributes:
         own_wanted: whether this process dials; it always accepts those of its peers.
+        due: when a dial is, or one has taken too long.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class EarlyClose:
         self._pairs: dict[int, _Pair] = {}  # by the trusted connection's channel
         self._by_channel: dict[int, _Pair] = {}  # by the early-close connection's channel
         self._ended: list[PeerConnection] = []
+        self.due = Earliest(self._due)
 
     @property
     def watched(self) -> int:
@@ -114,6 +117,7 @@ class EarlyClose:
             pair = self._pair(main)
             if pair.dial is None and pair.kept is None:
                 pair.due = min(pair.due, now + DELAY)
+                self.due.by(pair.due)
 
     def adopt(self, main: PeerConnection, connection: PeerConnection, place: Place) -> None:
         """Take `connection` as the other end's early-close connection of `main`; its proof was checked."""
@@ -142,6 +146,7 @@ class EarlyClose:
         if pair is not None and pair.dial is not None:
             pair.dial.established = True
             pair.dial.since = now
+            self.due.by(now + pair.dial.patience)
             self._act(Send(channel, pair.dial.hello()))
 
     def received(self, channel: int, frames: Iterable[Frame], *, error: str | None = None) -> None:
@@ -180,6 +185,9 @@ class EarlyClose:
 
     def settle(self, now: float) -> None:
         """Dial what is due; give up dials that take too long."""
+        if not self.due.passed(now):
+            return
+        self.due.changed()
         for pair in tuple(self._pairs.values()):
             if pair.due <= now:
                 pair.due = math.inf
@@ -189,6 +197,9 @@ class EarlyClose:
 
     def wake(self) -> float:
         """Return when `settle` is due next without further events; infinite for never."""
+        return self.due.time
+
+    def _due(self) -> float:
         wake = math.inf
         for pair in self._pairs.values():
             wake = min(wake, pair.due)

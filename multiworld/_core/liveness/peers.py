@@ -301,6 +301,12 @@ class Peers:
         self._detector.bear(busy)
 
     @property
+    def looks(self) -> int:
+        """How often so far all peers were looked at, for what may be due."""
+        tables = (self._detector.silence_due, self._connections.beats_due, self.early_close.due)
+        return sum(each.looks for each in tables)
+
+    @property
     def connections(self) -> int:
         """Number of connections, trusted or not, without early-close connections."""
         return len(self._connections)
@@ -341,7 +347,7 @@ class Peers:
             self.questions.told(connection, frame)
         else:
             connection.wanted = min(max(frame.interval, FASTEST_BEAT), SLOWEST_BEAT)
-            connection.beat_at = min(connection.beat_at, now + connection.interval)
+            self._connections.beat_by(connection, now + connection.interval)
 
     def _greeted(self, connection: PeerConnection, frame: Hello, now: float) -> None:
         if not connection.greet(frame):
@@ -498,9 +504,7 @@ class Peers:
         if connection.trusted and connection.asked != interval:
             connection.asked = interval
             self._send(connection, Need(interval))
-            connection.beat_at = (
-                min(connection.beat_at, now + connection.interval) if connection.beats else now
-            )
+            self._connections.beat_by(connection, now + connection.interval if connection.beats else now)
 
     def _tell(self, world: WorldId, breakage: Breakage, ranks: Iterable[int]) -> None:
         roster = self._worlds[world].roster

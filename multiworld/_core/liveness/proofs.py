@@ -91,7 +91,12 @@ class Proofs:
 
     def complete(self, state: AttachedWorld) -> bool:
         """Whether every member is connected and authenticated, in both directions."""
-        return all(self._proved(state, rank) for rank in range(state.roster.size))
+        # The member that was missing last comes first: with each proof that comes this is asked.
+        if not self._proved(state, state.missing):
+            return False
+        missing = next((rank for rank in range(state.roster.size) if not self._proved(state, rank)), None)
+        state.missing = missing or 0
+        return missing is None
 
     def missing(self, state: AttachedWorld) -> list[int]:
         """Return the ranks of members for which that is not so."""

@@ -147,6 +147,7 @@ def test_a_stall_gives_as_much_as_it_took_and_a_short_one_nothing():
     detector.stalled(0.3, 0.9)
     assert detector.wake() == pytest.approx(1.2)
     detector.heard(process(2), 1.0)
+    assert detector.settle(1.2, {}) == []
     assert detector.wake() == pytest.approx(2.0)
 
 
@@ -170,6 +171,7 @@ def test_a_failure_waits_for_a_better_reason():
     assert the(detector.settle(0.4, {})).breakage.detail == "b failed"
     for number in (2, 3):
         detector.heard(process(number), 1.1)
+    detector.silence_due.changed()  # that they were heard has put off what is looked at
     assert detector.wake() == pytest.approx(1.0 + GRACE)
     assert detector.settle(1.0 + GRACE - 0.01, {}) == []
     found = the(detector.settle(1.0 + GRACE, {}))
@@ -392,6 +394,11 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
             else:
                 detector.failed(world_id(roster), (rank,), "failed", now)
         suspected = {int(each, 16) for each in detector.suspects(now)}
+        assert suspected == {
+            int(each, 16)
+            for each, peer in detector._peers.items()
+            if peer.heard is not None and now >= detector._due(peer)
+        }
         for verdict in detector.settle(now, {}):
             assert verdict.world not in over, "a second verdict, or one of a world that was removed"
             over.add(verdict.world)
@@ -416,5 +423,6 @@ def test_any_order_of_signs(steps):  # noqa: PLR0915  (one case per sign)
             who = {int(roster.members[rank].process, 16) for rank in loss.ranks}
             assert who <= hit or all(now - last[each] >= roster.hang_timeout for each in who)
         assert detector.wake() > now or not math.isfinite(detector.wake())
+        assert detector.silence_due.time <= detector._silence_due()
     for roster in mine:
         assert detector.watches(world_id(roster)) == (world_id(roster) not in over)

@@ -206,6 +206,7 @@ def test_an_early_close_connection_goes_with_its_connection_and_says_so():
     assert [net[number].peers.early_close.watched for number in (1, 2)] == [0, 0]
     assert [net[number].kept for number in (1, 2)] == [set(), set()]
     assert not net.queues
+    net.pass_time(5.0)
     assert net[1].peers.wake() == math.inf
 
 

@@ -131,6 +131,7 @@ def test_leaving_one_world_leaves_the_others_and_the_connection():
     assert verdict(net, 2, "x/1", 1).cause is Cause.LEFT
     net[2].remove(("x/1", 1))
     assert net[1].peers.connections == net[2].peers.connections == 0
+    net.pass_time(5.0)
     assert net[1].peers.wake() == math.inf
 
 
@@ -177,6 +178,22 @@ def test_a_connection_on_which_nothing_comes_is_made_anew(quiet, same):
     net.pass_time(last + quiet - net.now, step=0.05, probes={1: {process(2): ANSWERS}})
     net[1].add(rosters("w", (1, 2), generation=2, hang=2.0)[0])
     assert (connections(net, 1).get(process(2)) is before) == same
+
+
+def test_all_peers_are_looked_at_a_few_times_in_each_second_and_not_in_each_turn():
+    net = joined((1, 2, 3))
+    net.pass_time(2.0)
+    before, turns, settle = net[1].peers.looks, 0, net[1].settle
+
+    def counted(probes=None):
+        nonlocal turns
+        turns += 1
+        settle(probes)
+
+    net[1].settle = counted
+    net.pass_time(10.0, step=0.01)
+    assert turns > 1000
+    assert net[1].peers.looks - before < 100
 
 
 def test_a_silent_connection_that_another_world_needs_stays():
