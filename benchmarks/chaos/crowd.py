@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -70,7 +71,8 @@ class Crowd:
 
     def __init__(self) -> None:
         self._forks = Forks()
-        self._every: dict[int, Process] = {}
+        self._numbers = itertools.count()
+        self._every: dict[int, Process] = {}  # by pid; one that is gone may have another's by now
         self._pairs: set[str] = set()  # to whose members nothing was done
         self._terms = Terms("", LEAST, MOST, 1.0)
         self._ports: list[int] = []
@@ -177,7 +179,7 @@ class Crowd:
         return self._chance.choices(FAULTS, [weights[each] for each in FAULTS])[0]
 
     def _start(self) -> None:
-        number = len(self._every)
+        number = next(self._numbers)
         reading, writing = os.pipe()
         terms = self._terms
 

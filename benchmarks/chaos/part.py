@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MEMBERS = 7
 """Of a calm world: as many as there are on average while things happen."""
-_CALM, _WILD = 20.0, 100.0
+_CALM, _WILD = 20.0, 300.0
 """Seconds of the phases, in turns."""
 _PATIENCE = 150.0
 _STEPS, _NONE = Goal(at_least=0.95), Goal(at_most=0.0)
