@@ -35,7 +35,7 @@ _NOTES = {
 def measure(run: Run) -> Iterator[Figure]:
     """Each kind of store, again and again."""
     for kind in run.options.kinds or list(_NOTES):
-        more, typical, failed, speeds = list[float](), list[float](), 0, list[float]()
+        more, typical, speeds, failed = list[float](), list[float](), list[float](), list[str]()
         with contextlib.ExitStack() as stack:
             etcd = stack.enter_context(cluster(hosts="cut" in kind)) if kind != "tcp" else None
             (rank,) = stack.enter_context(Ranks("benchmarks.stores.rank:make", count=1))
@@ -48,16 +48,16 @@ def measure(run: Run) -> Iterator[Figure]:
                 typical.append(1e3 * quantile(took, 0.5))
                 speeds.append(len(took) / 2 / max(line["seconds"] for line in told))
                 more.append(1e3 * max(took) - typical[-1])
-                failed += sum(line["failed"] for line in told)
-        if failed:
-            run.remark(f"stores/{kind}: {failed} joins failed")
+                failed += [each for line in told for each in line["failed"]]
+        for each in failed:
+            run.remark(f"stores/{kind}: a join failed: {each}")
         yield summary(
             "stores", kind, more, "ms", goal=_GOALS[kind.partition("/")[0]],
             quantiles=distribution(more),
-            note=f"{_NOTES[kind]}; {failed} of {len(more) * _PAIRS * _WORLDS} joins failed, "
+            note=f"{_NOTES[kind]}; {len(failed)} of {len(more) * _PAIRS * _WORLDS} joins failed, "
             f"an undisturbed one takes {quantile(typical, 0.5):.0f} ms; {quantile(speeds, 0.5):.0f} worlds "
             "are joined a second",
-            series={"ms": [round(each, 3) for each in more], "failed": failed},
+            series={"ms": [round(each, 3) for each in more], "failed": len(failed)},
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import multiworld._c10d.groups
 import multiworld._c10d.routing.router
 import multiworld._join.join
 import multiworld._net.stores.etcd_store
+from benchmarks.elastic.rank import operate
 from benchmarks.measuring.forks import Zygote, forever
 from benchmarks.measuring.namespaces import enter
 from benchmarks.measuring.ports import unasked_ports
@@ -97,16 +98,17 @@ class _Joining:
     def __call__(self, tell: Callable[..., None]) -> None:
         if self.netns is not None:
             enter(self.netns)
-        took, failed, first = list[float](), 0, 0.0
+        took, failed, first = list[float](), list[str](), 0.0
         for number in range(self.worlds):
             began = time.monotonic()
             try:
                 name = f"pair{self.pair}-{number}"
                 world = mw.join(name, self.rank, 2, store=self.store, timeout=_TIMEOUT)
-            except mw.JoinError:
-                failed += 1
+            except mw.JoinError as error:
+                failed.append(f"{type(error).__name__}: {error}")
             else:
                 took.append(time.monotonic() - began)
+                operate(world)  # before the other one has left
                 world.close()
             if number == self.worlds // 5:  # the first ones load what joins need
                 took.clear()

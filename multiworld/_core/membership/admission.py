@@ -287,7 +287,7 @@ def claim_state(ledger: Ledger, number: int, me: str, request: JoinRequest) -> C
     waiting, now = ledger.waiting, ledger.current
     if waiting is not None and waiting.has(me):
         return ClaimState(Phase.OPEN, waiting)
-    if now is not None and now.number >= number and now.has(me):
+    if now is not None and _is_in(now, number, me, ledger):
         return ClaimState(Phase.ACTIVE if now.active else Phase.SEALED, now)
     if waiting is not None and waiting.number == number:
         return ClaimState(Phase.CLOSED, failure=refusals.replaced(waiting, request))
@@ -323,11 +323,11 @@ def fail(ledger: Ledger, number: int, me: str, failure: Failure, *, left: bool =
         left: whether this member will not try again, so that the others need not wait for it.
     """
     waiting, now = ledger.waiting, ledger.current
-    if waiting is not None and waiting.number >= number and waiting.has(me):
+    if waiting is not None and _is_in(waiting, number, me, ledger):
         if waiting.terms.assigned:
             return withdraw(ledger, waiting.number, me)
         return _close(ledger, waiting, failure).ledger
-    if now is not None and now.number >= number and now.has(me) and not now.active:
+    if now is not None and _is_in(now, number, me, ledger) and not now.active:
         failures = _kept(ledger.failures, dataclasses.replace(failure, attempt=now.number))
         before = ledger.before
         if left and before is not None and (mine := now.of(me)) is not None:
@@ -366,7 +366,7 @@ def over(ledger: Ledger, number: int, me: str, *, left: bool = False) -> Ledger:
         left: whether the member will not come to the next generation.
     """
     now = ledger.current
-    mine = None if now is None or now.number < number else now.of(me)
+    mine = None if now is None or not _is_in(now, number, me, ledger) else now.of(me)
     if now is None or mine is None or (mine.rank in now.over and not left):
         return ledger
     said = dataclasses.replace(now, over=tuple(sorted({*now.over, mine.rank})))
@@ -434,6 +434,15 @@ def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:
         hang_timeout=request.hang_timeout,
         steps=tuple(each.step if each.was else None for each in attempt.claims) if request.assigned else (),
     )
+
+
+def _is_in(attempt: Attempt, number: int, me: str, ledger: Ledger) -> bool:
+    """Whether the claim `me` of attempt `number` is in this one: the same, or one to which it was moved on.
+
+    That one may have a lower number where the store is a list: a claim is counted anew at another server,
+    until a member brings the attempt that was sealed with it.
+    """
+    return attempt.has(me) and (attempt.number >= number or ledger.listed)
 
 
 def _without(attempt: Attempt, dead: frozenset[str]) -> Attempt:

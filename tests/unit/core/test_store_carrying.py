@@ -13,7 +13,7 @@ from kits.meetkit import MemoryStore, ask
 from test_membership_assigned import A, B, C, active, again, claim, me, seats
 
 from multiworld._core.membership import admission, majority, refusals
-from multiworld._core.membership.admission import Move
+from multiworld._core.membership.admission import Move, Phase
 from multiworld._core.membership.carrying import carried
 from multiworld._core.membership.ledger import Failure, Ledger, decode, encode
 from multiworld._core.membership.serving import STRIDE
@@ -67,6 +67,25 @@ def test_a_claim_of_the_sealed_attempt_does_not_wait_any_more():
     new = carried(carried(SECOND, half, me(A)), sealed, me(C))
     assert new.waiting is None
     assert new.current.has(me(A))
+
+
+def test_a_claim_that_was_counted_anew_is_in_the_attempt_that_was_sealed_with_it():
+    """One member has read that it is sealed, the other has not, and comes to the new server first."""
+    half = claim(FIRST, A, B)
+    sealed = claim(half, C)
+    anew = carried(SECOND, half, me(A))
+    number = anew.waiting.number
+    new = carried(anew, sealed, me(C))
+    assert new.current.number < number
+    state = admission.claim_state(new, number, me(A), A)
+    assert (state.phase, state.attempt) == (Phase.SEALED, new.current)
+    failed = admission.fail(new, number, me(A), Failure(0, "JoinError", "no"))
+    assert failed.current is None
+    assert failed.failure_of(new.current.number) is not None
+    ready = new
+    for each in (A, B, C):
+        ready = admission.ready(ready, new.current.number, me(each))
+    assert admission.over(ready, number, me(A)).current.over == (0,)
 
 
 def test_a_later_generation_stays():
