@@ -7,13 +7,14 @@ stop the watchdog's thread, and the other members would take this process for hu
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
 
 from multiworld.logs.writer import Backlog
 
-__all__ = ["divert", "never_wait"]
+__all__ = ["divert", "flush", "never_wait"]
 
 _IDLE = 0.1
 """Seconds without a line after which the thread ends: breakages are rare."""
@@ -33,8 +34,15 @@ def divert(record: logging.LogRecord) -> bool:
     """Have another thread hand a line to the handlers, if this thread must not wait; whether it must not."""
     if not getattr(_here, "never_waits", False):
         return False
-    _lines().put(record)
+    with contextlib.suppress(RuntimeError):  # no thread is to be had: the line waits for the next one
+        _lines().put(record)
     return True
+
+
+def flush(timeout: float) -> None:
+    """Wait until the handlers have all lines that were diverted, for at most `timeout` seconds."""
+    if _Present.lines is not None and _Present.lines.pid == os.getpid():
+        _Present.lines.flush(timeout)
 
 
 class _Lines(Backlog[logging.LogRecord]):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from multiworld import settings
 from multiworld.errors import MultiworldError
+from multiworld.logs import aside
 from multiworld.logs.lines import as_json, as_text, local_time
 from multiworld.logs.source import FIELDS
 from multiworld.logs.writer import LineWriter
@@ -146,6 +147,7 @@ def attach(level: int, handler: logging.Handler) -> Callable[[], None]:
     root.propagate = False
 
     def end() -> None:
+        aside.flush(_CLOSE_TIMEOUT)
         if handler in root.handlers:
             root.removeHandler(handler)
             root.setLevel(before[0])

@@ -62,6 +62,10 @@ def logger(name: str) -> logging.Logger:
     return found
 
 
+for _below in ("multiworld.events", "multiworld.settings"):
+    logger(_below)  # these modules are below this one, and log by the standard library's own function
+
+
 def about(
     world: str, generation: int | None = None, rank: int | None = None, *, kind: str | None = None
 ) -> dict[str, object]:

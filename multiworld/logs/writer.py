@@ -37,6 +37,7 @@ class Backlog(Generic[T]):
         self._ready = threading.Condition()
         self._waiting: deque[T] = deque()
         self._dropped = 0
+        self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -49,7 +50,11 @@ class Backlog(Generic[T]):
         raise NotImplementedError
 
     def put(self, thing: T) -> None:
-        """Have it handled."""
+        """Have it handled.
+
+        Raises:
+            RuntimeError: there can be no thread; it waits for the next one that comes.
+        """
         with self._ready:
             if self._closed:
                 return
@@ -58,22 +63,38 @@ class Backlog(Generic[T]):
                 return
             self._waiting.append(thing)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._ready.notify()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._ready.notify_all()
+
+    def flush(self, timeout: float) -> None:
+        """Wait until all that waits is handled, for at most `timeout` seconds."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._thread is None or not (self._waiting or self._busy), timeout)
 
     def close(self, timeout: float) -> None:
         """Handle what waits, for at most `timeout` seconds; what comes later is left out."""
         with self._ready:
             self._closed = True
-            self._ready.notify()
+            self._ready.notify_all()
             thread = self._thread
         if thread is not None:
             thread.join(timeout)
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        finally:  # whatever a handler raised: the next thing has a thread again
+            with self._ready:
+                self._thread, self._busy = None, False
+                self._ready.notify_all()
+
+    def _loop(self) -> None:
         while True:
             with self._ready:
+                self._busy = False
+                self._ready.notify_all()
                 while not self._waiting and not self._closed:
                     if not self._ready.wait(self._ends_after or _IDLE) and self._ends_after is not None:
                         break
@@ -81,8 +102,10 @@ class Backlog(Generic[T]):
                 self._waiting.clear()
                 self._dropped = 0
                 if not things:
+                    # Before the lock is free: what is put from now on starts another thread.
                     self._thread = None
                     return
+                self._busy = True
             if dropped:
                 things.append(self._lost(dropped))
             if not self._handled(things):

@@ -132,8 +132,11 @@ class AttachedWorlds:
         return ready[-1].question(process) if ready else None
 
     def credentials(self, main: PeerConnection) -> Credentials | None:
-        """Choose a world, attached at both ends, whose token authenticates an early-close connection."""
-        for world in self.shared(main.peer):
+        """Choose a world, attached at both ends, whose token authenticates an early-close connection.
+
+        The newest: an older one may be broken, and be attached only until its next generation is there.
+        """
+        for world in reversed(self.shared(main.peer)):
             state = self._worlds[world]
             if state.ready and world in main.accepted:
                 theirs = state.roster.members[state.ranks(main.peer)[0]]

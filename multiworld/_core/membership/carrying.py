@@ -66,10 +66,13 @@ def _both(there: Attempt | None, mine: Attempt | None) -> Attempt | None:
         name: tuple(sorted({*getattr(there, name), *getattr(mine, name)}))
         for name in ("ready", "over", "lost", "leaving", "entered", "left")
     }
-    if there.after != mine.after:
-        # One side is remembered (`assigned.remembered`) by a member that was in it: it had been entered.
+    if there.after == mine.after:
+        return dataclasses.replace(there, limits=tuple(map(max, there.limits, mine.limits)), **sets)
+    # One side is remembered (`assigned.remembered`) by a member that was in it: all had said their limits.
+    whole = there if there.after else mine
+    if not all(whole.limits):
         return dataclasses.replace(there, **(sets | {"after": 0, "limits": (), "entered": ()}))
-    return dataclasses.replace(there, limits=tuple(map(max, there.limits, mine.limits)), **sets)
+    return dataclasses.replace(there, after=whole.after, limits=whole.limits, **sets)
 
 
 def _without_failed(ledger: Ledger, mine: Ledger) -> Ledger:

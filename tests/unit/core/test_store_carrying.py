@@ -255,8 +255,9 @@ def test_two_that_move_at_once_both_arrive():
 
 
 def prepared(ledger, *limits):
-    """The generation was prepared beside one of three, whose members have said these limits."""
-    return dataclasses.replace(ledger, current=dataclasses.replace(ledger.current, after=7, limits=limits))
+    """It was prepared beside one of three, whose members have said these limits; one of them has entered it."""
+    now = dataclasses.replace(ledger.current, after=7, limits=limits, entered=(1,))
+    return dataclasses.replace(ledger, current=now)
 
 
 def test_limits_that_only_one_side_has_are_carried():
@@ -265,20 +266,18 @@ def test_limits_that_only_one_side_has_are_carried():
     assert carried(one, other).current.limits == carried(other, one).current.limits == (3, 4, 5)
 
 
-def test_a_generation_that_is_remembered_had_been_entered():
+@pytest.mark.parametrize(("limits", "after", "entry"), [((3, 4, 5), 7, 5), ((3, 0, 5), 0, 0)])
+def test_a_generation_that_is_remembered_was_active(limits, after, entry):
     """A new server hears of it first from a claim, which knows its members, and not that it was prepared."""
-    old = prepared(active(FIRST, A, B, C), 3, 4, 5)
-    remembered = claim(SECOND, again(old, A))
+    whole = prepared(active(FIRST, A, B, C), *limits)
+    remembered = claim(SECOND, again(whole, A))
     assert (remembered.current.generation, remembered.current.after) == (1, 0)
-    for mine in (old, prepared(old, 3, 0, 5)):
-        for there, carrying in (
-            (remembered, mine),
-            (dataclasses.replace(mine, epoch=STRIDE + 5), remembered),
-        ):
-            new = carried(there, carrying)
-            assert decode(encode(new), "w") == new
-            assert new.current.active
-            assert len(new.current.holders) == 3
+    there = dataclasses.replace(whole, epoch=STRIDE + 5)
+    for new in (carried(remembered, whole), carried(there, remembered)):
+        assert decode(encode(new), "w") == new
+        assert new.current.active
+        assert len(new.current.holders) == 3
+        assert (new.current.after, new.current.entry) == (after, entry)
 
 
 def test_claims_of_fixed_ranks_stand_by_rank():

@@ -119,3 +119,48 @@ def test_lines_are_written_before_the_program_ends():
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "written at the end\n")
+
+
+def test_without_a_thread_a_line_waits_for_the_next_one(handler, monkeypatch):
+    handler.go.set()
+    log = logger("multiworld.test.aside.threads")
+
+    def none(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.threading.Thread, "start", none)
+        aside._here.never_waits = True
+        try:
+            log.warning("first")
+        finally:
+            aside._here.never_waits = False
+    in_a_thread(lambda: log.warning("second"))
+    until(lambda: handler.lines == ["first", "second"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_a_handler_ends_is_followed_by_another(handler, monkeypatch):
+    handler.go.set()
+    log, handle = logger("multiworld.test.aside.ended"), logging.Logger.callHandlers
+
+    def ends(self, record):
+        if record.getMessage() == "ends it":
+            raise SystemExit
+        handle(self, record)
+
+    monkeypatch.setattr(logging.Logger, "callHandlers", ends)
+    in_a_thread(lambda: log.warning("ends it"))
+    until(lambda: aside._lines()._thread is None)
+    in_a_thread(lambda: log.warning("the next"))
+    until(lambda: handler.lines == ["the next"])
+
+
+def test_what_subscribers_and_settings_log_is_handed_over_too(handler):
+    in_a_thread(
+        lambda: [logging.getLogger(f"multiworld.{each}").warning("line") for each in ("events", "settings")]
+    )
+    assert handler.lines == []
+    handler.go.set()
+    aside.flush(PATIENCE)
+    assert handler.lines == ["line", "line"]

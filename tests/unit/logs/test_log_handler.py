@@ -103,7 +103,7 @@ def test_a_pipe_that_nothing_reads_holds_up_no_caller(root):
         log = logger("multiworld.test.blocked")
 
         def talk():
-            for number in range(11_000):  # more than a pipe holds, and more than may wait
+            for number in range(21_000):  # more than a pipe holds, the thread has taken, and may wait
                 log.debug("%d %s", number, "x" * 100)
 
         talking = threading.Thread(target=talk, daemon=True)
