@@ -350,7 +350,6 @@ class World(Selecting, ObjectCollectives):
         Raises:
             InvalidJoinError: its members chose their ranks when they joined.
             BrokenWorldException, WorldClosedError: the world is over.
-            StoreUnreachableError: the store does not answer.
         """
         self._require_assigned()
         self._advances.leave()

@@ -36,6 +36,8 @@ __all__ = ["Following", "Preparing"]
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at whether newcomers wait, in each world that advances."""
+LEAVER_LOOKS = 0.01
+"""Seconds between two looks of a member that leaves: the others wait for its limit once they are ready."""
 AGAIN, AGAIN_AT_MOST = 0.5, 5.0
 """Seconds until the next look after a preparation that came to nothing, or a store that does not answer."""
 WAIT = 0.002
@@ -95,6 +97,7 @@ class Preparing:
         self._counter = counter
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._chain = 0  # of looks, each of which leads to the next one
         self._pause = AGAIN
         self._store = SuccessionStore(world)
 
@@ -107,17 +110,26 @@ class Preparing:
                 return
             self.watched = gen
         if self._world._plan.assigned:  # noqa: SLF001  (joins make worlds)
-            watcher.add(0.0, lambda: self._look(gen))
+            self._look_in(0.0, gen)
 
     def leave(self, gen: Generation) -> None:
-        """Tell the other members that this one wants to leave.
+        """Tell the other members that this one wants to leave; in the background where the store is silent.
 
         Raises:
             BrokenWorldException, WorldClosedError: the generation is over.
         """
         self.leaving = True
         self._store.follow(gen)
-        self._store.of(gen).leave()
+        try:
+            self._store.of(gen).leave()
+        except StoreUnreachableError as error:
+            _log.info(
+                "world %r: the store is to hear later that this member leaves: %s",
+                gen.world,
+                error,
+                extra=about(gen.world, gen.number, gen.rank),
+            )
+        self._look_in(0.0, gen)
 
     def stop(self, deadline: float) -> None:
         """Wait until nothing is prepared any more, at most until `deadline`; the generation is over."""
@@ -137,10 +149,19 @@ class Preparing:
     def _works(self, gen: Generation) -> bool:
         return gen is self._world._gen and gen.state is State.ACTIVE  # noqa: SLF001  (joins make worlds)
 
-    def _look(self, gen: Generation) -> float | None:
+    def _look_in(self, seconds: float, gen: Generation) -> None:
+        """Look then, and in place of the looks that were to come."""
+        with self._lock:
+            self._chain += 1
+            chain = self._chain
+        watcher.add(seconds, lambda: self._look(gen, chain))
+
+    def _look(self, gen: Generation, chain: int) -> float | None:
         """Prepare the next generation if it is due; return the seconds until the next look."""
-        if not self._works(gen):
+        if not self._works(gen) or chain != self._chain:
             return None
+        if self._thread is not None:  # which looks again itself
+            return LOOK_EVERY
         try:
             self._store.follow(gen)
             succession = self._store.of(gen)
@@ -191,7 +212,7 @@ class Preparing:
                 self._thread = None
         if self._works(gen):
             self._counter.withdraw()
-            watcher.add(self._pause, lambda: self._look(gen))
+            self._look_in(self._pause, gen)
             self._pause = min(2 * self._pause, AGAIN_AT_MOST)
 
     def _build(self, gen: Generation, succession: Succession) -> None:
@@ -245,7 +266,7 @@ class Preparing:
 
     def _departed(self, gen: Generation, succession: Succession) -> bool:
         """Say this member's limit when the others can go on without it; False if it has to stay."""
-        said, limit, told, pause = 0, 0, False, LOOK_EVERY
+        said, limit, told, pause = 0, 0, False, LEAVER_LOOKS
         while self._works(gen):
             try:
                 found = succession.departing()
@@ -275,7 +296,7 @@ class Preparing:
                 self._see_off(gen, succession, None)
                 return True
             if said and not found.asked:  # it came to nothing
-                said, pause = 0, LOOK_EVERY
+                said, pause = 0, LEAVER_LOOKS
                 self._counter.withdraw()
             time.sleep(pause)
         return True

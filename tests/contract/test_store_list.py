@@ -65,6 +65,19 @@ def stepping(me, netns, size, **options):
             w.reform(LONG)
 
 
+def leaving(me, size, **options):
+    """Works in its world, and asks to leave when it is told to."""
+    w = enter(me, size, **options)
+    tell(me, w)
+    while w.state is not mw.State.CLOSED:
+        if me._conn.poll(0) and me.hear() == "leave":
+            w.leave()
+            me.emit("asked")
+        w.all_reduce(torch.ones(1))
+        w.advance()
+    me.emit("left")
+
+
 def two_ports():
     port = free_port(further=1)
     return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
@@ -177,6 +190,21 @@ def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
     moves(first, 0)
     members.pop(0).kill()
     assert together(members) > number
+
+
+def test_a_member_leaves_also_while_its_store_stands_still(cast):
+    """It asks once, and the store hears of it when another process serves."""
+    where = two_ports()
+    first, second = keepers = [cast.start(keep, store=where) for _ in range(2)]
+    opened = [each.expect("open") for each in keepers]
+    if not opened[0].serves:
+        first, second = second, first
+    members = [cast.start(leaving, number, size="1:3", store=where) for number in range(3)]
+    assert together(members) == 1
+    first.stop()
+    members[0].say("leave")
+    members[0].expect("asked")
+    members[0].expect("left")
 
 
 # -- on three hosts ---------------------------------------------------------------------------------------------------
