@@ -183,8 +183,15 @@ class Preparing:
         thread = threading.Thread(
             target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
         )
-        self._thread = thread
-        thread.start()
+        with self._lock:
+            if chain != self._chain or self._thread is not None:
+                return None  # another look has begun meanwhile, and goes on with this
+            self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError:  # the host has no thread left
+            self._thread = None
+            return AGAIN_AT_MOST
         return None
 
     def _prepare(self, gen: Generation, succession: Succession) -> None:
