@@ -235,7 +235,7 @@ class Crowd:
                 self._pairs.discard(told["pair"])
                 self._found["broken"].append(f"process {process.number}, {told['pair']}: {told['over']}")
         else:
-            self._found["reformed" if "reformed" in told else "joined"].append(next(iter(told.values())))
+            self._found["reformed"].append(told["reformed"])
 
     def _settled(self, members: int, since: float) -> bool:
         live = self._of("live")
@@ -258,7 +258,7 @@ def _descriptors(pid: int) -> Iterator[str]:
 
 
 def _nothing() -> dict[str, Any]:
-    return {"broken": [], "reformed": [], "joined": [], "sizes": []}
+    return {"broken": [], "reformed": [], "sizes": []}
 
 
 def _listening(ports: list[int]) -> list[str]:

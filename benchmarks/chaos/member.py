@@ -106,12 +106,10 @@ class Member:
         """Work until it is told to leave, and has left."""
         threading.Thread(target=self._obey, daemon=True).start()
         weights, terms = Weights(), self._terms
-        began = time.monotonic()
         world = mw.join(
             WORLD, None, (terms.least, terms.most), store=terms.store, seat=f"s{self._number}", state=weights,
             timeout=_TIMEOUT, hang_timeout=terms.hang_timeout, last_call=_LAST_CALL,
         )  # fmt: skip
-        self.say(joined=time.monotonic() - began)
         said, asked, first = 0.0, False, descriptors()
         while world.state is not mw.State.CLOSED:
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.measuring.part import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -34,23 +35,56 @@ def enter(name: str) -> None:
         os.close(fd)
 
 
-class Hosts:
-    """A context manager: hosts, each a namespace with a cable to one switch.
+class Namespaces:
+    """A context manager: namespaces that are gone afterwards.
+
+    Args:
+        names: of all of them.
+        programs: that `_make` calls.
+
+    Raises:
+        Unavailable: (on entering) the system does not let this process make them, or lacks a program.
+    """
+
+    def __init__(self, names: Sequence[str], programs: Sequence[str] = ("ip",)) -> None:
+        self._namespaces, self._programs = names, programs
+
+    def _make(self) -> None:
+        """Make them, and what connects them."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if os.geteuid() != 0 or any(shutil.which(each) is None for each in self._programs):
+            raise Unavailable(f"hosts in network namespaces need root, and {' and '.join(self._programs)}")
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=60)
+
+
+class Hosts(Namespaces):
+    """Hosts, each a namespace with a cable to one switch.
 
     Args:
         count: how many.
 
     Attributes:
-        names: of the namespaces.
-
-    Raises:
-        Unavailable: (on entering) the system does not let this process make them, or has no ip(8).
+        names: of their namespaces.
     """
 
     def __init__(self, count: int) -> None:
         mark = f"m8dh-{os.getpid()}"
         self._switch = f"{mark}-s"
         self.names = [f"{mark}-{number}" for number in range(count)]
+        super().__init__((*self.names, self._switch))
 
     @staticmethod
     def address(host: int) -> str:
@@ -64,22 +98,6 @@ class Hosts:
     def mend(self, host: int) -> None:
         """Plug the host's cable in again."""
         ip("-n", self._switch, "link", "set", f"port{host}", "up")
-
-    def __enter__(self) -> Self:
-        if shutil.which("ip") is None or os.geteuid() != 0:
-            raise Unavailable("hosts in network namespaces need ip(8) and root")
-        try:
-            self._make()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        for name in (*self.names, self._switch):
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=60)
 
     def _make(self) -> None:
         ip("netns", "add", self._switch)
@@ -98,11 +116,7 @@ class Hosts:
 
 
 def ip(*arguments: str) -> None:
-    """Run the command of that name.
-
-    Raises:
-        Unavailable: it fails; the message has what it said.
-    """
+    """Run the command of that name; raises `Unavailable` with what it said where it fails."""
     done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Unavailable(f"ip {' '.join(arguments)}: {done.stderr.strip()}")

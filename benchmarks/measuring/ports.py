@@ -26,7 +26,7 @@ def held_port() -> Iterator[int]:
 
 
 def unasked_ports(count: int) -> list[int]:
-    """So many ports that are free, and that the kernel gives to nobody who asks for any port."""
+    """So many free ports, none of those that the kernel may give to a program that binds to port 0."""
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     found: list[int] = []
     while len(found) < count:

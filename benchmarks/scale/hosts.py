@@ -63,7 +63,7 @@ def _live(name: str, store: str, count: int, tell: Tell) -> None:
     )
     joined = time.monotonic()
     operate(world)
-    tell(began=began, joined=joined, first=time.monotonic(), size=world.world_size)
+    tell(began=began, joined=joined)
     for _ in _LOSSES:
         line = _lost(world)
         before = time.process_time()

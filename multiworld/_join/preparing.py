@@ -123,12 +123,7 @@ class Preparing:
         try:
             self._store.of(gen).leave()
         except StoreUnreachableError as error:
-            _log.info(
-                "world %r: the store is to hear later that this member leaves: %s",
-                gen.world,
-                error,
-                extra=about(gen.world, gen.number, gen.rank),
-            )
+            _note(gen, "world %r: the store is to hear later that this member leaves: %s", error)
         self._look_in(0.0, gen)
 
     def stop(self, deadline: float) -> None:
@@ -171,12 +166,7 @@ class Preparing:
             if not due and not self.leaving:
                 return LOOK_EVERY
         except MultiworldError as error:
-            _log.info(
-                "world %r cannot see who waits to join it: %s",
-                gen.world,
-                error,
-                extra=about(gen.world, gen.number, gen.rank),
-            )
+            _note(gen, "world %r cannot see who waits to join it: %s", error)
             self._store.reopen()
             # A launcher says soon where its store is now, and newcomers wait there for what members know.
             return AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
@@ -202,12 +192,7 @@ class Preparing:
             if not leaving or (not self._departed(gen, succession) and succession.due()):
                 self._build(gen, succession)
         except MultiworldError as error:
-            _log.info(
-                "world %r: the next generation is not prepared: %s",
-                gen.world,
-                error,
-                extra=about(gen.world, gen.number, gen.rank),
-            )
+            _note(gen, "world %r: the next generation is not prepared: %s", error)
         except Exception:  # noqa: BLE001  (logged: the world goes on)
             _log.exception(
                 "world %r: the next generation could not be prepared",
@@ -290,12 +275,7 @@ class Preparing:
                 if not said:
                     raise
                 # The others may have its limit, and go by it: this member stays at it until it knows.
-                _log.info(
-                    "world %r: the store does not say when this member leaves: %s",
-                    gen.world,
-                    error,
-                    extra=about(gen.world, gen.number, gen.rank),
-                )
+                _note(gen, "world %r: the store does not say when this member leaves: %s", error)
                 time.sleep(WAIT_AT_MOST)
                 continue
             if found.entry:
@@ -355,3 +335,8 @@ class Preparing:
         """End a generation whose members may have gone on: the store took the limit and gave no answer."""
         detail = f"the store went away while the next generation was agreed on: {error.value}"
         gen.verdict(Breakage(Cause.FAILED, (gen.rank,), detail, time.monotonic()))
+
+
+def _note(gen: Generation, text: str, error: MultiworldError) -> None:
+    """Log what came to nothing in a world, which goes on; `text` takes its name and the error."""
+    _log.info(text, gen.world, error, extra=about(gen.world, gen.number, gen.rank))

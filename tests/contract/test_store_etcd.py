@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 
 class Cluster:
-    """Three members of etcd, each at an address of its own of this process's, where nobody asks for ports.
+    """Three members of etcd, each at an address of loopback at which no other program binds a port.
 
     `network`: they are on its first three hosts.
     """

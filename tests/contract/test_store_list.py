@@ -83,6 +83,13 @@ def two_ports():
     return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
 
 
+def two_keepers(cast, where):
+    """Two processes that hold the store: the one that serves it, and the other."""
+    keepers = [cast.start(keep, store=where) for _ in range(2)]
+    opened = [each.expect("open") for each in keepers]
+    return keepers if opened[0].serves else keepers[::-1]
+
+
 def moves(keeper, before):
     """Wait until the keeper is at a newer server than the one of that epoch."""
     end = time.monotonic() + SOON
@@ -175,10 +182,7 @@ def test_a_newcomer_does_not_begin_a_world_that_works(cast):
 
 def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
     where = two_ports()
-    first, second = keepers = [cast.start(keep, store=where) for _ in range(2)]
-    opened = [each.expect("open") for each in keepers]
-    if not opened[0].serves:
-        first, second = second, first
+    first, second = two_keepers(cast, where)
     members = [cast.start(member, number, size="1:3", store=where) for number in range(3)]
     assert together(members) == 1
     first.stop()
@@ -195,13 +199,10 @@ def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
 def test_a_member_leaves_also_while_its_store_stands_still(cast):
     """It asks once, and the store hears of it when another process serves."""
     where = two_ports()
-    first, second = keepers = [cast.start(keep, store=where) for _ in range(2)]
-    opened = [each.expect("open") for each in keepers]
-    if not opened[0].serves:
-        first, second = second, first
+    serving, _ = two_keepers(cast, where)
     members = [cast.start(leaving, number, size="1:3", store=where) for number in range(3)]
     assert together(members) == 1
-    first.stop()
+    serving.stop()
     members[0].say("leave")
     members[0].expect("asked")
     members[0].expect("left")

@@ -426,9 +426,8 @@ class Detector:
             # Of the causes in one batch, "an operation failed" is the least specific.
             best = next((each for each in claims if each.itself or each.cause is not Cause.FAILED), claims[0])
             self._break(world, best.cause, best.ranks, best.detail, now, verdicts)
-        if suspects := self.suspects(now):
-            for process in suspects:
-                self._settle_silent(process, now, probes, verdicts)
+        for process in self.suspects(now):
+            self._settle_silent(process, now, probes, verdicts)
         if self.silence_due.time <= now:
             self.silence_due.changed()
         for world, failed in tuple(self._failed.items()):
