@@ -266,8 +266,11 @@ class Generation:
         self.refuse()
 
     def _abort_group(self, _: StageEvent) -> None:
-        left = self.breakage is not None and self.breakage.cause is Cause.LEFT
-        self._holdings.abort(LEFT_GRACE if left else 0.0)
+        breakage = self.breakage
+        if breakage is not None and breakage.cause is Cause.LEFT:
+            self._holdings.abort(LEFT_GRACE)
+        else:
+            self._holdings.abort(lost=() if breakage is None else breakage.ranks)
 
     def _drain(self, event: StageEvent) -> None:
         if isinstance(event, CloseAsked) and event.failure:

@@ -8,8 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from multiworld._core.membership.serving import process_name
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from multiworld._c10d.groups import Group
     from multiworld._c10d.routing.state import WorldState
@@ -94,11 +96,19 @@ class Holdings:
         self._released = threading.Event()
         self._untold: Rendezvous | None = None
 
-    def abort(self, delay: float = 0.0) -> None:
-        """Let pending operations raise, at once or after `delay` seconds."""
+    def abort(self, delay: float = 0.0, lost: Iterable[int] = ()) -> None:
+        """Let pending operations raise, at once or after `delay` seconds.
+
+        Args:
+            delay: see above.
+            lost: ranks of members that do not answer: nor does a store that they serve.
+        """
         resources = self.resources  # a close in another thread may take it meanwhile
         if resources is None:
             return
+        roster = resources.roster
+        gone = [roster.members[rank] for rank in lost if rank != roster.rank]
+        resources.store.doubt({process_name(each.pid, each.hostname) for each in gone})
         if not delay:
             _end_operations(resources)
             return

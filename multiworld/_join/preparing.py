@@ -99,6 +99,7 @@ class Preparing:
         self._thread: threading.Thread | None = None
         self._chain = 0  # of looks, each of which leads to the next one
         self._pause = AGAIN
+        self._unseen = 0  # looks in a row in which the store did not answer
         self._store = SuccessionStore(world)
 
     # -- for the program's thread ----------------------------------------------------------------------------
@@ -161,6 +162,7 @@ class Preparing:
             self._store.follow(gen)
             succession = self._store.of(gen)
             due = succession.due()
+            self._unseen = 0
             self._counter.look()
             # Others may have prepared to go on without a member that leaves: it has to say its limit then.
             if not due and not self.leaving:
@@ -168,8 +170,12 @@ class Preparing:
         except MultiworldError as error:
             _note(gen, "world %r cannot see who waits to join it: %s", error)
             self._store.reopen()
-            # A launcher says soon where its store is now, and newcomers wait there for what members know.
-            return AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
+            # Soon at first: another server of a list, or a launcher's, is there in a moment, and newcomers
+            # wait there for what members know.
+            pause = LOOK_EVERY * (1 << self._unseen)
+            self._unseen = min(self._unseen + 1, 5)
+            at_most = AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
+            return min(pause, at_most)
         thread = threading.Thread(
             target=self._prepare, args=(gen, succession), daemon=True, name=f"m8d-advance-{gen.world}"
         )

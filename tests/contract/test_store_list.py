@@ -13,6 +13,7 @@ from worldkit import SOON, enter_netns, free_port
 
 import multiworld as mw
 from multiworld._core.membership.serving import STRIDE
+from multiworld._net.stores.looking import Addresses
 from multiworld._net.stores.record import WorldRecord
 from multiworld._net.stores.store import open_store
 
@@ -100,6 +101,14 @@ def moves(keeper, before):
             return
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def served_by(where):
+    """The process that serves the store: its id and its host's name."""
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    process = handle._shared.found.process
+    handle.close()
+    return process
 
 
 def claimed(where, *seats):
@@ -194,6 +203,43 @@ def test_a_server_that_stood_still_ends_when_another_has_followed(cast):
     moves(first, 0)
     members.pop(0).kill()
     assert together(members) > number
+
+
+def test_a_member_that_serves_stands_still_and_no_answer_of_it_is_waited_for(cast):
+    """The watchdog has found that it is lost, so that the others look for another server at once."""
+    where = two_ports()
+    members = [cast.start(member, number, size="1:3", store=where, hang_timeout=0.5) for number in range(3)]
+    assert together(members) == 1
+    serving = next(each for each in members if served_by(where).split()[0] == str(each.process.pid))
+    serving.stop()
+    rest = [each for each in members if each is not serving]
+    for each in rest:
+        assert each.expect("broken").cause == "hung"
+    # A process that may only be slow has 2 s to answer, after 0.6 s in which a call of it was waited for.
+    assert all(each.expect("reformed").took < 2.0 for each in rest)
+    assert together(rest) > STRIDE
+
+
+def test_an_address_that_was_silent_is_not_waited_for_again(cast, monkeypatch):
+    where = two_ports()
+    first, second = two_keepers(cast, where)
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    ask, given = Addresses._ask, []
+
+    def seen(self, at, family, to, deadline):
+        given.append((to[1], deadline - time.monotonic()))
+        return ask(self, at, family, to, deadline)
+
+    monkeypatch.setattr(Addresses, "_ask", seen)
+    second.stop()
+    first.stop()
+    until(lambda: len(given) >= 3)
+    second.go_on()
+    until(lambda: handle.store.epoch > 0)
+    handle.close()
+    longest, *more = [within for port, within in given if port == given[0][0]]
+    assert longest > 1.0
+    assert max(more) <= 0.1
 
 
 def test_a_member_leaves_also_while_its_store_stands_still(cast):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import threading
 import time
 import weakref
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from multiworld._core.membership import serving
-from multiworld._core.membership.serving import Found, Look, Verdict
+from multiworld._core.membership.serving import Found, Look, Verdict, process_name
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
-from multiworld._net.stores.looking import STATE, Addresses
+from multiworld._net.stores.looking import PROCESS, STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
 from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
@@ -30,7 +31,7 @@ from multiworld.errors import StoreUnreachableError
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from multiworld._net.stores.address import StoreAddress
     from multiworld._net.tls.credentials import Credentials
@@ -53,6 +54,9 @@ _SETTLED = 1.0
 
 _CANDIDATE = 2.0
 """Seconds that a candidate gives another one, later in the list, to give way."""
+
+_SILENT_FOR = 5.0
+"""Seconds for which an address that was silent is not waited for again."""
 
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
@@ -134,6 +138,7 @@ class ListedServer(Shared):
         self._at = 0
         self._now: tuple[TcpClient, Found] | None = None
         self._searching_since: float | None = None
+        self._silent_at: dict[int, float] = {}  # by position, when an address was silent or doubted last
         self._opened = 0.0
         self._looked = 0.0
         self._views: weakref.WeakSet[MovingStore] = weakref.WeakSet()
@@ -190,6 +195,13 @@ class ListedServer(Shared):
             return client.get(_BEGAN, deadline=time.monotonic() + PATIENCE) is not None
         return False
 
+    def doubt(self, lost: Collection[str]) -> None:
+        """See `Shared.doubt`: calls of the server go to another one, or to the same if it does answer."""
+        now_at = self._now
+        if now_at is not None and now_at[1].process in lost:
+            self._silent_at[self._at] = time.monotonic()
+            now_at[0].close()
+
     def keep(self, view: MovingStore) -> None:
         """Keep a view up to date, as long as it is used."""
         self._views.add(view)
@@ -235,7 +247,8 @@ class ListedServer(Shared):
         if self._ended.is_set():
             return False
         since = self._searching_since = self._searching_since or now
-        found, clients = self._addresses.look()
+        found, clients = self._addresses.look(brief=self._silent_lately())
+        self._silent_at |= {at: now for at, each in enumerate(found) if each.look is Look.SILENT}
         try:
             at = serving.best(found, self._known)
             if at is not None:
@@ -253,6 +266,13 @@ class ListedServer(Shared):
         if place is None or now - since < _STAGGER * own[:place].count(False):
             return False
         return self._serve(place)
+
+    def _silent_lately(self) -> set[int]:
+        """Return the positions of addresses that are not waited for again; none before the first server."""
+        if self._known == serving.NEVER:
+            return set()
+        since = time.monotonic() - _SILENT_FOR
+        return {at for at, when in list(self._silent_at.items()) if when > since}
 
     @property
     def _known(self) -> int:
@@ -298,11 +318,14 @@ class ListedServer(Shared):
     def _stand(self, at: int, client: TcpClient) -> Found | None:
         """As a candidate, look at all others; returns what the server is then, or None."""
         client.set(STATE, b"candidate", deadline=time.monotonic() + ANSWER)
+        process = process_name(os.getpid(), socket.gethostname())
+        client.set(PROCESS, process.encode(), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         until = time.monotonic() + _CANDIDATE
         while True:
             # Who has just been silent is not waited for again; a first server looks as closely as it can.
-            found = self._addresses.look_aside(at, quick=self._known != serving.NEVER)
+            quick = self._known != serving.NEVER
+            found = self._addresses.look_aside(at, quick=quick, brief=self._silent_lately())
             what = serving.verdict(at, found, self._known)
             if what is Verdict.YIELD or self._ended.is_set():
                 return None
@@ -310,7 +333,7 @@ class ListedServer(Shared):
                 break
             time.sleep(0.02)
         epoch = serving.next_epoch(at, found, self._known, secrets.randbits(32))
-        opened = Found(Look.OPEN, epoch, secrets.token_hex(8))
+        opened = Found(Look.OPEN, epoch, secrets.token_hex(8), process)
         client.set(STATE, b"open %d %s" % (epoch, opened.mark.encode()), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         return opened

@@ -14,21 +14,27 @@ from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld.errors import WorldError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from multiworld._net.stores.address import StoreAddress
     from multiworld._net.tls.credentials import Credentials
 
-__all__ = ["STATE", "Addresses"]
+__all__ = ["PROCESS", "STATE", "Addresses"]
 
 STATE = "m8d/serving"
 """The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
+
+PROCESS = "m8d/process"
+"""The key by which an open server says which process serves it; those of older versions do not."""
 
 _LOOK = 0.3
 """Seconds that all addresses have to accept a connection."""
 
 _BUSY = 2.0
 """Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
+
+_BRIEF = 0.1
+"""The same for one that was silent just now, or is lost for a world: one that goes on answers at once."""
 
 
 class Addresses:
@@ -49,13 +55,14 @@ class Addresses:
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
     def look(
-        self, skip: int | None = None, *, busy: float = _BUSY
+        self, skip: int | None = None, *, busy: float = _BUSY, brief: Collection[int] = ()
     ) -> tuple[list[Found], dict[int, TcpClient]]:
         """Look at all addresses, or all but one.
 
         Args:
             skip: its position.
             busy: seconds that each process has to answer.
+            brief: positions of those that are hardly waited for.
 
         Returns:
             What is at each, and by position clients of stores, for the caller to close.
@@ -67,16 +74,17 @@ class Addresses:
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
                 family, to = targets[said.index(True)]
-                found[at], client = self._ask(at, family, to, time.monotonic() + busy)
+                within = min(busy, _BRIEF) if at in brief else busy
+                found[at], client = self._ask(at, family, to, time.monotonic() + within)
                 if client is not None:
                     clients[at] = client
             elif False in said:
                 found[at] = Found(Look.FREE)
         return found, clients
 
-    def look_aside(self, at: int, *, quick: bool = True) -> list[Found]:
-        """Look at all addresses but one; `quick`: a process that is slow counts as silent."""
-        found, clients = self.look(at, busy=_LOOK if quick else _BUSY)
+    def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
+        """Look at all addresses but one; `quick`: a process that is slow is silent; `brief`: see `look`."""
+        found, clients = self.look(at, busy=_LOOK if quick else _BUSY, brief=brief)
         for client in clients.values():
             client.close()
         return found
@@ -122,9 +130,10 @@ class Addresses:
             return Found(Look.SILENT), None
         try:
             said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
+            process = (client.get(PROCESS, deadline=deadline) or b"").decode("utf-8", "replace")
         except OSError:
             client.close()
             return Found(Look.SILENT), None
         if len(said) == 3 and said[0] == "open" and said[1].isdigit():
-            return Found(Look.OPEN, int(said[1]), said[2]), client
+            return Found(Look.OPEN, int(said[1]), said[2], process), client
         return Found(Look.CANDIDATE), client

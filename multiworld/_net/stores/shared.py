@@ -19,6 +19,8 @@ from multiworld._net.stores.tcp_client import TcpClient
 from multiworld._net.stores.torchstore import AskingStore, PollingStore, TcpStore
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch._C._distributed_c10d import Store
 
     from multiworld._net.stores.servers import Server
@@ -101,6 +103,16 @@ class StoreHandle:
             self._lent.append(store)
         return store
 
+    def doubt(self, lost: Collection[str]) -> None:
+        """Wait no longer for a server that one of these processes serves: it was found to be lost. Quick.
+
+        Only a store that moves has another one.
+
+        Args:
+            lost: names of processes, see `multiworld._core.membership.serving.process_name`.
+        """
+        self._shared.doubt(lost)
+
     def idle(self) -> None:
         """Release the clients that `fresh` returned, for other worlds at this address."""
         lent, self._lent = self._lent, []
@@ -142,6 +154,9 @@ class Shared:
 
     def alive(self) -> bool:
         return self.client is None or self.client.alive(deadline=time.monotonic() + ANSWER)
+
+    def doubt(self, lost: Collection[str]) -> None:
+        """See `StoreHandle.doubt`."""
 
     def fresh(self) -> Any:
         """Return an unused client, or a new one.
