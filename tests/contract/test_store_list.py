@@ -233,13 +233,11 @@ def test_an_address_that_was_silent_is_not_waited_for_again(cast, monkeypatch):
     monkeypatch.setattr(Addresses, "_ask", seen)
     second.stop()
     first.stop()
-    until(lambda: len(given) >= 3)
+    until(lambda: len(given) >= 5)
     second.go_on()
     until(lambda: handle.store.epoch > 0)
     handle.close()
-    longest, *more = [within for port, within in given if port == given[0][0]]
-    assert longest > 1.0
-    assert max(more) <= 0.1
+    assert [within > 0.1 for port, within in given if port == given[0][0]].count(True) == 1
 
 
 def test_a_member_leaves_also_while_its_store_stands_still(cast):

@@ -22,7 +22,7 @@ from multiworld._core.membership import serving
 from multiworld._core.membership.serving import Found, Look, Verdict, process_name
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
-from multiworld._net.stores.looking import PROCESS, STATE, Addresses
+from multiworld._net.stores.looking import BRIEF, PROCESS, STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
 from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
@@ -55,8 +55,9 @@ _SETTLED = 1.0
 _CANDIDATE = 2.0
 """Seconds that a candidate gives another one, later in the list, to give way."""
 
-_SILENT_FOR = 5.0
-"""Seconds for which an address that was silent is not waited for again."""
+_BRIEFLY = 5.0
+"""Seconds of a search, and between two looks that wait, in which an address that did not answer at the last
+look is hardly waited for."""
 
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
@@ -138,7 +139,8 @@ class ListedServer(Shared):
         self._at = 0
         self._now: tuple[TcpClient, Found] | None = None
         self._searching_since: float | None = None
-        self._silent_at: dict[int, float] = {}  # by position, when an address was silent or doubted last
+        self._slow: frozenset[int] = frozenset()  # positions, as seen last, or doubted
+        self._briefly_until = 0.0
         self._opened = 0.0
         self._looked = 0.0
         self._views: weakref.WeakSet[MovingStore] = weakref.WeakSet()
@@ -199,7 +201,7 @@ class ListedServer(Shared):
         """See `Shared.doubt`: calls of the server go to another one, or to the same if it does answer."""
         now_at = self._now
         if now_at is not None and now_at[1].process in lost:
-            self._silent_at[self._at] = time.monotonic()
+            self._slow |= {self._at}
             now_at[0].close()
 
     def keep(self, view: MovingStore) -> None:
@@ -247,8 +249,7 @@ class ListedServer(Shared):
         if self._ended.is_set():
             return False
         since = self._searching_since = self._searching_since or now
-        found, clients = self._addresses.look(brief=self._silent_lately())
-        self._silent_at |= {at: now for at, each in enumerate(found) if each.look is Look.SILENT}
+        found, clients = self._look(began=since == now)
         try:
             at = serving.best(found, self._known)
             if at is not None:
@@ -267,12 +268,25 @@ class ListedServer(Shared):
             return False
         return self._serve(place)
 
-    def _silent_lately(self) -> set[int]:
-        """Return the positions of addresses that are not waited for again; none before the first server."""
-        if self._known == serving.NEVER:
-            return set()
-        since = time.monotonic() - _SILENT_FOR
-        return {at for at, when in list(self._silent_at.items()) if when > since}
+    def _look(self, *, began: bool) -> tuple[list[Found], dict[int, TcpClient]]:
+        """Look at all addresses, and wait for those that are slow only if no other has the server.
+
+        Args:
+            began: whether a search begins with it.
+        """
+        now = time.monotonic()
+        if began:
+            self._briefly_until = now + _BRIEFLY
+        found, clients = self._addresses.look(busy=BRIEF)
+        if serving.best(found, self._known) is None:
+            brief = self._slow if now < self._briefly_until else frozenset()
+            if self._addresses.slow - brief:
+                for client in clients.values():
+                    client.close()
+                found, clients = self._addresses.look(brief=brief)
+                self._briefly_until = time.monotonic() + _BRIEFLY
+            self._slow = self._addresses.slow
+        return found, clients
 
     @property
     def _known(self) -> int:
@@ -325,7 +339,7 @@ class ListedServer(Shared):
         while True:
             # Who has just been silent is not waited for again; a first server looks as closely as it can.
             quick = self._known != serving.NEVER
-            found = self._addresses.look_aside(at, quick=quick, brief=self._silent_lately())
+            found = self._addresses.look_aside(at, quick=quick, brief=self._slow if quick else ())
             what = serving.verdict(at, found, self._known)
             if what is Verdict.YIELD or self._ended.is_set():
                 return None

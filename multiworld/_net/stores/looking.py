@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multiworld._net.stores.address import StoreAddress
     from multiworld._net.tls.credentials import Credentials
 
-__all__ = ["PROCESS", "STATE", "Addresses"]
+__all__ = ["BRIEF", "PROCESS", "STATE", "Addresses"]
 
 STATE = "m8d/serving"
 """The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
@@ -33,8 +33,8 @@ _LOOK = 0.3
 _BUSY = 2.0
 """Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
 
-_BRIEF = 0.1
-"""The same for one that was silent just now, or is lost for a world: one that goes on answers at once."""
+BRIEF = 0.1
+"""The same where another one may have the server, or it was silent before: one that works answers at once."""
 
 
 class Addresses:
@@ -46,11 +46,13 @@ class Addresses:
 
     Attributes:
         all: as given.
+        slow: positions whose hosts accepted a connection at the last look, and nothing answered in time.
     """
 
     def __init__(self, every: tuple[StoreAddress, ...], credentials: Credentials | None = None) -> None:
         self.all = every
         self._credentials = credentials
+        self.slow: frozenset[int] = frozenset()
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
@@ -69,17 +71,19 @@ class Addresses:
         """
         where = {at: self.targets(at) for at in range(len(self.all)) if at != skip}
         accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), _LOOK)
-        found, clients = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient]()
+        found, clients, slow = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient](), set[int]()
         for at, targets in where.items():
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
                 family, to = targets[said.index(True)]
-                within = min(busy, _BRIEF) if at in brief else busy
+                within = min(busy, BRIEF) if at in brief else busy
                 found[at], client = self._ask(at, family, to, time.monotonic() + within)
                 if client is not None:
                     clients[at] = client
+                slow |= {at} if found[at].look is Look.SILENT else set()
             elif False in said:
                 found[at] = Found(Look.FREE)
+        self.slow = frozenset(slow)
         return found, clients
 
     def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
