@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", nargs="+", choices=OPS, metavar="OP", help="only these operations")
     parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="SIZE", help="4B, 64KB, 1MB, ...")
     parser.add_argument(
-        "--members", nargs="+", type=int, choices=range(2, 17), metavar="N", help="2 to 16; 2, 4 and 8"
+        "--members", nargs="+", type=int, choices=range(2, 65), metavar="N", help="2 to 64; 2, 4 and 8"
     )
     parser.add_argument("--rounds", type=int, help="that count, of each case")
 

@@ -17,7 +17,7 @@ from multiworld._c10d.lane.collectives import GenerationCollectives
 from multiworld._c10d.lane.messages import Messages
 from multiworld._c10d.logged_calls import LoggedCalls
 from multiworld._c10d.nccl.flight_recorder import recorded
-from multiworld._core.lane.greeting import COLLECTIVES
+from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
@@ -138,6 +138,7 @@ class Generation:
                     rank=self.rank,
                     size=self.size,
                     carried=carried,
+                    crowds=roster.lane_version >= CROWDS,
                     near=roster.one_host,
                     checks=roster.checks,
                     secure=group.secure,

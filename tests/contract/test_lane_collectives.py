@@ -15,7 +15,10 @@ from collectivekit import GLOO_OPS, OPS, WAYS, call
 from waykit import world
 from worldkit import PATIENCE
 
+from multiworld._c10d.lane import collectives
 from multiworld._c10d.lane.collective_work import CollectiveWork
+from multiworld._c10d.lane.group import LIMITS, Limits
+from multiworld._core.lane import schedules
 
 KB, MB = 1 << 10, 1 << 20
 COUNTS = (0, 1, 1000, 20_000, 700_000)  # of float32: below and above what is cut into parts, and into pieces
@@ -50,6 +53,33 @@ def test_all_collectives_in_all_forms_go_over_the_lane(cast, size, memory):
         seen = member.expect("wrong", 4 * PATIENCE)
         assert (seen.wrong, seen.other) == ([], [])
     assert [each.finish() for each in members] == [0] * size
+
+
+def in_a_crowd(me, size):
+    """As many members as there are count as more than those whose large tensors go over the lane."""
+    torch.set_num_threads(1)
+    collectives.LIMITS, schedules.STAR = Limits(members=2), 2
+    wrong, other = [], []
+    with world(me, size) as w:
+        for count, op, way in itertools.product((0, 1, 1000, 16_384, 16_385), OPS, WAYS):
+            before = on_lane(w)
+            args, right = call(op, me.rank, size, count, torch.float32, count % size)
+            WAYS[way](w, op, args)
+            if not right():
+                wrong.append((op, way, count))
+            largest = count * 4 * (size if op.endswith("_tensor") else 1)
+            small = largest <= LIMITS.whole
+            if on_lane(w) != before + (op == "barrier" or (small and "all_to_all" not in op)):
+                other.append((op, way, count))
+        w.barrier()
+        me.emit("wrong", wrong=wrong, other=other)
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_small_collectives_of_many_members_go_over_the_lane(cast, size):
+    for member in cast.all(in_a_crowd, size):
+        seen = member.expect("wrong", 4 * PATIENCE)
+        assert (seen.wrong, seen.other) == ([], [])
 
 
 REDUCED = (

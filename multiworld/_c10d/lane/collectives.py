@@ -38,6 +38,7 @@ class GenerationCollectives:
         rank: of this process in it.
         size: of it.
         carried: whether collectives go over the lane.
+        crowds: see `GroupCollectives`.
         near: whether all its members are on one host.
         checks: whether members compare their calls before.
         secure: whether gloo carries none: what is larger, or among more members, goes over the lane, too.
@@ -56,6 +57,7 @@ class GenerationCollectives:
         rank: int,
         size: int,
         carried: bool,
+        crowds: bool,
         near: bool,
         checks: bool,
         secure: bool,
@@ -65,6 +67,7 @@ class GenerationCollectives:
         self.checks = checks
         self._coalescing = channels.coalescing
         self._carried = carried
+        self._crowds = crowds
         self._near = near or secure
         self._limits = WITHOUT_LIMITS if secure else LIMITS
         # Weak: a group that its users have destroyed must go.
@@ -190,6 +193,7 @@ class GenerationCollectives:
             alone=alone,
             log=self._messages.log,
             limits=self._limits,
+            crowds=self._crowds,
         )
 
     def _late(self, rank: int, size: int) -> GroupCollectives:
@@ -204,6 +208,7 @@ class GenerationCollectives:
             alone=True,
             log=self._messages.log,
             limits=self._limits,
+            crowds=self._crowds,
         )
 
 

@@ -43,8 +43,9 @@ class Limits(NamedTuple):
     """Which collectives go over the lane; measured, see docs/benchmarks/index.md.
 
     Attributes:
-        members: of a group, at most.
-        whole: bytes that `all_reduce` does not cut into parts.
+        members: of a group, at most, for tensors of any size; `all_to_all` of more is torch's.
+        whole: bytes of a tensor that is small: `all_reduce` does not cut it into parts, members give it on in
+            a `broadcast`, and it goes over the lane among any number of members.
         across: bytes of a tensor where the members are on several hosts.
     """
 
@@ -74,6 +75,7 @@ class GroupCollectives:
         alone: whether gloo is the group's only backend.
         log: of the world's operations.
         limits: see there.
+        crowds: whether small tensors of more than ``limits.members`` members go over the lane.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class GroupCollectives:
         alone: bool,
         log: OperationLog,
         limits: Limits = LIMITS,
+        crowds: bool = True,
     ) -> None:
         self.rank = rank
         self.size = len(ranks)
@@ -102,8 +105,9 @@ class GroupCollectives:
         self._near = near
         self._alone = alone
         self._limits = limits
-        self._most = limits.across if not near else 1 << 62
-        self._used = carried and 1 < self.size <= limits.members
+        self._crowd = self.size > limits.members
+        self._most = limits.whole if self._crowd else limits.across if not near else 1 << 62
+        self._used = carried and self.size > 1 and (crowds or not self._crowd)
         self._tags = itertools.count()
         self._log = log
         self._logged = log.group(number, self._ranks)
@@ -168,7 +172,8 @@ class GroupCollectives:
             return None
         new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
-        new.steps = schedules.broadcast(new, buffer, root)
+        steps = schedules.broadcast_whole if tensor.nbytes <= self._limits.whole else schedules.broadcast
+        new.steps = steps(new, buffer, root)
         return new
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Collective | None:
@@ -230,7 +235,7 @@ class GroupCollectives:
     ) -> Collective | None:
         """As ``dist.all_to_all``: one tensor for each rank in both, of any sizes. `name` is for errors."""
         # Sizes are between two members, so they decide nothing.
-        if not self._used or not self._near or not len(outputs) == len(given) == self.size:
+        if not self._used or self._crowd or not self._near or not len(outputs) == len(given) == self.size:
             return None
         own, all_ = self.rank, (*outputs, *given)
         if not all(_carried(each) and each.dtype is all_[0].dtype for each in all_):

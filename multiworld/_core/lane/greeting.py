@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from multiworld._core.membership.roster import Roster
 
 __all__ = [
-    "ANSWER_SIZE", "COLLECTIVES", "LATE_GROUP", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting",
+    "ANSWER_SIZE", "COLLECTIVES", "CROWDS", "LATE_GROUP", "NONCE_SIZE", "OFFER_SIZE", "VERSION", "Greeting",
     "GreetingError", "MemoryProof",
 ]  # fmt: skip
 
-VERSION = 3
+VERSION = 4
 """Of the lane's protocol: this handshake, the frames after it, and what members agree to do by it."""
 
 COLLECTIVES = 2
@@ -42,6 +42,9 @@ COLLECTIVES = 2
 
 LATE_GROUP = 3
 """The first version whose members make gloo's group when one of them needs it, not while they join."""
+
+CROWDS = 4
+"""The first version whose small collectives go over the lane among any number of members."""
 
 NONCE_SIZE = 16
 """Bytes."""

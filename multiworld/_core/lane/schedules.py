@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from multiworld._core.lane.operations import Send
 
 __all__ = [
-    "Line", "Want", "all_gather", "all_reduce_cut", "all_reduce_whole", "all_to_all", "barrier", "broadcast",
-    "gather", "reduce", "reduce_scatter", "scatter",
+    "STAR", "Line", "Want", "all_gather", "all_reduce_cut", "all_reduce_whole", "all_to_all", "barrier",
+    "broadcast", "broadcast_whole", "gather", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
 
 B = TypeVar("B")
+
+STAR = 32
+"""Members up to which one exchanges small messages with all others; more do so in a tree (`_tree`).
+
+Among 32 on two cores a star was faster (docs/collectives.md). The messages are as many, but pass one member.
+"""
 
 
 class Want(Generic[B]):
@@ -83,6 +89,24 @@ def _rooted(line: Line[B], root: int) -> list[int]:
     return [peer for peer in range(line.size) if peer != root]
 
 
+def _tree(line: Line[B], root: int) -> tuple[int | None, list[int]]:
+    """Return from whom a member has the root's messages, and to whom it gives them on.
+
+    Up to `STAR` members all have them from the root; more form a binomial tree, of the depth log2(size).
+    """
+    place = (line.rank - root) % line.size
+    if line.size <= STAR:
+        if place:
+            return root, []
+        return None, [(root + each) % line.size for each in range(1, line.size)]
+    step, children = 1, list[int]()
+    while step < line.size and not place & step:
+        if place + step < line.size:
+            children.append((root + place + step) % line.size)
+        step *= 2
+    return None if place == 0 else (root + place - step) % line.size, children
+
+
 def barrier(line: Line[B], nothing: B) -> Steps[B]:
     """Pass when all members have come here.
 
@@ -95,15 +119,23 @@ def barrier(line: Line[B], nothing: B) -> Steps[B]:
         sent = line.send(peer, nothing)
         yield Want(peer, nothing)
         yield sent
-    elif line.rank == 0:
-        peers = _rooted(line, 0)
-        for peer in peers:
-            yield Want(peer, nothing)
-        yield from [line.send(peer, nothing) for peer in peers]
-    else:
-        sent = line.send(0, nothing)
-        yield Want(0, nothing)
+        return
+    parent, children = _tree(line, 0)
+    for peer in children:
+        yield Want(peer, nothing)
+    if parent is not None:
+        sent = line.send(parent, nothing)
+        yield Want(parent, nothing)
         yield sent
+    yield from [line.send(peer, nothing) for peer in reversed(children)]
+
+
+def broadcast_whole(line: Line[B], buffer: B, root: int) -> Steps[B]:
+    """Give all members the root's buffer, which is small: members give it on."""
+    parent, children = _tree(line, root)
+    if parent is not None:
+        yield Want(parent, buffer)
+    yield from [line.send(peer, buffer) for peer in reversed(children)]
 
 
 def broadcast(line: Line[B], buffer: B, root: int) -> Steps[B]:
@@ -168,7 +200,7 @@ def reduce(line: Line[B], pieces: Sequence[B], root: int, total: int) -> Steps[B
 
 
 def all_reduce_whole(line: Line[B], buffer: B) -> Steps[B]:
-    """Reduce everyone's buffer in place: two members exchange it, of more the first one does it for all."""
+    """Reduce everyone's small buffer in place: two exchange it, of more the first one reduces last."""
     if line.size == 2:
         peer = 1 - line.rank
         other = line.scratch(buffer)
@@ -179,14 +211,14 @@ def all_reduce_whole(line: Line[B], buffer: B) -> Steps[B]:
             line.reduce(buffer, other, buffer)
         else:
             line.reduce(other, buffer, buffer)
-    elif line.rank == 0:
-        peers = _rooted(line, 0)
-        yield from _taken(line, buffer, peers)
-        yield from [line.send(peer, buffer) for peer in peers]
-    else:
-        sent = line.send(0, buffer)
-        yield Want(0, buffer)  # which comes after the other has all of this one
+        return
+    parent, children = _tree(line, 0)
+    yield from _taken(line, buffer, children)
+    if parent is not None:
+        sent = line.send(parent, buffer)
+        yield Want(parent, buffer)  # which comes after the other has all of this one
         yield sent
+    yield from [line.send(peer, buffer) for peer in reversed(children)]
 
 
 def all_reduce_cut(line: Line[B], parts: Sequence[Sequence[B]], total: int) -> Steps[B]:

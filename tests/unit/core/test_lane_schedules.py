@@ -13,6 +13,7 @@ from multiworld._core.lane.schedules import Want
 
 LARGE = frames.EAGER_LIMIT + 10
 SIZES = st.integers(2, 6)
+CROWDS = st.integers(schedules.STAR + 1, schedules.STAR + 9)
 SEEDS = st.integers(0, 2**16)
 
 
@@ -109,7 +110,7 @@ def folded(views):
     return total
 
 
-@given(SIZES, SEEDS)
+@given(st.one_of(SIZES, CROWDS), SEEDS)
 def test_nobody_passes_a_barrier_before_all_have_come(size, seed):
     net, draw = Network(size, seed=seed), random.Random(seed)  # noqa: S311  (not a secret)
     members = [Member(net, rank, size) for rank in range(size)]
@@ -132,7 +133,10 @@ def test_what_one_member_has_gets_to_the_others(size, seed, length, data):
     root = data.draw(st.integers(0, size - 1))
     views = buffers(size, length)
     wanted = bytes(views[root])
-    carry_out(size, seed, lambda me: schedules.broadcast(me, views[me.rank], root))
+    if data.draw(st.booleans()):
+        carry_out(size, seed, lambda me: schedules.broadcast(me, views[me.rank], root))
+    else:
+        carry_out(size, seed, lambda me: schedules.broadcast_whole(me, views[me.rank], root))
     assert [bytes(view) for view in views] == [wanted] * size
 
     out_of, into = buffers(size, length, 1), buffers(size, length, 2)
@@ -184,6 +188,31 @@ def test_a_whole_reduction_has_the_order_of_ranks_and_the_same_bits_everywhere(s
     wanted = folded(views)
     carry_out(size, seed, lambda me: schedules.all_reduce_whole(me, views[me.rank]))
     assert [bytes(view) for view in views] == [wanted] * size
+
+
+def folded_in_a_tree(views, place=0):
+    """As `folded`, in the order in which the members of a binomial tree are reduced."""
+    total, step = bytes(views[place]), 1
+    while step < len(views) and not place & step:
+        if place + step < len(views):
+            total = folded([total, folded_in_a_tree(views, place + step)])
+        step *= 2
+    return total
+
+
+@given(CROWDS, SEEDS, st.sampled_from([0, 1, 33]), st.data())
+def test_a_crowd_gives_on_what_is_small(size, seed, length, data):
+    views = buffers(size, length)
+    wanted = folded_in_a_tree(views)
+    members = carry_out(size, seed, lambda me: schedules.all_reduce_whole(me, views[me.rank]))
+    assert [bytes(view) for view in views] == [wanted] * size
+    assert max(len(me.sent) for me in members) <= size.bit_length() + 1, "one has to do with few"
+
+    root, views = data.draw(st.integers(0, size - 1)), buffers(size, length)
+    wanted = bytes(views[root])
+    members = carry_out(size, seed, lambda me: schedules.broadcast_whole(me, views[me.rank], root))
+    assert [bytes(view) for view in views] == [wanted] * size
+    assert max(len(me.sent) for me in members) <= size.bit_length()
 
 
 def cut(view, size, piece):
