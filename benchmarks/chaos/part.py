@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from benchmarks.figures.figure import Figure, Goal, distribution, ratio, summary
 from benchmarks.measuring.part import Part, Run
 from benchmarks.measuring.ranks import Ranks
+from benchmarks.secure.certificates import certificates
 
 if TYPE_CHECKING:
     import argparse
@@ -93,7 +95,9 @@ def measure(run: Run) -> Iterator[Figure]:
     options, told, faults = run.options, Told(), Counter[str]()
     left = options.seconds or run.pick(120.0, 1800.0)
     run.progress("starting processes")
-    with Ranks("benchmarks.chaos.crowd:make", count=1) as (crowd,):
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(certificates()) if options.secure else None
+        (crowd,) = stack.enter_context(Ranks("benchmarks.chaos.crowd:make", count=1, env=env))
         crowd.call(
             "begin", timeout=_PATIENCE, members=MEMBERS, hang_timeout=options.hang_timeout, seed=options.seed
         )
@@ -133,7 +137,7 @@ def figures(told: Told, faults: Counter[str], options: argparse.Namespace) -> It
         "chaos", "steps", told.wild, told.calm, goal=_STEPS, absolute_unit="1/s",
         note=f"steps a second while something happens every {options.every:g} s ({what}), of "
         f"{sum(told.sizes) / len(told.sizes):.1f} members on average, beside calm phases of {MEMBERS}; "
-        f"hang_timeout {options.hang_timeout:g} s",
+        f"hang_timeout {options.hang_timeout:g} s{', secure mode' if options.secure else ''}",
         series={"wild": _short(told.wild), "calm": _short(told.calm), "faults": dict(faults)},
     )  # fmt: skip
     yield summary(
@@ -165,6 +169,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two faults (2)")
     parser.add_argument("--hang-timeout", type=float, default=0.5, help="of all worlds (0.5)")
+    parser.add_argument("--secure", action="store_true", help="in secure mode: all connections are TLS")
     parser.add_argument("--seed", type=int, default=1, help="of what happens (1)")
 
 

@@ -26,13 +26,18 @@ _STARTS = 60.0
 class Cluster:
     """Three members of etcd, made by `cluster`: on addresses of loopback, or on hosts of their own.
 
+    Args:
+        folder: for their data.
+        network: the hosts; None: loopback.
+        election: see `cluster`.
+
     Attributes:
         address: of the store.
         netns: where members of worlds belong; None for this machine's network.
     """
 
-    def __init__(self, folder: Path, network: Hosts | None) -> None:
-        self._folder, self._network = folder, network
+    def __init__(self, folder: Path, network: Hosts | None, election: float) -> None:
+        self._folder, self._network, self._election = folder, network, round(1000 * election)
         self._members: dict[str, subprocess.Popen[bytes]] = {}
         self._hosts = _LOOPBACK if network is None else tuple(map(network.address, range(len(_LOOPBACK))))
         self.address = f"etcd://{','.join(f'{host}:2379' for host in self._hosts)}/benchmark"
@@ -53,7 +58,8 @@ class Cluster:
                     *within, "etcd", "--name", host, "--data-dir", str(self._folder / host),
                     "--listen-client-urls", client, "--advertise-client-urls", client,
                     "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-                    "--initial-cluster", peers,
+                    "--initial-cluster", peers, "--election-timeout", str(self._election),
+                    "--heartbeat-interval", str(self._election // 10),
                 ],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
@@ -103,8 +109,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, hosts: bool) -> Iterator[Cluster]:
-    """A cluster that is gone afterwards; with `hosts` each member is on a host of its own.
+def cluster(*, hosts: bool, election: float) -> Iterator[Cluster]:
+    """A cluster that is gone afterwards.
+
+    Args:
+        hosts: whether each member is on a host of its own.
+        election: seconds, its ``--election-timeout``: after one to two of these another leader is looked for.
+            The interval of the leader's signs of life is a tenth of it, as etcd's defaults are.
 
     Raises:
         Unavailable: there is no etcd here, or there can be no hosts.
@@ -114,7 +125,7 @@ def cluster(*, hosts: bool) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="m8d-etcd-"))
         network = stack.enter_context(Hosts(len(_LOOPBACK) + 1)) if hosts else None
-        made = Cluster(Path(folder), network)
+        made = Cluster(Path(folder), network, election)
         try:
             made.start()
             yield made

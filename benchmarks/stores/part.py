@@ -29,7 +29,11 @@ _NOTES = {
     "etcd": "store etcd:// with three members: the leader is killed",
     "etcd/leader_cut_off": "the same, each member on a host (network namespace): the leader is cut off",
     "etcd/follower_cut_off": "the same: another member is cut off",
+    "etcd/soon": "etcd's --election-timeout=500 and --heartbeat-interval=50: the leader is killed",
+    "etcd/soon/leader_cut_off": "the same, each member on a host: the leader is cut off",
 }
+_ELECTION, _SOON = 1.0, 0.5
+"""Seconds of etcd's election timeout: its default, and half of it."""
 
 
 def measure(run: Run) -> Iterator[Figure]:
@@ -37,7 +41,10 @@ def measure(run: Run) -> Iterator[Figure]:
     for kind in run.options.kinds or list(_NOTES):
         more, typical, speeds, failed = list[float](), list[float](), list[float](), list[str]()
         with contextlib.ExitStack() as stack:
-            etcd = stack.enter_context(cluster(hosts="cut" in kind)) if kind != "tcp" else None
+            etcd = None
+            if kind != "tcp":
+                election = _SOON if "soon" in kind else _ELECTION
+                etcd = stack.enter_context(cluster(hosts="cut" in kind, election=election))
             (rank,) = stack.enter_context(Ranks("benchmarks.stores.rank:make", count=1))
             for number in range(run.options.rounds or run.pick(3, 10)):
                 run.progress(f"{kind}, {number + 1}")

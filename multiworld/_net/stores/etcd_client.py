@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdClient", "b64", "text_of"]
 
-_ATTEMPT = 1.0
-"""Seconds for one member to answer; a cluster elects a leader in about as many."""
+_SHORTEST, _LONGEST = 0.3, 4.0
+"""Seconds that one member has to answer, at least and at most.
+
+What a member has passed on to a leader that is lost is never answered, and a cluster elects another one in a
+second or two: the call is made again soon. Where no member answers in that time it is doubled; an answer that
+took long lengthens it for the next calls.
+"""
+_OF_AN_ANSWER = 3.0
+"""The same, as a multiple of the time that the last answer took."""
 _AGAIN = 0.02
 _UNAUTHENTICATED = 16  # google.golang.org/grpc/codes
 _PASSING = (14, 4, 10, 8, 1)
@@ -69,6 +76,7 @@ class EtcdClient:
         self._lock = threading.Lock()
         self._token = ""
         self._member = 0
+        self._patience = _SHORTEST
 
     def call(self, path: str, body: dict[str, Any], *, deadline: float) -> dict[str, Any]:
         """Make one call; returns the answer.
@@ -83,20 +91,26 @@ class EtcdClient:
             PermissionError: the cluster refuses the user.
             ConnectionError: it refuses the call.
         """
-        last = ""
+        last, patience, late = "", self._patience, 0
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 why = last or "no member was asked"
                 raise TimeoutError(f"the etcd cluster {self.address} does not answer: {why}")
-            at = self._member
+            at, began = self._member, time.monotonic()
             try:
-                code, said = self._once(at, path, body, min(left, _ATTEMPT))
+                code, said = self._once(at, path, body, min(left, patience))
             except (self._errors, ValueError) as error:
-                if last and left < _ATTEMPT and isinstance(error, self._late):
-                    continue  # the deadline cut this one off: what an earlier one said tells more
+                if isinstance(error, self._late):
+                    if last and left < patience:
+                        continue  # the deadline cut this one off: what an earlier one said tells more
+                    late += 1
+                    if late % len(self.address.endpoints) == 0:
+                        patience = min(2 * patience, _LONGEST)
                 code, said = -1, {"error": f"{type(error).__name__}: {error}"}
             if code == 0:
+                took = time.monotonic() - began
+                self._patience = min(max(_SHORTEST, _OF_AN_ANSWER * took), _LONGEST)
                 return said
             last = f"{self.address.endpoints[at]}: {str(said.get('error', said))[:200]}"
             if code == _UNAUTHENTICATED and self._token:
