@@ -278,14 +278,13 @@ class ListedServer(Shared):
         if began:
             self._briefly_until = now + _BRIEFLY
         found, clients = self._addresses.look(busy=BRIEF)
-        if serving.best(found, self._known) is None:
-            brief = self._slow if now < self._briefly_until else frozenset()
-            if self._addresses.slow - brief:
-                for client in clients.values():
-                    client.close()
-                found, clients = self._addresses.look(brief=brief)
-                self._briefly_until = time.monotonic() + _BRIEFLY
-            self._slow = self._addresses.slow
+        brief = self._slow if now < self._briefly_until else frozenset()
+        if serving.best(found, self._known) is None and self._addresses.slow - brief:
+            for client in clients.values():
+                client.close()
+            found, clients = self._addresses.look(brief=brief)
+            self._briefly_until = time.monotonic() + _BRIEFLY
+        self._slow = self._addresses.slow
         return found, clients
 
     @property
