@@ -220,10 +220,9 @@ def test_a_member_that_serves_stands_still_and_no_answer_of_it_is_waited_for(cas
     assert together(rest) > STRIDE
 
 
-def test_an_address_that_was_silent_is_not_waited_for_again(cast, monkeypatch):
-    where = two_ports()
-    first, second = two_keepers(cast, where)
-    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+@pytest.fixture
+def asked(monkeypatch):
+    """The ports of addresses that this process asks what they are, each with the seconds to answer."""
     ask, given = Addresses._ask, []
 
     def seen(self, at, family, to, deadline):
@@ -231,13 +230,33 @@ def test_an_address_that_was_silent_is_not_waited_for_again(cast, monkeypatch):
         return ask(self, at, family, to, deadline)
 
     monkeypatch.setattr(Addresses, "_ask", seen)
+    return given
+
+
+def test_an_address_that_was_silent_is_not_waited_for_again(cast, asked):
+    where = two_ports()
+    first, second = two_keepers(cast, where)
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    asked.clear()
     second.stop()
     first.stop()
-    until(lambda: len(given) >= 5)
+    until(lambda: len(asked) >= 5)
     second.go_on()
     until(lambda: handle.store.epoch > 0)
     handle.close()
-    assert [within > 0.1 for port, within in given if port == given[0][0]].count(True) == 1
+    assert [within > 0.1 for port, within in asked if port == asked[0][0]].count(True) == 1
+
+
+def test_a_newcomer_waits_little_for_an_address_where_no_process_answers(cast, asked):
+    where = two_ports()
+    first, second = two_keepers(cast, where)
+    first.stop()
+    moves(second, 0)
+    handle = open_store(where, world="none", serve=False, deadline=time.monotonic() + SOON)
+    assert handle.store.epoch > 0
+    handle.close()
+    stands_still = int(where.partition(",")[0].rpartition(":")[2])
+    assert [round(within, 1) for port, within in asked if port == stands_still] == [0.1, 0.6]
 
 
 def test_a_member_leaves_also_while_its_store_stands_still(cast):

@@ -22,7 +22,7 @@ from multiworld._core.membership import serving
 from multiworld._core.membership.serving import Found, Look, Verdict, process_name
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
-from multiworld._net.stores.looking import BRIEF, PROCESS, STATE, Addresses
+from multiworld._net.stores.looking import BRIEF, BUSY, PROCESS, STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
 from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
@@ -269,7 +269,7 @@ class ListedServer(Shared):
         return self._serve(place)
 
     def _look(self, *, began: bool) -> tuple[list[Found], dict[int, TcpClient]]:
-        """Look at all addresses, and wait for those that are slow only if no other has the server.
+        """Look at all addresses, and wait for those that are slow where it is not known who has the server.
 
         Args:
             began: whether a search begins with it.
@@ -279,10 +279,12 @@ class ListedServer(Shared):
             self._briefly_until = now + _BRIEFLY
         found, clients = self._addresses.look(busy=BRIEF)
         brief = self._slow if now < self._briefly_until else frozenset()
-        if serving.best(found, self._known) is None and self._addresses.slow - brief:
+        there = serving.best(found, self._known) is not None
+        # A process that has known no server cannot tell an outdated one, which stood still, from the newest.
+        if (not there or self._known == serving.NEVER) and self._addresses.slow - brief:
             for client in clients.values():
                 client.close()
-            found, clients = self._addresses.look(brief=brief)
+            found, clients = self._addresses.look(busy=PATIENCE if there else BUSY, brief=brief)
             self._briefly_until = time.monotonic() + _BRIEFLY
         self._slow = self._addresses.slow
         return found, clients

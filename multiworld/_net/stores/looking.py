@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multiworld._net.stores.address import StoreAddress
     from multiworld._net.tls.credentials import Credentials
 
-__all__ = ["BRIEF", "PROCESS", "STATE", "Addresses"]
+__all__ = ["BRIEF", "BUSY", "PROCESS", "STATE", "Addresses"]
 
 STATE = "m8d/serving"
 """The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
@@ -30,7 +30,7 @@ PROCESS = "m8d/process"
 _LOOK = 0.3
 """Seconds that all addresses have to accept a connection."""
 
-_BUSY = 2.0
+BUSY = 2.0
 """Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
 
 BRIEF = 0.1
@@ -57,7 +57,7 @@ class Addresses:
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
     def look(
-        self, skip: int | None = None, *, busy: float = _BUSY, brief: Collection[int] = ()
+        self, skip: int | None = None, *, busy: float = BUSY, brief: Collection[int] = ()
     ) -> tuple[list[Found], dict[int, TcpClient]]:
         """Look at all addresses, or all but one.
 
@@ -88,7 +88,7 @@ class Addresses:
 
     def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
         """Look at all addresses but one; `quick`: a process that is slow is silent; `brief`: see `look`."""
-        found, clients = self.look(at, busy=_LOOK if quick else _BUSY, brief=brief)
+        found, clients = self.look(at, busy=_LOOK if quick else BUSY, brief=brief)
         for client in clients.values():
             client.close()
         return found
