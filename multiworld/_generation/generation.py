@@ -65,6 +65,9 @@ UNBLOCKED_AFTER = 0.5
 RELEASE_BUDGET = 2.0
 """Seconds that releasing them may take; a destructor that hangs goes on in a thread of its own after that."""
 
+_SILENT = {Cause.CRASHED, Cause.HUNG, Cause.UNREACHABLE}
+"""Causes after which a member's process does not answer; one that has failed may."""
+
 _inherited: list[object] = []
 """What a forked child has of its parent's worlds: destroying it would wait for threads that are not there."""
 
@@ -268,10 +271,9 @@ class Generation:
 
     def _abort_group(self, _: StageEvent) -> None:
         breakage = self.breakage
-        if breakage is not None and breakage.cause is Cause.LEFT:
-            self._holdings.abort(LEFT_GRACE)
-        else:
-            self._holdings.abort(lost=() if breakage is None else breakage.ranks)
+        cause = None if breakage is None else breakage.cause
+        lost = breakage.ranks if breakage is not None and cause in _SILENT else ()
+        self._holdings.abort(LEFT_GRACE if cause is Cause.LEFT else 0.0, lost)
 
     def _drain(self, event: StageEvent) -> None:
         if isinstance(event, CloseAsked) and event.failure:

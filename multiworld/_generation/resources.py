@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from multiworld._core.membership.serving import process_name
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -101,16 +99,14 @@ class Holdings:
 
         Args:
             delay: see above.
-            lost: ranks of members that do not answer: nor does a store that they serve.
+            lost: ranks of members whose processes do not answer: nor does a store that they serve.
         """
         resources = self.resources  # a close in another thread may take it meanwhile
         if resources is None:
             return
-        roster = resources.roster
-        gone = [roster.members[rank] for rank in lost if rank != roster.rank]
-        resources.store.doubt({process_name(each.pid, each.hostname) for each in gone})
         if not delay:
             _end_operations(resources)
+            resources.store.doubt({resources.roster.members[rank].process for rank in lost})
             return
         timer = self._aborter = threading.Timer(delay, _end_operations, (resources,))
         timer.daemon = True

@@ -40,6 +40,8 @@ LEAVER_LOOKS = 0.01
 """Seconds between two looks of a member that leaves: the others wait for its limit once they are ready."""
 AGAIN, AGAIN_AT_MOST = 0.5, 5.0
 """Seconds until the next look after a preparation that came to nothing, or a store that does not answer."""
+_SELDOMER = (1, 5, 25)
+"""Times `LOOK_EVERY` after looks at a silent store: each takes seconds of a thread that all worlds share."""
 WAIT = 0.002
 """Seconds between two looks at how far the others are, for a while; then up to `WAIT_AT_MOST`."""
 WAIT_AT_MOST = 0.05
@@ -109,7 +111,7 @@ class Preparing:
         with self._lock:
             if self.watched is gen:
                 return
-            self.watched = gen
+            self.watched, self._unseen = gen, 0
         if self._world._plan.assigned:  # noqa: SLF001  (joins make worlds)
             self._look_in(0.0, gen)
 
@@ -172,8 +174,8 @@ class Preparing:
             self._store.reopen()
             # Soon at first: another server of a list, or a launcher's, is there in a moment, and newcomers
             # wait there for what members know.
-            pause = LOOK_EVERY * (1 << self._unseen)
-            self._unseen = min(self._unseen + 1, 5)
+            pause = LOOK_EVERY * _SELDOMER[self._unseen]
+            self._unseen = min(self._unseen + 1, len(_SELDOMER) - 1)
             at_most = AGAIN_AT_MOST if self._world._plan.present is None else AGAIN  # noqa: SLF001  (joins make worlds)
             return min(pause, at_most)
         thread = threading.Thread(

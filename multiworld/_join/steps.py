@@ -312,6 +312,7 @@ def _agree(
             world=plan.name,
             serve=(plan.rank == 0 or plan.assigned or is_list(plan.store)) and not plan.served,
             only=not plan.assigned,
+            process=watchdog.process,
             deadline=deadline,
             cancelled=cancelled,
         )

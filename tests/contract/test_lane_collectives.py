@@ -19,6 +19,8 @@ from multiworld._c10d.lane import collectives
 from multiworld._c10d.lane.collective_work import CollectiveWork
 from multiworld._c10d.lane.group import LIMITS, Limits
 from multiworld._core.lane import schedules
+from multiworld._core.lane.greeting import CROWDS
+from multiworld._join import lane as joining_lane
 
 KB, MB = 1 << 10, 1 << 20
 COUNTS = (0, 1, 1000, 20_000, 700_000)  # of float32: below and above what is cut into parts, and into pieces
@@ -55,10 +57,15 @@ def test_all_collectives_in_all_forms_go_over_the_lane(cast, size, memory):
     assert [each.finish() for each in members] == [0] * size
 
 
-def in_a_crowd(me, size):
-    """As many members as there are count as more than those whose large tensors go over the lane."""
+def in_a_crowd(me, size, older=False):
+    """As many members as there are count as more than those whose large tensors go over the lane.
+
+    `older`: rank 0's lane is of a version in which no collective of so many goes over it.
+    """
     torch.set_num_threads(1)
     collectives.LIMITS, schedules.STAR = Limits(members=2), 2
+    if older and me.rank == 0:
+        joining_lane.VERSION = CROWDS - 1
     wrong, other = [], []
     with world(me, size) as w:
         for count, op, way in itertools.product((0, 1, 1000, 16_384, 16_385), OPS, WAYS):
@@ -68,8 +75,8 @@ def in_a_crowd(me, size):
             if not right():
                 wrong.append((op, way, count))
             largest = count * 4 * (size if op.endswith("_tensor") else 1)
-            small = largest <= LIMITS.whole
-            if on_lane(w) != before + (op == "barrier" or (small and "all_to_all" not in op)):
+            small = op == "barrier" or (largest <= LIMITS.whole and "all_to_all" not in op)
+            if on_lane(w) != before + (small and not older):
                 other.append((op, way, count))
         w.barrier()
         me.emit("wrong", wrong=wrong, other=other)
@@ -78,6 +85,12 @@ def in_a_crowd(me, size):
 @pytest.mark.parametrize("size", [3, 6])
 def test_small_collectives_of_many_members_go_over_the_lane(cast, size):
     for member in cast.all(in_a_crowd, size):
+        seen = member.expect("wrong", 4 * PATIENCE)
+        assert (seen.wrong, seen.other) == ([], [])
+
+
+def test_they_do_not_where_a_member_does_not_know_it(cast):
+    for member in cast.all(in_a_crowd, 3, older=True):
         seen = member.expect("wrong", 4 * PATIENCE)
         assert (seen.wrong, seen.other) == ([], [])
 

@@ -75,7 +75,8 @@ class GroupCollectives:
         alone: whether gloo is the group's only backend.
         log: of the world's operations.
         limits: see there.
-        crowds: whether small tensors of more than ``limits.members`` members go over the lane.
+        crowds: whether small tensors of more than ``limits.members`` members go over the lane, and many
+            members form a tree: all of them know that.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class GroupCollectives:
         self._near = near
         self._alone = alone
         self._limits = limits
+        self._deep = crowds
         self._crowd = self.size > limits.members
         self._most = limits.whole if self._crowd else limits.across if not near else 1 << 62
         self._used = carried and self.size > 1 and (crowds or not self._crowd)
@@ -122,7 +124,7 @@ class GroupCollectives:
         new = self._new("all_reduce", [tensor], kernel, size=tensor.nbytes)
         flat = buffers.in_place(new, tensor)
         if tensor.nbytes <= self._limits.whole:
-            new.steps = schedules.all_reduce_whole(new, flat)
+            new.steps = schedules.all_reduce_whole(new, flat, deep=self._deep)
         else:
             new.steps = schedules.all_reduce_cut(new, buffers.pieces_of_parts(flat, self.size), flat.nbytes)
         return new
@@ -172,7 +174,8 @@ class GroupCollectives:
             return None
         new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
-        steps = schedules.broadcast_whole if tensor.nbytes <= self._limits.whole else schedules.broadcast
+        small = self._deep and tensor.nbytes <= self._limits.whole
+        steps = schedules.broadcast_whole if small else schedules.broadcast
         new.steps = steps(new, buffer, root)
         return new
 
@@ -272,7 +275,7 @@ class GroupCollectives:
         if not self._used or not self._alone or device_ids is not None:
             return None
         new = self._new("barrier", [])
-        new.steps = schedules.barrier(new, _nothing)
+        new.steps = schedules.barrier(new, _nothing, deep=self._deep)
         return new
 
     def exchange(self, record: Tensor) -> Collective:

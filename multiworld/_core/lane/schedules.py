@@ -7,8 +7,8 @@ the `Line` takes; a list of buffers has one for each rank.
 All members of a group post the same collectives in the same order, and each has a tag of its own. Between two
 members the messages of one collective are received in the order in which they were sent.
 
-Results have the same bits on every member: each element is reduced by one member, in one order, or by two,
-with the operands in the same order.
+Results have the same bits on every member: each element is reduced by one member, in one order; or by two,
+with the operands in the same order; or, in a tree, by several, each of which hands its result on.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ def _rooted(line: Line[B], root: int) -> list[int]:
     return [peer for peer in range(line.size) if peer != root]
 
 
-def _tree(line: Line[B], root: int) -> tuple[int | None, list[int]]:
+def _tree(line: Line[B], root: int, deep: bool) -> tuple[int | None, list[int]]:
     """Return from whom a member has the root's messages, and to whom it gives them on.
 
-    Up to `STAR` members all have them from the root; more form a binomial tree, of the depth log2(size).
+    Up to `STAR` members all have them from the root, and of more where it is not to be `deep`; else they form
+    a binomial tree, of the depth log2(size).
     """
     place = (line.rank - root) % line.size
-    if line.size <= STAR:
+    if not deep or line.size <= STAR:
         if place:
             return root, []
         return None, [(root + each) % line.size for each in range(1, line.size)]
@@ -107,12 +108,13 @@ def _tree(line: Line[B], root: int) -> tuple[int | None, list[int]]:
     return None if place == 0 else (root + place - step) % line.size, children
 
 
-def barrier(line: Line[B], nothing: B) -> Steps[B]:
+def barrier(line: Line[B], nothing: B, *, deep: bool = True) -> Steps[B]:
     """Pass when all members have come here.
 
     Args:
         line: of the member.
         nothing: a buffer without bytes.
+        deep: whether many members form a tree.
     """
     if line.size == 2:
         peer = 1 - line.rank
@@ -120,7 +122,7 @@ def barrier(line: Line[B], nothing: B) -> Steps[B]:
         yield Want(peer, nothing)
         yield sent
         return
-    parent, children = _tree(line, 0)
+    parent, children = _tree(line, 0, deep)
     for peer in children:
         yield Want(peer, nothing)
     if parent is not None:
@@ -131,8 +133,8 @@ def barrier(line: Line[B], nothing: B) -> Steps[B]:
 
 
 def broadcast_whole(line: Line[B], buffer: B, root: int) -> Steps[B]:
-    """Give all members the root's buffer, which is small: members give it on."""
-    parent, children = _tree(line, root)
+    """Give all members the root's buffer, which is small: of many, members give it on."""
+    parent, children = _tree(line, root, deep=True)
     if parent is not None:
         yield Want(parent, buffer)
     yield from [line.send(peer, buffer) for peer in reversed(children)]
@@ -199,8 +201,14 @@ def reduce(line: Line[B], pieces: Sequence[B], root: int, total: int) -> Steps[B
         yield from [*sends, *(line.send(root, piece) for piece in pieces)]
 
 
-def all_reduce_whole(line: Line[B], buffer: B) -> Steps[B]:
-    """Reduce everyone's small buffer in place: two exchange it, of more the first one reduces last."""
+def all_reduce_whole(line: Line[B], buffer: B, *, deep: bool = True) -> Steps[B]:
+    """Reduce everyone's small buffer in place: two exchange it, of more the first one reduces last.
+
+    Args:
+        line: of the member.
+        buffer: of one size on all members.
+        deep: whether many members form a tree.
+    """
     if line.size == 2:
         peer = 1 - line.rank
         other = line.scratch(buffer)
@@ -212,8 +220,9 @@ def all_reduce_whole(line: Line[B], buffer: B) -> Steps[B]:
         else:
             line.reduce(other, buffer, buffer)
         return
-    parent, children = _tree(line, 0)
-    yield from _taken(line, buffer, children)
+    parent, children = _tree(line, 0, deep)
+    if children:
+        yield from _taken(line, buffer, children)
     if parent is not None:
         sent = line.send(parent, buffer)
         yield Want(parent, buffer)  # which comes after the other has all of this one

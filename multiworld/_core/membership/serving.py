@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER", "STRIDE", "Found", "Look", "Verdict", "best", "may_begin", "next_epoch", "outdated",
-    "outranked", "process_name", "to_serve", "verdict",
+    "outranked", "to_serve", "verdict",
 ]  # fmt: skip
 
 NEVER = -1
@@ -54,18 +54,13 @@ class Found:
             nothing listens. SILENT: no answer in time. FOREIGN: something else listens.
         epoch: of an open server.
         mark: of an open server: no other has it.
-        process: of an open server: the process that serves, see `process_name`; "" where it is not known.
+        process: of an open server: id of the process that serves, as in rosters; "" where it is not known.
     """
 
     look: Look
     epoch: int = NEVER
     mark: str = ""
     process: str = ""
-
-
-def process_name(pid: int, hostname: str) -> str:
-    """Return by what a process is known as a server, and as a member of a world."""
-    return f"{pid} {hostname[:64]}"
 
 
 class Verdict(enum.Enum):

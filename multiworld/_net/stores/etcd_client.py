@@ -27,9 +27,11 @@ _SHORTEST, _LONGEST = 0.3, 4.0
 """Seconds that one member has to answer, at least and at most.
 
 What a member has passed on to a leader that is lost is never answered, and a cluster elects another one in a
-second or two: the call is made again soon. Where no member answers in that time it is doubled; an answer that
-took long lengthens it for the next calls.
+second or two: the call is made again soon. After some answers that were late the time is doubled with each,
+and the next calls begin with what was learned.
 """
+_LATE = 4
+"""Answers that are late before the time is longer."""
 _OF_AN_ANSWER = 3.0
 """The same, as a multiple of the time that the last answer took."""
 _AGAIN = 0.02
@@ -95,6 +97,7 @@ class EtcdClient:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
+                self._patience = max(self._patience, patience)
                 why = last or "no member was asked"
                 raise TimeoutError(f"the etcd cluster {self.address} does not answer: {why}")
             at, began = self._member, time.monotonic()
@@ -105,12 +108,12 @@ class EtcdClient:
                     if last and left < patience:
                         continue  # the deadline cut this one off: what an earlier one said tells more
                     late += 1
-                    if late % len(self.address.endpoints) == 0:
+                    if late >= _LATE:
                         patience = min(2 * patience, _LONGEST)
                 code, said = -1, {"error": f"{type(error).__name__}: {error}"}
             if code == 0:
-                took = time.monotonic() - began
-                self._patience = min(max(_SHORTEST, _OF_AN_ANSWER * took), _LONGEST)
+                enough = max(_OF_AN_ANSWER * (time.monotonic() - began), self._patience / 2)
+                self._patience = min(max(_SHORTEST, enough), _LONGEST)
                 return said
             last = f"{self.address.endpoints[at]}: {str(said.get('error', said))[:200]}"
             if code == _UNAUTHENTICATED and self._token:

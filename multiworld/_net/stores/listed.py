@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from multiworld._core.membership import serving
-from multiworld._core.membership.serving import Found, Look, Verdict, process_name
+from multiworld._core.membership.serving import Found, Look, Verdict
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
 from multiworld._net.stores.looking import BRIEF, BUSY, PROCESS, STATE, Addresses
@@ -77,6 +76,7 @@ def open_list(
     *,
     world: str,
     serve: bool,
+    process: str = "",
     credentials: Credentials | None = None,
     deadline: float,
     cancelled: Callable[[], bool],
@@ -96,6 +96,8 @@ def open_list(
     try:
         if serve:
             shared.serves = True
+        if process:
+            shared.process = process
         view = MovingStore(shared, deadline=deadline, cancelled=cancelled)
         shared.keep(view)
     except OSError as error:
@@ -124,6 +126,7 @@ class ListedServer(Shared):
     Attributes:
         found: what was found of the server.
         serves: whether this process may serve.
+        process: this process's id in rosters; "" where it is in none.
         began: see `MovingStore.may_begin`.
         last: why there was no server at the last look.
     """
@@ -148,6 +151,7 @@ class ListedServer(Shared):
         self._keeper: threading.Thread | None = None
         self.found = Found(Look.SILENT)
         self.serves = False
+        self.process = ""
         self.last = "no address was tried"
 
     # -- for the views ---------------------------------------------------------------------------------------
@@ -257,7 +261,8 @@ class ListedServer(Shared):
                 return True
             for outdated in serving.outdated(found, self._known):
                 with contextlib.suppress(OSError):
-                    clients[outdated].set(_NEWER, b"%d" % self._known, deadline=now + PATIENCE)
+                    until = time.monotonic() + PATIENCE
+                    clients[outdated].set(_NEWER, b"%d" % self._known, deadline=until)
         finally:
             for client in clients.values():
                 client.close()
@@ -279,12 +284,14 @@ class ListedServer(Shared):
             self._briefly_until = now + _BRIEFLY
         found, clients = self._addresses.look(busy=BRIEF)
         brief = self._slow if now < self._briefly_until else frozenset()
-        there = serving.best(found, self._known) is not None
-        # A process that has known no server cannot tell an outdated one, which stood still, from the newest.
-        if (not there or self._known == serving.NEVER) and self._addresses.slow - brief:
+        best = serving.best(found, self._known)
+        # Where it is the one that was lost just now, or this process has known none, it may be an outdated
+        # one that stood still.
+        newer = best is not None and found[best].mark != self.found.mark and self._known != serving.NEVER
+        if not newer and self._addresses.slow - brief:
             for client in clients.values():
                 client.close()
-            found, clients = self._addresses.look(busy=PATIENCE if there else BUSY, brief=brief)
+            found, clients = self._addresses.look(busy=BUSY if best is None else PATIENCE, brief=brief)
             self._briefly_until = time.monotonic() + _BRIEFLY
         self._slow = self._addresses.slow
         return found, clients
@@ -333,8 +340,8 @@ class ListedServer(Shared):
     def _stand(self, at: int, client: TcpClient) -> Found | None:
         """As a candidate, look at all others; returns what the server is then, or None."""
         client.set(STATE, b"candidate", deadline=time.monotonic() + ANSWER)
-        process = process_name(os.getpid(), socket.gethostname())
-        client.set(PROCESS, process.encode(), deadline=time.monotonic() + ANSWER)
+        if self.process:
+            client.set(PROCESS, self.process.encode(), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         until = time.monotonic() + _CANDIDATE
         while True:
@@ -348,7 +355,7 @@ class ListedServer(Shared):
                 break
             time.sleep(0.02)
         epoch = serving.next_epoch(at, found, self._known, secrets.randbits(32))
-        opened = Found(Look.OPEN, epoch, secrets.token_hex(8), process)
+        opened = Found(Look.OPEN, epoch, secrets.token_hex(8), self.process)
         client.set(STATE, b"open %d %s" % (epoch, opened.mark.encode()), deadline=time.monotonic() + ANSWER)
         client.ping(deadline=time.monotonic() + ANSWER)
         return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ STATE = "m8d/serving"
 """The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
 
 PROCESS = "m8d/process"
-"""The key by which an open server says which process serves it; those of older versions do not."""
+"""The key by which an open server says which process serves it, by its id in rosters, if it has one."""
 
 _LOOK = 0.3
 """Seconds that all addresses have to accept a connection."""
@@ -134,10 +135,12 @@ class Addresses:
             return Found(Look.SILENT), None
         try:
             said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
-            process = (client.get(PROCESS, deadline=deadline) or b"").decode("utf-8", "replace")
         except OSError:
             client.close()
             return Found(Look.SILENT), None
-        if len(said) == 3 and said[0] == "open" and said[1].isdigit():
-            return Found(Look.OPEN, int(said[1]), said[2], process), client
-        return Found(Look.CANDIDATE), client
+        if len(said) != 3 or said[0] != "open" or not said[1].isdigit():
+            return Found(Look.CANDIDATE), client
+        process = b""
+        with contextlib.suppress(OSError):  # it matters little
+            process = client.get(PROCESS, deadline=deadline) or b""
+        return Found(Look.OPEN, int(said[1]), said[2], process.decode("latin-1")), client

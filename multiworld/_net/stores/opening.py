@@ -39,6 +39,7 @@ def open_in_time(
     world: str,
     serve: bool,
     only: bool = True,
+    process: str = "",
     deadline: float,
     cancelled: Callable[[], bool],
 ) -> StoreHandle:
@@ -60,6 +61,7 @@ def open_in_time(
                 world=world,
                 serve=serve,
                 only=only,
+                process=process,
                 deadline=deadline,
                 cancelled=lambda: cancelled() or given_up.is_set(),
             )

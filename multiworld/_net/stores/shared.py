@@ -109,7 +109,7 @@ class StoreHandle:
         Only a store that moves has another one.
 
         Args:
-            lost: names of processes, see `multiworld._core.membership.serving.process_name`.
+            lost: ids of processes, as in rosters.
         """
         self._shared.doubt(lost)
 

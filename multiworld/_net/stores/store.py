@@ -67,6 +67,7 @@ def open_store(
     world: str,
     serve: bool,
     only: bool = True,
+    process: str = "",
     deadline: float,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> StoreHandle:
@@ -78,6 +79,7 @@ def open_store(
         serve: whether this process serves a tcp store that has no server yet; one that is a list, at an
             address of this host.
         only: whether no other process does: rank 0. Else any process of the address's host may be the one.
+        process: this process's id in rosters, for `StoreHandle.doubt` of others; "" where it is in none.
         deadline: ``time.monotonic()`` seconds; other ranks try to connect until then.
         cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
 
@@ -109,6 +111,7 @@ def open_store(
             addresses,
             world=world,
             serve=serve,
+            process=process,
             credentials=credentials,
             deadline=deadline,
             cancelled=cancelled,

@@ -215,6 +215,16 @@ def test_a_crowd_gives_on_what_is_small(size, seed, length, data):
     assert max(len(me.sent) for me in members) <= size.bit_length()
 
 
+@given(CROWDS, SEEDS)
+def test_a_crowd_with_a_member_that_knows_no_trees_has_none(size, seed):
+    views = buffers(size, 33)
+    wanted = folded(views)
+    carry_out(size, seed, lambda me: schedules.all_reduce_whole(me, views[me.rank], deep=False))
+    assert [bytes(view) for view in views] == [wanted] * size
+    members = carry_out(size, seed, lambda me: schedules.barrier(me, memoryview(bytearray()), deep=False))
+    assert [len(me.sent) for me in members] == [size - 1] + [1] * (size - 1)
+
+
 def cut(view, size, piece):
     """Parts for each member, in pieces."""
     count, rest = divmod(len(view), size)

@@ -42,11 +42,20 @@ def test_a_call_that_was_lost_with_the_leader_is_made_again_soon(cluster):
 
 
 def test_a_cluster_that_is_slow_is_waited_for_and_by_the_next_calls_from_the_beginning(cluster):
-    etcd = cluster(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    etcd.call("/kv/range", {}, deadline=60.0)
-    assert [seconds for _, seconds in etcd.asked] == [0.3] * 3 + [0.6] * 3 + [1.2]
-    etcd.call("/kv/range", {}, deadline=60.0)
-    assert etcd.asked[-1][1] == 3.0
+    etcd = cluster(*[0.8] * 6, 0.8, 0.01, 0.01)
+    etcd.call("/kv/range", {}, deadline=3.0)
+    assert [seconds for _, seconds in etcd.asked] == pytest.approx([0.3] * 4 + [0.6, 1.2])
+    for learned in (2.4, 2.4, 1.2):
+        etcd.call("/kv/range", {}, deadline=60.0)
+        assert etcd.asked[-1][1] == pytest.approx(learned)
+
+
+def test_what_a_call_that_failed_has_learned_is_not_forgotten(cluster):
+    etcd = cluster(*[1.1] * 10)
+    with pytest.raises(TimeoutError):
+        etcd.call("/kv/range", {}, deadline=1.8)
+    etcd.call("/kv/range", {}, deadline=5.0)
+    assert etcd.asked[-1][1] == pytest.approx(1.2)
 
 
 def test_no_member_has_more_than_what_is_left(cluster):

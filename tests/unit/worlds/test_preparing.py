@@ -43,4 +43,4 @@ def test_a_store_that_is_served_elsewhere_in_a_moment_is_looked_at_soon():
 
 
 def test_a_store_that_stays_silent_is_looked_at_less_and_less():
-    assert looks([False] * 7) == [0.2, 0.4, 0.8, 1.6, 3.2, AGAIN_AT_MOST, AGAIN_AT_MOST]
+    assert looks([False] * 4) == [0.2, 1.0, AGAIN_AT_MOST, AGAIN_AT_MOST]
