@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits.lanekit import Network
 
@@ -15,6 +15,7 @@ LARGE = frames.EAGER_LIMIT + 10
 SIZES = st.integers(2, 6)
 CROWDS = st.integers(schedules.STAR + 1, schedules.STAR + 9)
 SEEDS = st.integers(0, 2**16)
+few = settings(max_examples=10)  # each takes as long as many of few members
 
 
 class Member:
@@ -110,8 +111,18 @@ def folded(views):
     return total
 
 
-@given(st.one_of(SIZES, CROWDS), SEEDS)
+@given(SIZES, SEEDS)
 def test_nobody_passes_a_barrier_before_all_have_come(size, seed):
+    nobody_passes_too_soon(size, seed)
+
+
+@few
+@given(CROWDS, SEEDS)
+def test_nor_among_many_members(size, seed):
+    nobody_passes_too_soon(size, seed)
+
+
+def nobody_passes_too_soon(size, seed):
     net, draw = Network(size, seed=seed), random.Random(seed)  # noqa: S311  (not a secret)
     members = [Member(net, rank, size) for rank in range(size)]
     for member in members:
@@ -200,6 +211,7 @@ def folded_in_a_tree(views, place=0):
     return total
 
 
+@few
 @given(CROWDS, SEEDS, st.sampled_from([0, 1, 33]), st.data())
 def test_a_crowd_gives_on_what_is_small(size, seed, length, data):
     views = buffers(size, length)
@@ -215,6 +227,7 @@ def test_a_crowd_gives_on_what_is_small(size, seed, length, data):
     assert max(len(me.sent) for me in members) <= size.bit_length()
 
 
+@few
 @given(CROWDS, SEEDS)
 def test_a_crowd_with_a_member_that_knows_no_trees_has_none(size, seed):
     views = buffers(size, 33)
