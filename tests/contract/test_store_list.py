@@ -249,7 +249,7 @@ def test_an_address_that_was_silent_is_not_waited_for_again(cast, asked, monkeyp
     second.go_on()
     until(lambda: handle.store.epoch > 0)
     handle.close()
-    assert [within > 0.1 for port, within in asked if port == asked[0][0]].count(True) == 1
+    assert [within > 1.0 for port, within in asked if port == asked[0][0]].count(True) == 1
 
 
 def test_a_newcomer_waits_little_for_an_address_where_no_process_answers(cast, asked):
@@ -262,8 +262,8 @@ def test_a_newcomer_waits_little_for_an_address_where_no_process_answers(cast, a
     handle.close()
     stands_still = int(where.partition(",")[0].rpartition(":")[2])
     first_look, second_look = (within for port, within in asked if port == stands_still)
-    assert first_look <= 0.1
-    assert second_look > 0.3, "it may be the newest server"
+    assert first_look <= 0.3
+    assert second_look > 0.4, "it may be the newest server"
 
 
 def test_a_member_leaves_also_while_its_store_stands_still(cast):

@@ -21,7 +21,7 @@ from multiworld._core.membership import serving
 from multiworld._core.membership.serving import Found, Look, Verdict
 from multiworld._net import host_address
 from multiworld._net.stores.address import list_text
-from multiworld._net.stores.looking import BRIEF, BUSY, PROCESS, STATE, Addresses
+from multiworld._net.stores.looking import BUSY, LOOK, PROCESS, STATE, Addresses
 from multiworld._net.stores.moving_store import PATIENCE, MovingStore
 from multiworld._net.stores.servers import serve_as
 from multiworld._net.stores.shared import ANSWER, Shared, StoreHandle, registry
@@ -282,8 +282,8 @@ class ListedServer(Shared):
         now = time.monotonic()
         if began:
             self._briefly_until = now + _BRIEFLY
-        found, clients = self._addresses.look(busy=BRIEF)
         brief = self._slow if now < self._briefly_until else frozenset()
+        found, clients = self._addresses.look(busy=LOOK, brief=brief)
         best = serving.best(found, self._known)
         # Where it is the one that was lost just now, or this process has known none, it may be an outdated
         # one that stood still.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multiworld._net.stores.address import StoreAddress
     from multiworld._net.tls.credentials import Credentials
 
-__all__ = ["BRIEF", "BUSY", "PROCESS", "STATE", "Addresses"]
+__all__ = ["BUSY", "LOOK", "PROCESS", "STATE", "Addresses"]
 
 STATE = "m8d/serving"
 """The key by which a server says what it is: "candidate", or "open", its epoch and its mark."""
@@ -28,14 +28,14 @@ STATE = "m8d/serving"
 PROCESS = "m8d/process"
 """The key by which an open server says which process serves it, by its id in rosters, if it has one."""
 
-_LOOK = 0.3
-"""Seconds that all addresses have to accept a connection."""
+LOOK = 0.3
+"""Seconds that all addresses have to accept a connection, and to answer where another may have the server."""
 
 BUSY = 2.0
 """Seconds that a process has to answer whose host accepts connections for it: it may only be slow."""
 
-BRIEF = 0.1
-"""The same where another one may have the server, or it was silent before: one that works answers at once."""
+_BRIEF = 0.1
+"""The same where it was slow before, or its process is lost for a world: one that works answers at once."""
 
 
 class Addresses:
@@ -71,13 +71,13 @@ class Addresses:
             What is at each, and by position clients of stores, for the caller to close.
         """
         where = {at: self.targets(at) for at in range(len(self.all)) if at != skip}
-        accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), _LOOK)
+        accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), LOOK)
         found, clients, slow = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient](), set[int]()
         for at, targets in where.items():
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
                 family, to = targets[said.index(True)]
-                within = min(busy, BRIEF) if at in brief else busy
+                within = min(busy, _BRIEF) if at in brief else busy
                 found[at], client = self._ask(at, family, to, time.monotonic() + within)
                 if client is not None:
                     clients[at] = client
@@ -89,7 +89,7 @@ class Addresses:
 
     def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
         """Look at all addresses but one; `quick`: a process that is slow is silent; `brief`: see `look`."""
-        found, clients = self.look(at, busy=_LOOK if quick else BUSY, brief=brief)
+        found, clients = self.look(at, busy=LOOK if quick else BUSY, brief=brief)
         for client in clients.values():
             client.close()
         return found
@@ -98,9 +98,7 @@ class Addresses:
         """Return the numeric addresses of a host, with their families; none while it does not resolve."""
         if at not in self._targets:
             try:
-                self._targets[at] = resolved_targets(
-                    self.all[at], world="", deadline=time.monotonic() + _LOOK
-                )
+                self._targets[at] = resolved_targets(self.all[at], world="", deadline=time.monotonic() + LOOK)
             except WorldError:  # silent, as a host that does not answer
                 return []
         return self._targets[at]
