@@ -175,8 +175,7 @@ class GroupCollectives:
         new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
         small = self._deep and tensor.nbytes <= self._limits.whole
-        steps = schedules.broadcast_whole if small else schedules.broadcast
-        new.steps = steps(new, buffer, root)
+        new.steps = schedules.broadcast(new, buffer, root, deep=small)
         return new
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Collective | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STAR", "Line", "Want", "all_gather", "all_reduce_cut", "all_reduce_whole", "all_to_all", "barrier",
-    "broadcast", "broadcast_whole", "gather", "reduce", "reduce_scatter", "scatter",
+    "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
 ]  # fmt: skip
 
 B = TypeVar("B")
@@ -132,20 +132,12 @@ def barrier(line: Line[B], nothing: B, *, deep: bool = True) -> Steps[B]:
     yield from [line.send(peer, nothing) for peer in reversed(children)]
 
 
-def broadcast_whole(line: Line[B], buffer: B, root: int) -> Steps[B]:
-    """Give all members the root's buffer, which is small: of many, members give it on."""
-    parent, children = _tree(line, root, deep=True)
+def broadcast(line: Line[B], buffer: B, root: int, *, deep: bool = False) -> Steps[B]:
+    """Give all members the root's buffer; `deep`: of many, members give it on, once they have all of it."""
+    parent, children = _tree(line, root, deep)
     if parent is not None:
         yield Want(parent, buffer)
     yield from [line.send(peer, buffer) for peer in reversed(children)]
-
-
-def broadcast(line: Line[B], buffer: B, root: int) -> Steps[B]:
-    """Give all members the root's buffer."""
-    if line.rank == root:
-        yield from [line.send(peer, buffer) for peer in _rooted(line, root)]
-    else:
-        yield Want(root, buffer)
 
 
 def gather(line: Line[B], buffer: B, into: Sequence[B], root: int) -> Steps[B]:

@@ -252,8 +252,10 @@ class ListedServer(Shared):
         now = time.monotonic()
         if self._ended.is_set():
             return False
-        since = self._searching_since = self._searching_since or now
-        found, clients = self._look(began=since == now)
+        if self._searching_since is None:
+            self._searching_since, self._briefly_until = now, now + _BRIEFLY
+        since = self._searching_since
+        found, clients = self._look()
         try:
             at = serving.best(found, self._known)
             if at is not None:
@@ -273,16 +275,9 @@ class ListedServer(Shared):
             return False
         return self._serve(place)
 
-    def _look(self, *, began: bool) -> tuple[list[Found], dict[int, TcpClient]]:
-        """Look at all addresses, and wait for those that are slow where it is not known who has the server.
-
-        Args:
-            began: whether a search begins with it.
-        """
-        now = time.monotonic()
-        if began:
-            self._briefly_until = now + _BRIEFLY
-        brief = self._slow if now < self._briefly_until else frozenset()
+    def _look(self) -> tuple[list[Found], dict[int, TcpClient]]:
+        """Look at all addresses; wait for those that are slow where it is not known who has the server."""
+        brief = self._slow if time.monotonic() < self._briefly_until else frozenset()
         found, clients = self._addresses.look(busy=LOOK, brief=brief)
         best = serving.best(found, self._known)
         # Where it is the one that was lost just now, or this process has known none, it may be an outdated

@@ -144,10 +144,7 @@ def test_what_one_member_has_gets_to_the_others(size, seed, length, data):
     root = data.draw(st.integers(0, size - 1))
     views = buffers(size, length)
     wanted = bytes(views[root])
-    if data.draw(st.booleans()):
-        carry_out(size, seed, lambda me: schedules.broadcast(me, views[me.rank], root))
-    else:
-        carry_out(size, seed, lambda me: schedules.broadcast_whole(me, views[me.rank], root))
+    carry_out(size, seed, lambda me: schedules.broadcast(me, views[me.rank], root))
     assert [bytes(view) for view in views] == [wanted] * size
 
     out_of, into = buffers(size, length, 1), buffers(size, length, 2)
@@ -222,7 +219,7 @@ def test_a_crowd_gives_on_what_is_small(size, seed, length, data):
 
     root, views = data.draw(st.integers(0, size - 1)), buffers(size, length)
     wanted = bytes(views[root])
-    members = carry_out(size, seed, lambda me: schedules.broadcast_whole(me, views[me.rank], root))
+    members = carry_out(size, seed, lambda me: schedules.broadcast(me, views[me.rank], root, deep=True))
     assert [bytes(view) for view in views] == [wanted] * size
     assert max(len(me.sent) for me in members) <= size.bit_length()
 
