@@ -55,12 +55,14 @@ class Found:
         epoch: of an open server.
         mark: of an open server: no other has it.
         process: of an open server: id of the process that serves, as in rosters; "" where it is not known.
+        slow: SILENT, and its host accepted the connection: the process may only be slow.
     """
 
     look: Look
     epoch: int = NEVER
     mark: str = ""
     process: str = ""
+    slow: bool = False
 
 
 class Verdict(enum.Enum):

@@ -283,12 +283,12 @@ class ListedServer(Shared):
         # Where it is the one that was lost just now, or this process has known none, it may be an outdated
         # one that stood still.
         newer = best is not None and found[best].mark != self.found.mark and self._known != serving.NEVER
-        if not newer and self._addresses.slow - brief:
+        if not newer and _slow(found) - brief:
             for client in clients.values():
                 client.close()
             found, clients = self._addresses.look(busy=BUSY if best is None else PATIENCE, brief=brief)
             self._briefly_until = time.monotonic() + _BRIEFLY
-        self._slow = self._addresses.slow
+        self._slow = _slow(found)
         return found, clients
 
     @property
@@ -394,3 +394,7 @@ class ListedServer(Shared):
         elif time.monotonic() - self._opened >= _SETTLED and serving.may_begin(self._at, found):
             with contextlib.suppress(OSError):
                 client.set(_BEGAN, b"1", deadline=time.monotonic() + PATIENCE)
+
+
+def _slow(found: list[Found]) -> frozenset[int]:
+    return frozenset(at for at, each in enumerate(found) if each.slow)

@@ -37,6 +37,8 @@ BUSY = 2.0
 _BRIEF = 0.1
 """The same where it was slow before, or its process is lost for a world: one that works answers at once."""
 
+_SLOW = Found(Look.SILENT, slow=True)
+
 
 class Addresses:
     """The addresses of a list.
@@ -47,13 +49,11 @@ class Addresses:
 
     Attributes:
         all: as given.
-        slow: positions whose hosts accepted a connection at the last look, and nothing answered in time.
     """
 
     def __init__(self, every: tuple[StoreAddress, ...], credentials: Credentials | None = None) -> None:
         self.all = every
         self._credentials = credentials
-        self.slow: frozenset[int] = frozenset()
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
 
@@ -72,7 +72,7 @@ class Addresses:
         """
         where = {at: self.targets(at) for at in range(len(self.all)) if at != skip}
         accepted = answers((Endpoint(*to) for targets in where.values() for _, to in targets), LOOK)
-        found, clients, slow = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient](), set[int]()
+        found, clients = [Found(Look.SILENT)] * len(self.all), dict[int, TcpClient]()
         for at, targets in where.items():
             said = [accepted[Endpoint(*to)] for _, to in targets]
             if True in said:
@@ -81,10 +81,8 @@ class Addresses:
                 found[at], client = self._ask(at, family, to, time.monotonic() + within)
                 if client is not None:
                     clients[at] = client
-                slow |= {at} if found[at].look is Look.SILENT else set()
             elif False in said:
                 found[at] = Found(Look.FREE)
-        self.slow = frozenset(slow)
         return found, clients
 
     def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
@@ -126,16 +124,16 @@ class Addresses:
             silent = isinstance(error.__cause__, TimeoutError)
             if error.next_step:
                 self._why[at] = str(error)
-            return Found(Look.SILENT if silent else Look.FOREIGN), None
+            return (_SLOW if silent else Found(Look.FOREIGN)), None
         except ConnectionRefusedError:
             return Found(Look.FREE), None
         except OSError:
-            return Found(Look.SILENT), None
+            return _SLOW, None
         try:
             said = (client.get(STATE, deadline=deadline) or b"").decode("latin-1").split()
         except OSError:
             client.close()
-            return Found(Look.SILENT), None
+            return _SLOW, None
         if len(said) != 3 or said[0] != "open" or not said[1].isdigit():
             return Found(Look.CANDIDATE), client
         process = b""
