@@ -98,6 +98,18 @@ def sockets_of(pid: int) -> set[str]:
     return {each[len("socket:[") : -1] for each in targets if each.startswith("socket:[")}
 
 
+def described(pid: int) -> dict[str, str]:
+    """All sockets of a process, by inode: both ends with their states, or a unix socket's line."""
+    what = {}
+    for name, (family, _) in _TABLES.items():
+        for line in _lines(pid, name):
+            ends = [f"{_host(end, family)}:{_port(end)}" for end in line[1:3]]
+            what[line[9]] = f"{name} {' to '.join(ends)}, state {line[3]}"
+    for line in _lines(pid, "unix"):
+        what[line[6]] = f"unix {' '.join(line[4:6] + line[7:])}"
+    return {inode: what.get(inode, "unknown") for inode in sockets_of(pid)}
+
+
 def held(listener: Listener, ours: socket.socket) -> bool:
     """Whether a process has accepted our connection to a TCP listener, and still has a descriptor for it."""
     port = ours.getsockname()[1]

@@ -31,6 +31,12 @@ __all__ = ["DELAY", "Credentials", "EarlyClose"]
 
 DELAY = 0.05
 """Seconds from a world's readiness to the dial, so that joins and rebuilds do not compete with it."""
+_AGAIN, _SELDOMEST = 1.0, 60.0
+"""Seconds from a failed dial to the next one, doubled with each; at most.
+
+The world that the dial was to prove may have ended at the other end meanwhile. The other worlds that the two
+processes share still want the connection.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class _Pair:
     Attributes:
         main: the trusted connection.
         due: when to dial this end's; infinite for never.
+        failed: dials of this end's that failed, one after another.
         dial: this end's, until it is accepted.
         credentials: what `dial` was dialed with.
         kept: former channel of this end's, now in the isolated descriptor table.
@@ -63,6 +70,7 @@ class _Pair:
 
     main: PeerConnection
     due: float = math.inf
+    failed: int = 0
     dial: PeerConnection | None = None
     credentials: Credentials | None = None
     kept: int | None = None
@@ -149,7 +157,9 @@ class EarlyClose:
             self.due.by(now + pair.dial.patience)
             self._act(Send(channel, pair.dial.hello()))
 
-    def received(self, channel: int, frames: Iterable[Frame], *, error: str | None = None) -> None:
+    def received(
+        self, channel: int, frames: Iterable[Frame], now: float, *, error: str | None = None
+    ) -> None:
         """Frames arrived; `error`: why the bytes after them do not parse."""
         pair = self._by_channel.get(channel)
         if pair is None:
@@ -159,18 +169,20 @@ class EarlyClose:
             self._release(pair)
         elif error is not None or not all(self._answered(pair, pair.dial, frame) for frame in frames):
             self._give_up(pair, pair.dial)
+            self._again(pair, now)
         elif pair.credentials is not None and pair.credentials.place in pair.dial.accepted:
-            pair.kept, pair.dial = channel, None
+            pair.kept, pair.dial, pair.failed = channel, None, 0
             del self._by_channel[channel]
             self._act(Keep(channel))
 
-    def closed(self, channel: int, *, plain: bool) -> None:
+    def closed(self, channel: int, now: float, *, plain: bool) -> None:
         """A connection ended; `plain`: by end of file, not by a reset or a timeout of the kernel."""
         pair = self._by_channel.pop(channel, None)
         if pair is None:
             return
         if pair.dial is not None and channel == pair.dial.channel:
             pair.dial = None
+            self._again(pair, now)
         else:
             pair.theirs = None
             if plain:
@@ -194,6 +206,7 @@ class EarlyClose:
                 self._dial(pair, now)
             elif pair.dial is not None and pair.dial.since + pair.dial.patience <= now:
                 self._give_up(pair, pair.dial)
+                self._again(pair, now)
 
     def wake(self) -> float:
         """Return when `settle` is due next without further events; infinite for never."""
@@ -242,6 +255,12 @@ class EarlyClose:
         if dial.greeted:
             self._act(Send(dial.channel, Close()))
         self._act(Drop(dial.channel, orderly=dial.greeted))
+
+    def _again(self, pair: _Pair, now: float) -> None:
+        """Schedule the next dial after one that failed."""
+        pair.due = now + min(_AGAIN * 2.0**pair.failed, _SELDOMEST)
+        pair.failed = min(pair.failed + 1, 10)
+        self.due.by(pair.due)
 
     def _release(self, pair: _Pair) -> None:
         """Close the other end's."""

@@ -212,7 +212,7 @@ class Peers:
             self._take(connection, left.popleft(), now)
         connection = self._connections.get(channel)
         if connection is None and (left or error is not None):
-            self.early_close.received(channel, left, error=error)  # perhaps since the previous frame
+            self.early_close.received(channel, left, now, error=error)  # perhaps since the previous frame
         elif connection is not None and error is not None:
             self._reject(connection, now)
 
@@ -222,7 +222,7 @@ class Peers:
         """A connection ended; `refused`: the port was closed; `plain`: by end of file."""
         connection = self._connections.get(channel)
         if connection is None:
-            self.early_close.closed(channel, plain=plain)
+            self.early_close.closed(channel, now, plain=plain)
             return
         self._forget(connection)
         if connection.trusted:

@@ -113,6 +113,31 @@ def test_an_attempt_has_its_time():
     assert 1.0 < late < math.inf
     found.settle(late)
     assert done[1:] == [Drop(50, orderly=False)]
+    assert found.wake() == late + 1.0
+
+
+def test_attempts_that_fail_become_rare_and_one_that_succeeds_forgets_them():
+    roster = rosters("w", (1, 2))[0]
+    found, done, connection = by_itself(
+        lambda _main: Credentials(roster.members[1].endpoint, TOKEN, ("w/1", 0))
+    )
+    found.want(connection, 0.0)
+    now, waited = DELAY, []
+    for channel in range(50, 62):
+        found.settle(now)
+        assert done.pop() == Dial(channel, roster.members[1].endpoint)
+        found.closed(channel, now, plain=True)
+        waited.append(found.wake() - now)
+        now = found.wake()
+    assert waited == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60])
+    assert found.ended() == []
+    found.want(connection, now - 10)  # a world that is ready does not wait for that
+    assert found.wake() == now - 10 + DELAY
+    found.settle(now)
+    found.connected(62, now)
+    found.received(62, [HELLO, Attached("w/1", 0)], now)
+    assert done[-1] == Keep(62)
+    assert found._pair(connection).failed == 0
 
 
 def test_any_number_of_worlds_shares_them():
@@ -218,7 +243,7 @@ def test_an_early_close_connection_of_the_connection_before_says_nothing_about_t
     net[1].remove(("w/1", 0))
     net.run()
     net.join(rosters("w", (1, 2), generation=2))
-    early_close.closed(old, plain=True)
+    early_close.closed(old, net.now, plain=True)
     net[1].peers.closed(old, ConnectionEnd.LOST, net.now, plain=True)
     net.pass_time(1.0)
     assert not net[1].broken
@@ -278,7 +303,7 @@ HELLO = Hello(process(2), process(1), b"n" * 16)
         [HELLO, Attached("w/1", 0), Close()],
     ],
 )
-def test_an_answer_that_is_none_ends_the_attempt_and_there_is_no_other(answers):
+def test_an_answer_that_is_none_ends_the_attempt(answers):
     net, channel = half()
     net[1].peers.received(channel, answers, net.now)
     greeted = answers[0] == HELLO
@@ -288,24 +313,48 @@ def test_an_answer_that_is_none_ends_the_attempt_and_there_is_no_other(answers):
         "the other end may hold it to be an early-close connection"
     )
     net[1].act()
-    net.pass_time(5.0)
+    net.pass_time(0.5)
     assert (net[1].kept, net[1].peers.early_close.watched) == (set(), 0)
     assert net.owner.keys() == net.other.keys() == {main(net, 1).channel, main(net, 2).channel}
 
 
-@pytest.mark.parametrize("end", ["closed", "time", "garbage"])
-def test_an_attempt_that_fails_is_made_again_with_the_next_world(end):
+@pytest.mark.parametrize(
+    ("end", "again"),
+    [("closed", "world"), ("closed", "time"), ("garbage", "world"), ("garbage", "time"), ("time", "time")],
+)
+def test_an_attempt_that_fails_is_made_again_with_the_next_world_or_a_while_later(end, again):
     net, channel = half()
     if end == "closed":
         net[1].peers.closed(channel, ConnectionEnd.DEAD, net.now, refused=True)
     elif end == "garbage":
         net[1].peers.received(channel, [HELLO], net.now, error="what is this")
-    net.pass_time(4.0)
+    net.pass_time(0.5)
     assert net[1].kept == set()
-    assert net[1].peers.early_close.watched == 0
     assert not net[1].broken
-    net.join(rosters("x", (1, 2)))
-    net.pass_time(1.0)
+    if again == "world":
+        net.join(rosters("x", (1, 2)))
+        net.pass_time(0.4)
+    else:
+        net.pass_time(5.0)
+    assert len(net[1].kept) == 1
+    assert net[1].peers.early_close.watched == 0
+
+
+def test_a_world_that_ended_at_the_other_end_before_it_was_proved_costs_no_early_close_connection():
+    """Short worlds between processes that share a long one: the newest is the one that is proved."""
+    net = Net(1, 2)
+    net[1].peers.early_close.own_wanted = True
+    net.join(rosters("w", (1, 2)))
+    net.join(rosters("short", (1, 2)))
+    channel = dialed(net, 1)
+    net[2].remove(("short/1", 1))
+    net[1].peers.connected(channel, net.now)
+    net[1].act()
+    net.run()
+    net[1].remove(("short/1", 0))
+    net.pass_time(0.5)
+    assert net[1].kept == set()
+    net.pass_time(2.0)
     assert len(net[1].kept) == 1
 
 
