@@ -25,12 +25,12 @@ KEEP = 0.2
 
 @dataclass
 class Server:
-    """One server: of which epoch, whose process, since when; its keys."""
+    """One server: of which epoch, whose process; since when it sees enough addresses (`NEVER`: not now); its keys."""
 
     epoch: int
     position: int
     owner: Resident
-    since: float
+    settles: float
     keys: dict[str, str]
 
 
@@ -81,6 +81,10 @@ class Hosts(Lives):
             gone = server.owner.dead or server.owner.done
             if gone or serving.outranked(at, server.epoch, self.found(at)):
                 del self.servers[at]
+            elif not serving.may_begin(at, self.found(at)):
+                server.settles = NEVER
+            else:
+                server.settles = min(server.settles, self.now)
 
     def reach(self, one: int, other: int) -> bool:
         return self.parts[one] == self.parts[other]
@@ -106,7 +110,7 @@ class Hosts(Lives):
         if at is None:
             at = life.position
             epoch = serving.next_epoch(at, found, life.known, self.random.randrange(serving.STRIDE))
-            self.servers[at] = Server(epoch, at, life, self.now, {})
+            self.servers[at] = Server(epoch, at, life, NEVER, {})
             self.opened.append(epoch)
         life.known = self.servers[at].epoch
         return self.servers[at]
@@ -158,8 +162,8 @@ class Moving(MemoryStore):
 
     def may_begin(self) -> bool:
         server = self._server
-        settled = self._sim.now - server.since >= 1.0
-        return settled and serving.may_begin(server.position, self._sim.found(server.position))
+        self._sim.refresh()
+        return self._sim.now - server.settles >= 1.0
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         found = super().compare_set(key, expected, desired)

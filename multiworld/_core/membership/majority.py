@@ -2,7 +2,9 @@
 
 A world of which nothing is known begins only where its store says that it may: others may know it elsewhere.
 A store that is a list of addresses may be served twice while its hosts do not reach each other. Of the
-members of one generation at most one part has a majority, so at most one part goes on.
+members of one generation at most one part has a majority, so at most one part goes on. Members that have died
+count, since they may have gone on with others before: unless none of those is left, or all of them are
+reached, and have had the time to say so.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multiworld._core.membership.ledger import Claim, Ledger
 
-__all__ = ["elsewhere", "may_follow", "voters"]
+__all__ = ["elsewhere", "may_follow", "rests_on_store", "voters"]
 
 
 def voters(ledger: Ledger, dead: frozenset[str] = frozenset()) -> tuple[Claim, ...]:
@@ -28,32 +30,43 @@ def voters(ledger: Ledger, dead: frozenset[str] = frozenset()) -> tuple[Claim, .
     return tuple(each for each in base.holders if each.rank not in base.left and each.id not in dead)
 
 
+def rests_on_store(ledger: Ledger, dead: frozenset[str] = frozenset()) -> bool:
+    """Whether `may_follow` depends on its `begins`; see there."""
+    if ledger.current is None and ledger.before is None:
+        return True
+    return ledger.listed and len(voters(ledger, dead)) < len(voters(ledger))
+
+
 def may_follow(ledger: Ledger, dead: frozenset[str] = frozenset(), *, begins: bool = True) -> bool:
     """Whether the claims of the open attempt may make the next generation.
 
-    They are a majority of the last one's members that may go on, or half of them with the first.
+    They are a majority of the last one's members that may go on, or half of them with the first. Where
+    members are dead, those that have neither come nor died may have gone on with them before.
 
     Args:
         ledger: with an open attempt whose ranks are assigned.
         dead: see `voters`.
-        begins: whether a world of which nothing is known may begin here.
+        begins: whether all that know of the world must have told the store. A world of which nothing is known
+            begins only then, and only then dead members do not count.
     """
-    waiting = ledger.waiting
-    if waiting is None:
+    if ledger.waiting is None:
         return True
     if ledger.current is None and ledger.before is None:
         return begins
-    if not ledger.listed:
+    if not ledger.listed or _enough(given := _given(ledger, voters(ledger))):
         return True
-    votes = voters(ledger, dead)
-    given = _given(ledger, votes)
-    return not votes or 2 * sum(given) > len(given) or (2 * sum(given) == len(given) and given[0])
+    left = _given(ledger, voters(ledger, dead))
+    return all(left) or (begins and len(left) < len(given) and _enough(left))
 
 
 def elsewhere(ledger: Ledger) -> int:
     """Return how many members may go on without the open attempt's, where these are no majority; else 0."""
-    votes = voters(ledger)
-    return 0 if may_follow(ledger) else _given(ledger, votes).count(False)
+    return 0 if may_follow(ledger) else _given(ledger, voters(ledger)).count(False)
+
+
+def _enough(given: list[bool]) -> bool:
+    """Whether these are most of them, or half of them with the first."""
+    return 2 * sum(given) > len(given) or (2 * sum(given) == len(given) and (not given or given[0]))
 
 
 def _given(ledger: Ledger, votes: tuple[Claim, ...]) -> list[bool]:

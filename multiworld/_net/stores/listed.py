@@ -49,7 +49,10 @@ _STAGGER = 0.1
 """Seconds by which hosts later in the list give those before them the time to serve first, each."""
 
 _SETTLED = 1.0
-"""Seconds for which a server waits for what members of running worlds bring, before others begin there."""
+"""Seconds for which a server waits for what members of running worlds bring, before others begin there.
+
+They count from when it sees more than half of the addresses: one that was cut off is brought nothing before.
+"""
 
 _CANDIDATE = 2.0
 """Seconds that a candidate gives another one, later in the list, to give way."""
@@ -144,7 +147,7 @@ class ListedServer(Shared):
         self._searching_since: float | None = None
         self._slow: frozenset[int] = frozenset()  # positions, as seen last, or doubted
         self._briefly_until = 0.0
-        self._opened = 0.0
+        self._settles: float | None = None  # since when the server here sees enough addresses
         self._looked = 0.0
         self._views: weakref.WeakSet[MovingStore] = weakref.WeakSet()
         self._ended = threading.Event()
@@ -198,7 +201,7 @@ class ListedServer(Shared):
         if client is None:
             return False
         with contextlib.suppress(OSError):
-            return client.get(_BEGAN, deadline=time.monotonic() + PATIENCE) is not None
+            return client.get(_BEGAN, deadline=time.monotonic() + PATIENCE) == b"1"
         return False
 
     def doubt(self, lost: Collection[str]) -> None:
@@ -298,7 +301,7 @@ class ListedServer(Shared):
     def _use(self, at: int, found: Found, client: TcpClient) -> None:
         if found.mark != self.found.mark:
             self._end_server()
-            self._opened = time.monotonic()
+            self._settles = None
             _log.info(
                 "the store %s is served at %s, epoch %d", self.key, self._addresses.all[at], found.epoch
             )
@@ -378,7 +381,7 @@ class ListedServer(Shared):
         return client
 
     def _see_rivals(self) -> None:
-        """End the server that is here if another one has followed it; else let worlds begin in time."""
+        """End the server that is here if another one has followed it; else say whether worlds may begin."""
         client, self._looked = self.client, time.monotonic()
         if client is None or self.server is None:
             return
@@ -391,9 +394,14 @@ class ListedServer(Shared):
             _log.warning("the store %s is served elsewhere: the older server ends", self.key)
             self._lose()
             self._end_server()
-        elif time.monotonic() - self._opened >= _SETTLED and serving.may_begin(self._at, found):
+        else:
+            if not serving.may_begin(self._at, found):
+                self._settles = None
+            elif self._settles is None:
+                self._settles = self._looked
+            begins = self._settles is not None and time.monotonic() - self._settles >= _SETTLED
             with contextlib.suppress(OSError):
-                client.set(_BEGAN, b"1", deadline=time.monotonic() + PATIENCE)
+                client.set(_BEGAN, b"%d" % begins, deadline=time.monotonic() + PATIENCE)
 
 
 def _slow(found: list[Found]) -> frozenset[int]:

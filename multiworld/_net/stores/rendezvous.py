@@ -72,6 +72,11 @@ _SEAL_AFTER = 0.02
 
 Survivors that wait for each other look who is gone in turn, so many seconds apart: each look connects to all.
 """
+_TOLD_WITHIN = 1.0
+"""Seconds for which members of the generation before must have been reached.
+
+Where they have gone on in another generation, they have found this store by then, and told it.
+"""
 T = TypeVar("T")
 _TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
 """Errors of a join after which a member of a world whose ranks are assigned tries again."""
@@ -93,7 +98,7 @@ class Rendezvous:
         cancelled: polled from another thread; True gives up. Must not block.
         more_lost: returns ranks of the request's past generation that were lost since the request was made.
         held: returns what a world of which the store knows nothing waits for before it may begin there; ""
-            where it may. None: the store decides, if it is a list.
+            where it may. None: the store decides, if it is a list (see `majority.may_follow`).
         clock: monotonic seconds.
         sleep: waits that many seconds.
         probe: which endpoints accept connections; see `answers`. Members listen at theirs while they live.
@@ -123,6 +128,7 @@ class Rendezvous:
         self._last_call = last_call
         self._enough_since: float | None = None
         self._silent_since: float | None = None
+        self._reached_since: float | None = None
         self._cancelled = cancelled
         self._more_lost = more_lost
         self._clock = clock
@@ -334,11 +340,12 @@ class Rendezvous:
     def _claim(self, watch: _Watch | None) -> _Watch | None:
         """Claim the rank; where another process holds it, return a watch of that process."""
         waiting = self._record.ledger.waiting
-        dead, seen = self._look_at(() if waiting is None else self._of_interest(waiting))
+        looked = self._look_at(() if waiting is None else self._of_interest(waiting))
+        dead, seen = looked.gone, looked.seen
         if watch is not None and watch.verdict == "lost":
             dead |= {watch.holder}
         living = watch.holder if watch is not None and watch.verdict == "living" else ""
-        begins = self._begins()
+        begins = self._begins(looked)
         move = self._record.apply(
             lambda ledger: admission.claim(
                 ledger,
@@ -421,16 +428,20 @@ class Rendezvous:
             each.slot == self.request.slot or each.rank in self.request.lost for each in others
         )
 
-    def _look_at(self, claims: Iterable[Claim]) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the ids of the claims whose processes are gone, and of those that may exist."""
+    def _look_at(self, claims: Iterable[Claim]) -> _Looked:
+        """Look which of the claims' processes are there."""
         every = list(claims)
         others = [claim.member for claim in every if claim.member.process != self.request.process]
         found = self._probe([member.endpoint for member in others], _PROBE_WITHIN) if others else {}
-        gone, doubted = set[str](), set[str]()
+        gone, doubted, silent = set[str](), set[str](), set[str]()
         for claim in every:
-            if found.get(claim.member.endpoint) is False:
+            answer = found.get(claim.member.endpoint, True)
+            if answer is None:
+                silent.add(claim.id)
+            elif not answer:
                 (gone if self._is_gone(claim) else doubted).add(claim.id)
-        return frozenset(gone), frozenset(claim.id for claim in every) - gone - doubted
+        seen = frozenset(claim.id for claim in every) - gone - doubted
+        return _Looked(frozenset(gone), seen, frozenset(silent))
 
     def _is_gone(self, claim: Claim) -> bool:
         """Whether a process is gone whose address does not answer.
@@ -467,10 +478,11 @@ class Rendezvous:
         claims = waiting.claims if waiting is not None else ()
         late = assigned.expected(ledger)
         votes = majority.voters(ledger) if ledger.listed and self.request.assigned else ()
-        gone, seen = self._look_at((*claims, *late, *votes))
-        if not {claim.id for claim in claims} <= gone | seen:
+        looked = self._look_at((*claims, *late, *votes))
+        gone = looked.gone
+        if not {claim.id for claim in claims} <= gone | looked.seen:
             return False
-        last_call, begins = self._waited_long(alone=not late), self._begins()
+        last_call, begins = self._waited_long(alone=not late), self._begins(looked)
         move = self._record.apply(
             lambda ledger: Move(self._sealed(ledger, gone, last_call=last_call, begins=begins))
         )
@@ -504,12 +516,21 @@ class Rendezvous:
         late = now >= self._deadline - min(BUILDING, self._timeout / 4)
         return late and (alone or bool(self.request.past))
 
-    def _begins(self) -> bool:
-        """Whether the world may begin here; asked only where nothing is known of it."""
-        ledger = self._record.ledger
-        new = self.request.assigned and ledger.current is None and ledger.before is None
-        self._held_for = self._held() if new else ""
-        return not self._held_for
+    def _begins(self, looked: _Looked) -> bool:
+        """See `majority.may_follow`; the store is asked only where that decides something."""
+        ledger, self._held_for = self._record.ledger, ""
+        if not self.request.assigned or not majority.rests_on_store(ledger, looked.gone):
+            return True
+        if ledger.current is None and ledger.before is None:
+            self._held_for = self._held()
+            return not self._held_for
+        now = self._clock()
+        if looked.silent:
+            self._reached_since = None
+        elif self._reached_since is None:
+            self._reached_since = now
+        told = self._reached_since is not None and now - self._reached_since >= _TOLD_WITHIN
+        return told and not self._held()
 
     def _sealed(self, ledger: Ledger, gone: frozenset[str], *, last_call: bool, begins: bool) -> Ledger:
         left = admission.drop(ledger, self._number, self._me, gone)
@@ -674,6 +695,15 @@ class Rendezvous:
 def _always() -> bool:
     """Worlds begin at any store, but for one that is a list of addresses."""
     return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Looked:
+    """Ids of claims whose processes are gone, that may exist, and, of those, that cannot be reached."""
+
+    gone: frozenset[str]
+    seen: frozenset[str]
+    silent: frozenset[str]
 
 
 class _Watch:

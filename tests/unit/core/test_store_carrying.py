@@ -118,12 +118,14 @@ def test_what_an_older_server_is_brought_is_left_out():
 FIVE = [seat(who, 1, 5) for who in range(5)]
 
 
-def reform(ledger, *who, dead=(), **changes):
+def reform(ledger, *who, dead=(), begins=True, **changes):
     """Members `who` of the five claim anew, and none else will come."""
     last = ledger.current.generation if ledger.before is None else ledger.before.generation
     gone = frozenset(me(FIVE[each]) for each in dead)
     lost = tuple(each for each in range(5) if each not in who)
-    new = claim(ledger, *(again(ledger, FIVE[each], *lost, **changes) for each in who), dead=gone)
+    new = claim(
+        ledger, *(again(ledger, FIVE[each], *lost, **changes) for each in who), dead=gone, begins=begins
+    )
     return new.current.generation > last, new
 
 
@@ -143,6 +145,25 @@ def test_a_majority_of_those_that_may_go_on_elsewhere(who, dead, goes_on):
     assert reform(ledger, *who, dead=dead)[0] is goes_on
     one_store = dataclasses.replace(ledger, epoch=-1)
     assert reform(one_store, *who, dead=dead)[0], "one store has one record"
+
+
+@pytest.mark.parametrize(
+    ("who", "dead", "goes_on"),
+    [
+        ((3, 4), (1, 2), False),  # 0 may have gone on with them before they died
+        ((3, 4), (0, 1, 2), True),  # none is left that could have
+        ((0, 1, 2), (3,), True),  # a majority whatever the dead have done
+        ((0, 1, 2), (3, 4), True),
+        ((4,), (0, 1, 2), False),
+        ((4,), (0, 1, 2, 3), True),
+    ],
+)
+def test_the_dead_may_have_gone_on_with_members_that_have_not_told_the_store(who, dead, goes_on):
+    ledger = active(FIRST, *FIVE)
+    assert reform(ledger, *who, dead=dead, begins=False)[0] is goes_on
+    gone = frozenset(me(FIVE[each]) for each in dead)
+    assert majority.rests_on_store(ledger, gone)
+    assert not majority.rests_on_store(ledger)
 
 
 def test_members_that_left_do_not_count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kits.lifekit import seat
@@ -73,6 +74,27 @@ def test_a_network_falls_apart_and_is_whole_again(seed, size, data):
         sim.lives[data.draw(st.integers(0, size - 1), "victim")].die_at = data.draw(
             st.floats(3.0, 9.0), "dies"
         )
+    sim.run()
+    check(sim)
+    settled(sim, 1)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "cuts", "victim", "dies"),
+    [
+        (3, 3, [(3.0, (0, 0, 1)), (5.0, (0, 0, 0))], 0, 4.0),
+        (3, 3, [(3.0, (0, 0, 1)), (5.0, (0, 1, 0)), (6.0, (0, 0, 0))], 0, 4.0),
+        (44, 5, [(3.53, (0, 1, 0)), (4.2, (0, 0, 0))], 0, 3.94),
+        (380, 3, [(5.35, (1, 2, 1)), (6.02, (2, 0, 2)), (7.6, (1, 2, 2)), (9.46, (0, 0, 0))], 2, 6.33),
+        (1296, 5, [(5.58, (0, 2, 2)), (6.91, (1, 2, 0)), (9.56, (0, 2, 0)), (11.06, (0, 0, 0))], 2, 6.03),
+    ],
+)
+def test_a_member_that_dies_may_have_gone_on_with_others_before(seed, size, cuts, victim, dies):
+    """Two parts went on: one with the member that died, and one that left it out of its majority."""
+    sim = Hosts(seed, end=3.0 + 5 * 3.0 + CALM)
+    begun(sim, size)
+    sim.cuts = list(cuts)
+    sim.lives[victim].die_at = dies
     sim.run()
     check(sim)
     settled(sim, 1)
