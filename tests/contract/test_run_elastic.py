@@ -96,6 +96,15 @@ def together(run, size, *ranks):
     return set(last(run, ranks[0]).seats)
 
 
+def reported(run, size):
+    """Wait until the launcher knows that so many workers are in the world: it retires those first that are not."""
+
+    def states():
+        return [each["state"] for world in snapshot(run)["worlds"] for each in world["members"]]
+
+    run.wait_for(lambda: states() == ["active"] * size, f"{size} workers that have reported their world")
+
+
 def last(run, rank):
     return next(iter(reversed(run.told("in", rank=rank))), {})
 
@@ -129,6 +138,7 @@ def test_workers_are_started_and_retired_while_the_world_works(tmp_path):
 def test_sigterm_lets_workers_leave_first(tmp_path):
     with started(tmp_path, 3, options=["--drain", "60"]) as run:
         together(run, 3, 0, 1, 2)
+        reported(run, 3)
         run.signal(signal.SIGTERM)
         run.wait_told("left", 2)
         assert run.ended() == 128 + signal.SIGTERM
