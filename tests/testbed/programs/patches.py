@@ -64,6 +64,14 @@ def until(done: Callable[[], bool], seconds: float = 30.0) -> bool:
     return True
 
 
+def raises(function: Callable[[], Any]) -> bool:
+    try:
+        function()
+    except Exception:  # noqa: BLE001 -- whatever it is
+        return True
+    return False
+
+
 def lose_peer(me: Rank) -> None:
     """The last rank stays here until it is killed."""
     if me.rank == me.world_size - 1:
@@ -88,7 +96,10 @@ def ask(me: Rank, work: Any, tensor: torch.Tensor) -> None:
 
 
 def broken_work(me: Rank) -> None:
-    """D1: a peer dies with an operation pending. ``future`` keeps only the future of a work."""
+    """D1: a peer dies with an operation pending. ``future`` keeps only the future of a work.
+
+    The watchdog aborts first and tells futures next, in another thread than this one.
+    """
     world(me)
     warm(me)
     lose_peer(me)
@@ -97,6 +108,7 @@ def broken_work(me: Rank) -> None:
     future = dist.all_reduce(other, async_op=True).get_future()
     me.event("ready")
     me.event("aborted", seen=aborted(me))
+    until(lambda: raises(future.wait), 1.0)
     me.attempt("future", lambda: future.wait()[0].tolist()[0])
     ask(me, work, tensor)
     me.event("threads", names=threads())
