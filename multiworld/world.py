@@ -80,6 +80,7 @@ class World(Selecting, ObjectCollectives):
         self._stop_listening: Callable[[], None] = _nothing
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._whole: Generation | None = None  # the last one in which this member had the world's state
+        self._behind: int | None = None  # advances of its state, while the latest is still to come
         self._aio: Aio | None = None
         self._elastic: ElasticGroup | None = None
 
@@ -454,9 +455,31 @@ class World(Selecting, ObjectCollectives):
         with self._watch_lock:
             self._plan, self._gen = plan, gen
 
+    def _begins(self, steps: tuple[int | None, ...], rank: int, step: int) -> None:
+        """A generation begins.
+
+        Args:
+            steps: by rank, how many advances the members' states have; None: none yet.
+            rank: of this member.
+            step: the most of them.
+        """
+        own = steps[rank] if steps else step
+        self._behind = None if own == step else own
+        self._advances.begin(step)
+
+    @property
+    def _state_step(self) -> int | None:
+        """How many advances this member's state has; None where it has not had the world's state yet.
+
+        A member that is lost while a state is brought must not make others take an old one for the latest.
+        """
+        if self._plan.state is not None and self._whole is None:
+            return None
+        return self.step if self._plan.state is None or self._behind is None else self._behind
+
     def _state_is_whole(self, gen: Generation) -> None:
         """This member has the world's state as it is in `gen`."""
-        self._whole = gen
+        self._whole, self._behind = gen, None
 
     # -- for its generations ---------------------------------------------------------------------------------
 

@@ -319,7 +319,7 @@ def _join_once(
                 left=left,
                 more_lost=frozenset if world is None or past is None else _more_lost(world),
                 gone=tries.gone,
-                step=0 if world is None else world.step,
+                step=0 if world is None else world._state_step,  # noqa: SLF001  (joins make worlds)
             )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)
@@ -336,7 +336,7 @@ def _join_once(
                 if machine.apply(Joined()) is Stage.ABANDONED:
                     raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers, as others are)
                 handle._enter(plan, made)  # noqa: SLF001
-                handle._advances.begin(resources.step)  # noqa: SLF001
+                handle._begins(resources.steps, made.rank, resources.step)  # noqa: SLF001
                 undo.pop_all()
             if machine.state is State.CLOSED:
                 raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
@@ -387,7 +387,7 @@ def _past(world: World | None, gone: set[str]) -> tuple[Roster | None, tuple[int
     """The generation that this process was in last, its members that are lost, and which of them have left."""
     from multiworld._join.steps import LOST  # noqa: PLC0415  (it loads torch)
 
-    if world is None or (world._plan.state is not None and world._whole is None):  # noqa: SLF001
+    if world is None:
         return None, (), ()
     gen = world._gen  # noqa: SLF001  (joins make worlds)
     breakage = gen.breakage

@@ -81,7 +81,7 @@ class Terms:
         gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
-        step: how many advances this process has made.
+        step: how many advances this process's state has; None: it has not had the world's state yet.
         limit: where `past` works, and the next generation is prepared beside it: see `Rendezvous.commit`.
     """
 
@@ -94,7 +94,7 @@ class Terms:
     left: tuple[int, ...] = ()
     more_lost: Callable[[], frozenset[int]] = frozenset
     gone: set[str] = field(default_factory=set)
-    step: int = 0
+    step: int | None = 0
     limit: Callable[[], int] | None = None
 
 

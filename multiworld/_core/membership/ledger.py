@@ -78,7 +78,8 @@ class Claim:
         last: the last generation of the world that its process knows of.
         was: the last generation that its process was a member of; 0 if none, and where members choose ranks.
             In a sealed attempt 0 as well for a member that comes new.
-        step: how many advances its process had made when it claimed (`World.advance`).
+        step: how many advances the state of its process had when it claimed (`World.advance`); None: it has
+            not had the world's state yet.
         working: whether its generation still works: the next one is to be prepared beside it.
     """
 
@@ -86,7 +87,7 @@ class Claim:
     member: Member
     last: int
     was: int = 0
-    step: int = 0
+    step: int | None = 0
     working: bool = False
 
     @property
@@ -345,8 +346,9 @@ def claim_to_json(claim: Claim) -> list[Any]:
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
     at = member.lane
     lane = [] if at is None else [[at.version, at.place, at.port, at.checks]]
-    seat = [[member.seat, claim.was, claim.step, int(claim.working)]] if member.seat else []
-    return [*row, *lane, *seat]
+    # One more number where there is no state: the row is for good where there is one.
+    seat = [member.seat, claim.was, claim.step or 0, int(claim.working), *([1] if claim.step is None else [])]
+    return [*row, *lane, *([seat] if member.seat else [])]
 
 
 def _attempt_from_json(fields: Any) -> Attempt:
@@ -411,17 +413,21 @@ def claim_from_json(row: Any) -> Claim:
 def _new_claim(row: Any) -> Claim:
     kinds = (int, str, str, str, int, int, str, int)
     lane: LaneAddress | None = None
-    seat, was, step, working = "", 0, 0, 0
+    seat, was, step, working, without = "", 0, 0, 0, 0
     base, more = (row[: len(kinds)], row[len(kinds) :]) if isinstance(row, list) else (row, [])
     if more and isinstance(more[-1], list) and more[-1] and type(more[-1][0]) is str:
-        seat, was, step, working = _row(more.pop(), (str, int, int, int))
+        said = more.pop()
+        if len(said) > 4:
+            seat, was, step, working, without = _row(said, (str, int, int, int, int))
+        else:
+            seat, was, step, working = _row(said, (str, int, int, int))
     if len(more) == 1:
         lane = LaneAddress(*_row(more.pop(), (int, str, int, int)))
     if more:
         raise _Garbage(f"a claim goes on with {more!r}"[:200])
     rank, me, process, host, port, pid, hostname, last = _row(base, kinds)
     member = Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat)
-    return Claim(me, member, last, was, step, bool(working))
+    return Claim(me, member, last, was, None if without else step, bool(working))
 
 
 def _failure_from_json(row: Any) -> Failure:

@@ -40,7 +40,8 @@ class JoinRequest:
         past_rank: its rank there.
         lost: ranks of members of that generation that it knows to be lost.
         left: those of them that have said themselves that they leave.
-        step: how many advances this process has made (`World.advance`).
+        step: how many advances this process's state has (`World.advance`); None: it has not had the world's
+            state yet.
         working: whether that generation still works: the next one is prepared beside it.
         state: whether it has a state that newcomers get, or gets it.
     """
@@ -66,7 +67,7 @@ class JoinRequest:
     past_rank: int = 0
     lost: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
-    step: int = 0
+    step: int | None = 0
     working: bool = False
     state: bool = False
 

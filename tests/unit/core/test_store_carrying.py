@@ -301,6 +301,16 @@ def test_a_generation_that_is_remembered_was_active(limits, after, entry):
         assert (new.current.after, new.current.entry) == (after, entry)
 
 
+def test_a_member_without_the_state_is_a_member_and_the_record_says_so():
+    """It was lost to it while another one's state was on its way."""
+    old = active(FIRST, A, B, C)
+    new = claim(old, again(old, A, 2, step=7), again(old, B, 2, step=None))
+    assert decode(encode(new), "w") == new
+    assert [each.step for each in new.current.claims] == [7, None]
+    assert majority.may_follow(claim(old, again(old, B, 0, 2, step=None)), frozenset({me(A), me(C)}))
+    assert admission.roster(new.current, A, me(A)).steps == (7, None)
+
+
 def test_claims_of_fixed_ranks_stand_by_rank():
     two, zero = ask(2, 3), ask(0, 3)
     new = carried(claim(SECOND, two), claim(FIRST, zero), me(zero))

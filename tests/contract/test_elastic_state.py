@@ -1,0 +1,130 @@
+"""Members that are lost while a world's state is brought: no old state counts as the latest, and nobody is a stranger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from elastickit import LONG, enter
+from kits.meetkit import until
+from worldkit import SOON, free_port, outcome
+
+import multiworld as mw
+from multiworld._net.stores.record import WorldRecord
+from multiworld._net.stores.store import open_store
+from multiworld.events import WorldStateReceived
+
+
+class Model:
+    """The number of its last step; it kills its process where it is sent, or is on its way, if it is told to."""
+
+    def __init__(self):
+        self.done, self.dies, self.more = torch.zeros(1), "", torch.zeros(8 << 20)
+        mw.subscribe(lambda event: self._perhaps_dies("gets") if type(event) is WorldStateReceived else None)
+
+    def state_dict(self):
+        self._perhaps_dies("sends")
+        return {"done": self.done, "more": self.more}
+
+    def load_state_dict(self, state):
+        self.done.copy_(state["done"])
+
+    def _perhaps_dies(self, where):
+        if self.dies == where:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stepping(me, **options):
+    """Makes one step; the world breaks then. Makes another step that counts if it is told to, and reforms."""
+    model = Model()
+    w = enter(me, "1:4", state=model, **options)
+    model.done += 1
+    w.advance()
+    me.emit("in", seats=w.seats)
+    until(lambda: w.breakage is not None)
+    me.emit("broken")
+    ahead, model.dies = me.hear()
+    if ahead:
+        model.done += 1
+        outcome(w.advance)  # the world is broken; the step counts
+    w.reform(LONG)
+    while outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"]:
+        w.reform(LONG)
+    me.emit("told", step=w.step, done=int(model.done), size=w.world_size)
+    me.hear()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "where", "step"),
+    [
+        ([0], "sends", 1),  # nobody is left that made the second step
+        ([0], "gets", 2),
+        ([0, 3], "gets", 2),
+        ([0, 3], "sends", 2),
+    ],
+)
+def test_a_second_loss_leaves_nobody_a_step_behind(cast, ahead, where, step):
+    """Those `ahead` send their state to the others of the survivors 0, 2 and 3; one dies in it."""
+    members = [cast.start(stepping, number) for number in range(4)]
+    seats = next(iter([each.expect("in").seats for each in members]))
+    by_rank = [number for number in (int(seat[1:]) for seat in seats) if number != 1]
+    dies = next(number for number in by_rank if (number in ahead) is (where == "sends"))
+    members[1].kill()
+    for number in by_rank:
+        members[number].expect("broken")
+        members[number].say((number in ahead, where if number == dies else ""))
+    told = [members[number].expect("told", SOON) for number in by_rank if number != dies]
+    assert [(each.step, each.done, each.size) for each in told] == [(step, step, 2)] * 2
+
+
+def beginning(me, dies="", **options):
+    model = Model()
+    model.done += me.rank
+    model.dies = dies
+    w = enter(me, state=model, **options)
+    me.emit("told", step=w.step, done=int(model.done), size=w.world_size, rank=w.rank)
+    me.hear()
+
+
+@pytest.mark.parametrize("dies", ["gets", "sends"])
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_a_world_begins_without_a_member_that_is_lost_while_its_first_state_is_brought(cast, kind, dies):
+    """No member has the state yet, and all are members: none waits for one that is lost."""
+    store = cast.store if kind == "one" else two_of_one_host()
+    options = {"size": "2:4", "store": store}
+    first = cast.start(beginning, 0, dies="sends" if dies == "sends" else "", **options)
+    wait_for_claim(cast, store, "s0")  # so it is rank 0, whose state the others get
+    second = cast.start(beginning, 1, dies="gets" if dies == "gets" else "", **options)
+    wait_for_claim(cast, store, "s0", "s1")  # so it gets it first
+    rest = [cast.start(beginning, number, **options) for number in (2, 3)]
+    alive = [second, *rest] if dies == "sends" else [first, *rest]
+    told = [each.expect("told", SOON) for each in alive]
+    assert {(each.step, each.size) for each in told} == {(0, 3)}
+    assert {each.done for each in told} == {1 if dies == "sends" else 0}
+
+
+def two_of_one_host():
+    port = free_port(further=1)
+    return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
+
+
+def wait_for_claim(cast, store, *seats):
+    """Wait until these are the seats that are claimed."""
+    opened = (
+        None
+        if store == cast.store
+        else open_store(store, world="w", serve=False, deadline=time.monotonic() + SOON)
+    )
+    record = WorldRecord(cast.server if opened is None else opened.store, "w", time.sleep)
+
+    def seen():
+        record.read()
+        waiting = record.ledger.waiting
+        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
+
+    until(seen)
+    if opened is not None:
+        opened.close()
