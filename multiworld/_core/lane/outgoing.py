@@ -147,7 +147,7 @@ class Outgoing:
     def views(self) -> list[memoryview]:
         """Return what to write next, in order; empty if there is nothing."""
         writing, size = self._writing, sum(len(view) for view, _ in self._writing)
-        while self._urgent:
+        while self._urgent and len(writing) < _PIECES:
             writing.append((self._urgent.popleft(), None))
         while self._queue and size < _AT_ONCE and len(writing) < _PIECES:
             head, payload, send = self._queue.popleft()

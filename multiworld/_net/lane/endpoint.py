@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from multiworld._core.lane.peer import Peer
     from multiworld._net.lane.reading import Piece
+    from multiworld._net.lane.waiting import Short
     from multiworld._net.tls.stream import Stream
 
 __all__ = ["Endpoint", "Operation"]
@@ -103,13 +104,13 @@ class Endpoint(Waiting):
             TimeoutError: none came until the deadline.
             Exception: that the lane ended with.
         """
-        if (
-            source is not None
-            and len(view) <= _SHORT
-            and self._received_at_once(source, channel, tag, view, deadline)
-        ):
-            return source
-        receive = self.post_receive(source, channel, tag, view, keep)
+        receive: Receive | None = None
+        if source is not None and len(view) <= _SHORT:
+            done, receive = self._received_at_once((source, channel, tag, view, keep), deadline)
+            if done:
+                return source
+        if receive is None:
+            receive = self.post_receive(source, channel, tag, view, keep)
         try:
             if not receive.done:
                 self.wait(receive, deadline)
@@ -138,8 +139,7 @@ class Endpoint(Waiting):
         with self._lock:
             try:
                 if self._core.peers[peer].outgoing.low and peer in self._net.sockets:
-                    self._net.read(peer)  # a thread that only sends learns of credit here
-                    self._tell()
+                    self._go_on(peer, select.POLLIN)  # a thread that only sends learns of credit here
                 sent = self._sent_at_once(peer, channel, tag, view, address, keep)
                 if sent is True:
                     send = Send(peer, channel, tag, view)
@@ -161,13 +161,7 @@ class Endpoint(Waiting):
     ) -> Receive:
         """Begin to receive; see `Lane.receive`."""
         with self._lock:
-            try:
-                receive = self._core.receive(source, channel, tag, view, keep)
-                self._net.write_all()
-                self._tell()
-            except BaseException as error:
-                self._in_doubt(error)
-                raise
+            receive = self._post(source, channel, tag, view, keep)
         if self._core.reads:
             self.read_on()
         return receive
@@ -288,7 +282,7 @@ class Endpoint(Waiting):
         self, peer: int, channel: int, tag: int, view: memoryview, address: int, keep: object | None
     ) -> bool | Send:
         """Send with one call, if nothing waits to be written; returns the send if that was not all of it."""
-        if address and len(view) > READ_FROM:
+        if (address and len(view) > READ_FROM) or self._core.error is not None:
             return False
         connection, outgoing = self._net.sockets.get(peer), self._core.peers[peer].outgoing
         if connection is None or (head := outgoing.at_once(channel, tag, len(view))) is None:
@@ -305,10 +299,13 @@ class Endpoint(Waiting):
         self._tell()
         return send
 
-    def _received_at_once(
-        self, source: int, channel: int, tag: int, view: memoryview, deadline: float
-    ) -> bool:
-        """Take the next message straight from the connection, if no other thread or message waits."""
+    def _received_at_once(self, short: Short, deadline: float) -> tuple[bool, Receive | None]:
+        """Take the next message straight from the connection, if no other thread or message waits.
+
+        Returns:
+            Whether it was taken; else the receive, posted before all that came later, where none came before.
+        """
+        source, channel, tag, view, _ = short
         with self._lock:
             peer = self._core.peers[source]
             if (
@@ -317,18 +314,49 @@ class Endpoint(Waiting):
                 or source not in self._net.sockets
                 or self._core.reads
             ):
-                return False
-            self._leader = wakes.mine()
+                return False, None
+            self._leader, self._short, self._posted = wakes.mine(), short, None
         try:
             ready = self._look(deadline)
             with self._lock:
                 connection = self._net.sockets.get(source)
-                if connection is None or ready != [(connection.fileno(), select.POLLIN)]:
-                    return False
-                return self._core.quiet(peer) and self._take(connection, peer, channel, tag, view)
+                if (
+                    self._posted is None
+                    and connection is not None
+                    and ready == [(connection.fileno(), select.POLLIN)]
+                    and self._core.quiet(peer)
+                    and self._take(connection, peer, channel, tag, view)
+                ):
+                    return True, None
+                if self._posted is None:
+                    self._short = None
+                    self._posted = self._post(*short)
+                return False, self._posted
+        except BaseException:
+            if self._posted is not None:
+                self.take_back(self._posted)
+            raise
         finally:
             with self._lock:
+                self._short = None
                 self._give_up_lead()
+
+    def _post(
+        self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None
+    ) -> Receive:
+        """Post a receive; before it the one that a thread waits for the short way, which came earlier."""
+        try:
+            if self._short is not None:
+                short, self._short = self._short, None
+                self._posted = self._core.receive(*short)
+                self._wake_leader()
+            receive = self._core.receive(source, channel, tag, view, keep)
+            self._net.write_all()
+            self._tell()
+        except BaseException as error:
+            self._in_doubt(error)
+            raise
+        return receive
 
     def _take(self, connection: Stream, peer: Peer, channel: int, tag: int, view: memoryview) -> bool:
         try:

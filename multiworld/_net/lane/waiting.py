@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from multiworld._net.lane.reading import Reader
     from multiworld._net.tls.stream import Stream
 
+    Short = tuple[int, int, int, memoryview, object | None]
+    """A receive: source, channel, tag, memory, and what keeps that alive."""
+
 __all__ = ["Operation", "Waiting"]
 
 Operation = Send | Receive
@@ -57,6 +60,8 @@ class Waiting:
         self._on_reads: dict[object, Callable[[], None]] = {}  # see `watch`
         self._leader: int | None = None  # the descriptor that wakes it
         self._led: Operation | None = None  # which it waits for; None while it has the short way
+        self._short: Short | None = None  # what the leader receives the short way
+        self._posted: Receive | None = None  # that, once it was posted since another receive came after it
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
         self._followers: dict[Operation, list[threading.Lock]] = {}

@@ -24,6 +24,7 @@ from kits.lanekit import payload
 from multiworld._core.lane import frames
 from multiworld._core.lane.frames import pack
 from multiworld._core.lane.operations import SizesDifferError
+from multiworld._core.lane.outgoing import Outgoing
 from multiworld._net.lane import closing
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import LOOK_EVERY, Background
@@ -285,18 +286,90 @@ def test_the_leader_hears_of_what_another_reads(pair, size):
     """An event loop may be quicker to the bytes than a thread that waits for them."""
     thread, _ = led(pair[1], lambda: pair[1].receive(0, 0, 0, buffer(size), soon()))
     with pair[1]._lock:
-        incoming = pair[1]._core.peers[0].incoming
-        for part in (pack(frames.EAGER, size=size), bytes(size)):
-            at = 0
-            while at < len(part):
-                want = incoming.want()
-                count = min(len(want), len(part) - at)
-                want[:count] = part[at : at + count]
-                incoming.got(count)
-                at += count
+        fed(pair[1], pack(frames.EAGER, size=size), bytes(size))
         pair[1]._go_on(0, select.POLLIN)
     thread.join(PATIENCE / 3)
     assert not thread.is_alive()
+
+
+def fed(end, *parts):
+    """Read these bytes from member 0, as a thread does that is quicker to them than `end`'s leader."""
+    incoming = end._core.peers[0].incoming
+    for part in parts:
+        at = 0
+        while at < len(part):
+            want = incoming.want()
+            count = min(len(want), len(part) - at)
+            want[:count] = part[at : at + count]
+            incoming.got(count)
+            at += count
+
+
+def test_the_leader_hears_of_what_one_that_sends_has_read(pair, monkeypatch):
+    """A thread that sends much looks for credit, and may find the message that another waits for."""
+    thread, _ = led(pair[1], lambda: pair[1].receive(0, 0, 0, buffer(8), soon()))
+    monkeypatch.setattr(Outgoing, "low", True)
+    with pair[1]._lock:
+        fed(pair[1], pack(frames.EAGER, size=8), bytes(8))
+    pair[1].post_send(0, 0, 0, memoryview(bytes(8)))
+    thread.join(PATIENCE / 3)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("later", ["blocking", "posted", "from any"])
+def test_a_message_goes_to_the_receive_that_waits_the_short_way_before_later_ones(pair, later):
+    first, second = buffer(8), buffer(8)
+    thread, _ = led(pair[1], lambda: pair[1].receive(0, 0, 0, first, soon()))
+    with ThreadPoolExecutor(1) as other:
+        if later == "blocking":
+            done = other.submit(pair[1].receive, 0, 0, 0, second, soon())
+            until(lambda: pair[1]._posted is not None)
+        else:
+            posted = pair[1].post_receive(None if later == "from any" else 0, 0, 0, second)
+            done = other.submit(pair[1].wait, posted, soon())
+        for number in (1, 2):
+            pair[0].send(1, 0, 0, memoryview(bytes([number]) * 8), soon())
+        done.result(PATIENCE)
+    thread.join(PATIENCE)
+    assert (bytes(first), bytes(second)) == (b"\1" * 8, b"\2" * 8)
+
+
+def test_a_receive_that_waits_the_short_way_is_taken_back_at_its_deadline(pair):
+    raised = []
+
+    def receives():
+        with pytest.raises(TimeoutError):
+            pair[1].receive(0, 0, 0, buffer(8), time.monotonic() + 0.3)
+        raised.append(True)
+
+    thread, _ = led(pair[1], receives)
+    posted = pair[1].post_receive(0, 0, 0, got := buffer(8))
+    thread.join(PATIENCE)
+    assert raised
+    pair[0].send(1, 0, 0, memoryview(b"\1" * 8), soon())
+    pair[1].wait(posted, soon())
+    assert bytes(got) == b"\1" * 8
+
+
+def test_an_interrupt_ends_the_short_way_as_well(pair):
+    """A message may be half written: nothing goes out after it."""
+    pair[0]._in_doubt(KeyboardInterrupt())
+    with pytest.raises(ConnectionAbortedError, match="interrupted by KeyboardInterrupt"):
+        pair[0].send(1, 0, 0, memoryview(bytes(8)), soon())
+
+
+def test_more_control_frames_than_one_write_takes(pair):
+    """Each message that is held back is asked for; the kernel takes 1024 pieces in one call."""
+    count, size = 2000, 8192
+    got = [buffer(size) for _ in range(count)]
+    receives = [pair[1].post_receive(0, 0, 0, each) for each in got]
+    sends = [pair[0].post_send(1, 0, 0, memoryview(payload(size, number))) for number in range(count)]
+    with ThreadPoolExecutor(1) as other:
+        sent = other.submit(lambda: [pair[0].wait(each, soon()) for each in sends])
+        for number, each in enumerate(receives):
+            pair[1].wait(each, soon())
+            assert bytes(got[number]) == payload(size, number)
+        sent.result(PATIENCE)
 
 
 def test_the_leader_writes_what_others_posted_and_then_sleeps(pair):
