@@ -138,15 +138,14 @@ class ObjectCollectives(Collectives):
         parts = [_encode(each) for each in objects]
         sizes = _sizes(parts, self.device) if parts else _numbers(self.world_size, self.device)
         self.broadcast(sizes, src)
+        longest = int(sizes.max())
+        padded = [_joined([part.ljust(longest, b"\0")], self.device) for part in parts]
+        data = _room(longest, self.device)
+        self.scatter(data, padded or None, src)  # no message: those are the program's own
         if self.rank == src:
-            for rank, part in enumerate(parts):
-                if rank != src:
-                    self.send(_joined([part], self.device), rank)
             scatter_object_output_list[0] = objects[src]
-            return
-        data = _room(int(sizes[self.rank]), self.device)
-        self.recv(data, src)
-        scatter_object_output_list[0] = _decode(data, src, weights_only)
+        else:
+            scatter_object_output_list[0] = _decode(data[: int(sizes[self.rank])], src, weights_only)
 
     def _gather_bytes(self, part: bytes) -> list[Tensor]:
         """Everyone's bytes, by rank."""

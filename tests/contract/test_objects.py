@@ -92,6 +92,27 @@ def test_nothing_that_a_member_sends_is_run(cast, tmp_path, awaited):
     runs(cast, unpickling, 2, folder=str(tmp_path), awaited=awaited)
 
 
+def scattering_beside_messages(me, size):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    got, objects_ = [None], [0, {"of": "rank 1"}, "long " * 1000]
+    if me.rank == 0:
+        w.send(torch.arange(3.0), 1)
+        w.scatter_object_list(got, objects_)
+        w.send(torch.arange(3.0) + 1, 1)
+    else:
+        w.scatter_object_list(got, None)
+        for number in range(2 if me.rank == 1 else 0):
+            w.recv(tensor := torch.zeros(3), 0)
+            assert torch.equal(tensor, torch.arange(3.0) + number)
+    assert got == [objects_[me.rank]]
+    w.barrier()
+    w.close()
+
+
+def test_scattered_objects_are_no_messages(cast):
+    runs(cast, scattering_beside_messages, 3)
+
+
 # -- what torch.load would take besides archives of torch.save ------------------------------------------------------
 
 
