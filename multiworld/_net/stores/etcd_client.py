@@ -102,7 +102,7 @@ class EtcdClient:
                 raise TimeoutError(f"the etcd cluster {self.address} does not answer: {why}")
             at, began = self._member, time.monotonic()
             try:
-                code, said = self._once(at, path, body, min(left, patience))
+                code, said, token = self._once(at, path, body, min(left, patience))
             except (self._errors, ValueError) as error:
                 if isinstance(error, self._late):
                     if last and left < patience:
@@ -110,14 +110,16 @@ class EtcdClient:
                     late += 1
                     if late >= _LATE:
                         patience = min(2 * patience, _LONGEST)
-                code, said = -1, {"error": f"{type(error).__name__}: {error}"}
+                code, said, token = -1, {"error": f"{type(error).__name__}: {error}"}, ""
             if code == 0:
                 enough = max(_OF_AN_ANSWER * (time.monotonic() - began), self._patience / 2)
                 self._patience = min(max(_SHORTEST, enough), _LONGEST)
                 return said
             last = f"{self.address.endpoints[at]}: {str(said.get('error', said))[:200]}"
-            if code == _UNAUTHENTICATED and self._token:
-                self._token = ""  # it has expired
+            if code == _UNAUTHENTICATED and token:  # which has expired
+                with self._lock:
+                    if self._token == token:  # else another thread has drawn a new one
+                        self._token = ""
                 continue
             if code not in (-1, *_PASSING):
                 kind = PermissionError if code in (_UNAUTHENTICATED, 7, 3) else ConnectionError
@@ -131,18 +133,24 @@ class EtcdClient:
         """End the connections."""
         self._pool.clear()
 
-    def _once(self, at: int, path: str, body: dict[str, Any], seconds: float) -> tuple[int, dict[str, Any]]:
-        """Ask one member; returns a code of grpc, 0 where it did what was asked, and the answer."""
-        headers = {"Content-Type": "application/json"}
+    def _once(
+        self, at: int, path: str, body: dict[str, Any], seconds: float
+    ) -> tuple[int, dict[str, Any], str]:
+        """Ask one member.
+
+        Returns:
+            A code of grpc, 0 where it did what was asked; the answer; the token of the login that was used.
+        """
+        headers, token = {"Content-Type": "application/json"}, self._token
         if self.address.user:
-            if not self._token:
+            if not token:
                 login = {"name": self.address.user, "password": self.address.password}
                 code, said = self._post(at, "/auth/authenticate", login, headers, seconds)
                 if code:
-                    return code, said
-                self._token = str(said["token"])
-            headers["Authorization"] = self._token
-        return self._post(at, path, body, headers, seconds)
+                    return code, said, ""
+                token = self._token = str(said["token"])
+            headers["Authorization"] = token
+        return *self._post(at, path, body, headers, seconds), token
 
     def _post(
         self, at: int, path: str, body: dict[str, Any], headers: dict[str, str], seconds: float

@@ -213,8 +213,8 @@ class ListedServer(Shared):
 
     def keep(self, view: MovingStore) -> None:
         """Keep a view up to date, as long as it is used."""
-        self._views.add(view)
         with registry.lock:
+            self._views.add(view)
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, daemon=True, name="m8d-store")
                 self._keeper.start()
@@ -361,17 +361,26 @@ class ListedServer(Shared):
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        pid = os.getpid()
+        pid, said = os.getpid(), ""
         while not self._ended.wait(_KEEP_EVERY) and os.getpid() == pid:
-            with contextlib.suppress(OSError):  # there is none at present
-                client, _ = self.current(
-                    self._silent(), deadline=time.monotonic() + PATIENCE, cancelled=self._ended.is_set
-                )
-                for view in list(self._views):
-                    view.keep_up(client, time.monotonic() + PATIENCE)
-            if self.server is not None and time.monotonic() - self._looked >= _RIVALS_EVERY:
-                with self._lock:
-                    self._see_rivals()
+            try:
+                self._keep_once()
+            except Exception as error:  # noqa: BLE001, PERF203  (no descriptor is left, say: the next turn tries again)
+                if said != (said := f"{type(error).__name__}: {error}"):
+                    _log.warning("the store %s is not looked after: %s; tried again", self.key, said)
+
+    def _keep_once(self) -> None:
+        with contextlib.suppress(OSError):  # there is none at present
+            client, _ = self.current(
+                self._silent(), deadline=time.monotonic() + PATIENCE, cancelled=self._ended.is_set
+            )
+            with registry.lock:
+                views = list(self._views)
+            for view in views:
+                view.keep_up(client, time.monotonic() + PATIENCE)
+        if self.server is not None and time.monotonic() - self._looked >= _RIVALS_EVERY:
+            with self._lock:
+                self._see_rivals()
 
     def _silent(self) -> TcpClient | None:
         """Return the client if its server does not answer."""

@@ -53,6 +53,8 @@ class SingleNode:
             nodes=info.world_size,
             size=self._capacity,
             store="" if self._store is None else self._store.address,
+            base_role_rank=info.rank * self._capacity,
+            role_world_size=info.world_size * self._capacity,
             starting=self._starting,
         )
         self._bus.publish(SlotTaken(time.time(), assignment.slot, assignment.nodes))

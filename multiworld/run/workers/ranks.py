@@ -21,7 +21,7 @@ class WorkerRank:
         local_rank: on this node.
         rank: among all workers.
         world_size: number of all workers.
-        role, role_rank, role_size: of the worlds file; else --role, and the rank among all workers.
+        role, role_rank, role_size: of the worlds file; else --role, and the rank among all workers of nodes with it.
     """
 
     local_rank: int
@@ -49,7 +49,10 @@ def worker_ranks(
     for local_rank in range(capacity):
         rank = assignment.base_rank + local_rank
         if plan is None:
-            place = WorkerRank(local_rank, rank, assignment.world_size, role, rank, assignment.world_size)
+            role_rank = assignment.base_role_rank + local_rank
+            place = WorkerRank(
+                local_rank, rank, assignment.world_size, role, role_rank, assignment.role_world_size
+            )
         else:
             member = plan.member_at(rank)
             size = plan.role_size(member.role)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -63,3 +67,29 @@ def test_no_member_has_more_than_what_is_left(cluster):
     with pytest.raises(TimeoutError, match="does not answer"):
         etcd.call("/kv/range", {}, deadline=1.0)
     assert [seconds for _, seconds in etcd.asked] == pytest.approx([0.3, 0.3, 0.3, 0.1])
+
+
+def test_two_threads_whose_login_has_expired_log_in_again(monkeypatch):
+    """Each call meets the expired token before the other one has drawn a new one."""
+    etcd = etcd_client.EtcdClient(EtcdAddress.parse("etcd://me:secret@h1:1/p", world="w"))
+    etcd._token, both, drawn = "old", threading.Barrier(2), itertools.count(1)
+
+    def post(_at, path, _body, headers, _seconds):
+        if path == "/auth/authenticate":
+            return 0, {"token": f"new{next(drawn)}"}
+        if headers["Authorization"] == "old":
+            both.wait(10)
+            return 16, {"error": "invalid auth token"}
+        return 0, {"by": headers["Authorization"]}
+
+    monkeypatch.setattr(etcd, "_post", post)
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(etcd.call, "/kv/range", {}, deadline=time.monotonic() + 10) for _ in range(2)]
+        assert {each.result()["by"][:3] for each in calls} == {"new"}
+
+
+def test_a_login_that_is_refused_is_told(monkeypatch):
+    etcd = etcd_client.EtcdClient(EtcdAddress.parse("etcd://me:wrong@h1:1/p", world="w"))
+    monkeypatch.setattr(etcd, "_post", lambda *_: (3, {"error": "invalid user ID or password"}))
+    with pytest.raises(PermissionError, match="invalid user ID or password"):
+        etcd.call("/kv/range", {}, deadline=time.monotonic() + 10)
