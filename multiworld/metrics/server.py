@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import socket
 import ssl
 import threading
+import time
 import weakref
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,9 +153,33 @@ class _Server(ThreadingHTTPServer):
         _log.debug("a client at %s", client_address, exc_info=True)
 
 
+class _Request(io.RawIOBase):
+    """What a client says, read until a time: one that says a byte now and then keeps its place no longer."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection, self._until = connection, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._connection.settimeout(max(0.001, self._until - time.monotonic()))
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
     server_version, sys_version = "multiworld", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection, time.monotonic() + self.timeout))
+
+    def parse_request(self) -> bool:
+        """Parse what was read; the answer has a time of its own."""
+        parsed = super().parse_request()
+        self.connection.settimeout(self.timeout)
+        return parsed
 
     @property
     def _trusted(self) -> bool:

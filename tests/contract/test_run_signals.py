@@ -30,6 +30,7 @@ tell("up")
 hold()
 """
 NOTES = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, lambda number, frame: tell("signal", number=number))
 tell("up")
 hold()
@@ -109,14 +110,25 @@ def test_workers_that_ignore_it_are_killed_after_the_grace_period(tmp_path):
         assert len(run.wait_line("event=stopped exitcode=-9")) == 3
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path):
-    with runkit.launched(tmp_path, NOTES, options=three("--grace", "500")) as run:
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_a_second_ctrl_c_kills_at_once(tmp_path, restart):
+    with runkit.launched(tmp_path, NOTES, options=three("--grace", "500", "--restart", restart)) as run:
         run.wait_told("up", 3)
         run.signal(signal.SIGINT)
         run.wait_told("signal", 3)  # else the two would be one
         assert run.process.poll() is None
         run.signal(signal.SIGINT)
         assert run.ended() == 128 + signal.SIGINT
+        assert run.leftovers() == []
+
+
+def test_many_signals_leave_no_worker_of_a_group(tmp_path):
+    """Also one that comes while torch's agent ends the workers, or has begun to start them."""
+    with runkit.launched(tmp_path, NOTES, options=three("--grace", "500", "--restart", "group")) as run:
+        run.wait_told("up", 3)
+        while run.process.poll() is None:
+            run.signal(signal.SIGTERM)
+            time.sleep(0.02)
         assert run.leftovers() == []
 
 

@@ -394,7 +394,11 @@ class ControlServer:
             self._answers.put((client, self._status()))
             self._rouse()
 
-        threading.Thread(target=ask, name="m8d-control-nodes", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="m8d-control-nodes", daemon=True).start()
+        except RuntimeError:  # the process gets none: told without them
+            self._answers.put((client, self._status()))
+            self._rouse()
 
     def _status(self) -> dict[str, Any]:
         try:

@@ -189,5 +189,11 @@ class GroupAgent(LocalElasticAgent):
         self._stopped()
 
     def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *more: Any, **options: Any) -> None:
-        super()._shutdown(death_sig, *more, **options)
+        number = death_sig
+        while True:
+            try:
+                super()._shutdown(number, *more, **options)
+                break
+            except SignalException:  # a further one, while they have their time: it is over
+                number = Signals.SIGKILL
         self._stopped()

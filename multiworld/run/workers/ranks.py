@@ -21,7 +21,8 @@ class WorkerRank:
         local_rank: on this node.
         rank: among all workers.
         world_size: number of all workers.
-        role, role_rank, role_size: of the worlds file; else --role, and the rank among all workers of nodes with it.
+        role, role_rank, role_size: of the worlds file; else --role, and the rank among the workers of all
+            nodes with that role.
     """
 
     local_rank: int

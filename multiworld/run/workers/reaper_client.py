@@ -119,13 +119,24 @@ class ReaperClient:
         return True
 
     def close(self) -> None:
-        """End the orphan reaper; every worker has ended and was reported as gone."""
+        """End the orphan reaper; where workers may be left, as a signal cut the launcher short, it ends them."""
         if self._process is None:
+            return
+        if self._starting or self._workers:
+            self._leave()
             return
         self._say("bye")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0)
         self._drop()
+
+    def _leave(self) -> None:
+        """Let the orphan reaper do what it does when the launcher was killed."""
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
 
     def _drop(self) -> None:
         process, self._process = self._process, None

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kits import httpskit
 
 import multiworld
 from multiworld.errors import MultiworldError
@@ -98,6 +99,13 @@ def test_a_client_that_says_nothing_is_given_up(process, served, monkeypatch):
     with contextlib.ExitStack() as stack:
         for each in [connected(served, stack) for _ in range(module.CLIENTS)]:
             assert each.recv(1) == b""
+    assert get(served, "live")[0] == 200
+
+
+def test_a_client_that_says_a_byte_now_and_then_keeps_no_place(process, served, monkeypatch):
+    monkeypatch.setattr(module._Handler, "timeout", 0.5)
+    said = b"GET /live HTTP/1.0\r\n" + b"X: y\r\n" * 100
+    assert httpskit.seconds_until_dropped((served.host, served.port), said, slowly=True) < 10.0
     assert get(served, "live")[0] == 200
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiworld.run.nodes.slots import Assignment
+from multiworld.run.nodes import rank_assignment
+from multiworld.run.nodes.slots import Assignment, Node, NodeRecord
 from multiworld.run.workers.ranks import WorkerRank, environment, prefixes, worker_ranks
 from multiworld.run.workers.restarts import Restart, Restarts
 from multiworld.run.worldsfile.worlds_plan import PlannedMember, PlannedWorld, Role, WorldsPlan
@@ -89,11 +90,33 @@ PLAN = WorldsPlan(
 
 
 def test_places_without_a_plan_are_torchruns():
-    found = worker_ranks(Assignment(1, 2, 4, 2, ""), 2, "default", None)
+    found = worker_ranks(Assignment(1, 2, 4, 2, "", base_role_rank=2, role_world_size=4), 2, "default", None)
     assert found == (WorkerRank(0, 2, 4, "default", 2, 4), WorkerRank(1, 3, 4, "default", 3, 4))
     assert environment(found[1], 5) == {
         "ROLE_NAME": "default", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "5",
     }  # fmt: skip
+
+
+def test_nodes_with_roles_of_their_own_count_the_workers_of_each_as_torchrun_does():
+    nodes = [
+        Node(name, name, "127.0.0.1", 1, 1, capacity, role, "", 0)
+        for name, capacity, role in (("a", 2, "trainer"), ("b", 1, "reader"), ("c", 2, "trainer"))
+    ]
+    members = rank_assignment.form([NodeRecord(each) for each in nodes], counts=None, token="ab" * 16)
+    found = {
+        each.id: [
+            (place.rank, place.role, place.role_rank, place.role_size)
+            for place in worker_ranks(
+                rank_assignment.assignment(members, each.id), each.capacity, each.role, None
+            )
+        ]
+        for each in nodes
+    }
+    assert found == {
+        "a": [(0, "trainer", 0, 4), (1, "trainer", 1, 4)],
+        "b": [(2, "reader", 0, 1)],
+        "c": [(3, "trainer", 2, 4), (4, "trainer", 3, 4)],
+    }
 
 
 def test_places_of_a_plan_have_its_roles():
