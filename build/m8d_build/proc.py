@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -165,9 +166,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, sig)
         except ProcessLookupError:
             break
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.communicate()
+    process.communicate()  # and those that had stopped, or that do not heed SIGTERM, are gone too

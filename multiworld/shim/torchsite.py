@@ -180,7 +180,8 @@ class TorchSite:
         ]
         try:
             for path in left:
-                path.unlink(missing_ok=True)
+                if os.path.lexists(path):  # a file system that is read-only refuses also what is not there
+                    path.unlink(missing_ok=True)
             for path in sorted((ours, *ours.rglob("*")), reverse=True):
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()

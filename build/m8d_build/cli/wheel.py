@@ -74,6 +74,12 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
             rule=f"the series of {target.version} is {', '.join(series.topics) or 'empty'}",
             next_step="Build it anew from this checkout: `python -m m8d_build overlay`",
         )
+    if beyond := [path for path in series.paths if path.endswith(".py")]:
+        raise CheckFailed(
+            f"the series of {target.version} changes {', '.join(beyond)} as well",
+            rule="this command puts a library into a wheel, and no Python files",
+            next_step="Build library and wheel: `python -m m8d_build overlay`",
+        )
     with (
         hold(settings.out, what=f"repack {wheel.path.name}"),
         tempfile.TemporaryDirectory(prefix=".wheel-", dir=settings.out) as folder,

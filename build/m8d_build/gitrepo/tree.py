@@ -5,6 +5,7 @@ GitPython is imported when a tree turns out to need it, so that plain folders wo
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,10 @@ ALONE = {
     "GIT_ATTR_NOSYSTEM": "1",
     "LC_ALL": "C",
 }
+ELSEWHERE = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES",
+)  # fmt: skip
 DIFF = (
     "diff-tree", "-r", "-p", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
     "--text",
@@ -205,9 +210,11 @@ def _git(
         ) from exc
     git = Git(str(folder))
     git.update_environment(**{"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(env or {})})
+    # Those of a hook, say, name another repository, and its index.
+    theirs = [option for name in ELSEWHERE if name in os.environ for option in ("-u", name)]
     try:
         ended = git.execute(
-            ["git", *PINNED, *arguments],
+            ["env", *theirs, "git", *PINNED, *arguments],
             istream=stdin,
             with_extended_output=True,
             with_exceptions=False,

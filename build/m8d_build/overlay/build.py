@@ -17,7 +17,7 @@ from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import hold
-from m8d_build.overlay.compile import OLDEST_STD, compile_all, compiler_identity
+from m8d_build.overlay.compile import NO_FOREIGN_HEADERS, OLDEST_STD, compile_all, compiler_identity
 from m8d_build.overlay.dropin import Candidate, check_headers, check_overlay
 from m8d_build.overlay.graft import graft_edits
 from m8d_build.overlay.headerguard import guarded_like
@@ -361,6 +361,7 @@ class _Build:
                 [self.settings.compiler, *job.flags, "-c", source, "-o", made],
                 what="compile the probe of class layouts",
                 log=self.log,
+                env=NO_FOREIGN_HEADERS,
             )
             return made
 

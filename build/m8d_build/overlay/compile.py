@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["OLDEST_STD", "Compiled", "compile_all", "compiler_identity"]
 
 CACHE_SCHEMA = 1
+NO_FOREIGN_HEADERS = {"CPATH": "", "C_INCLUDE_PATH": "", "CPLUS_INCLUDE_PATH": ""}
+"""Environment of the compiler: folders named there would come before those of the pinned packages."""
 OLDEST_STD = "gnu++17"  # of all targets; our own probes need no newer one
 COMPILE_TIMEOUT = 1200.0  # seconds; the largest unit takes 35 s and 1.8 GB
 
@@ -161,6 +163,7 @@ def _compile(
             [compiler, *job.flags, "-MD", "-MF", deps, "-c", job.source, "-o", made],
             what=f"compile {job.unit}",
             log=unit_log,
+            env=NO_FOREIGN_HEADERS,
             timeout=COMPILE_TIMEOUT,
             cancel=stop,
             next_step="Look at the log; a compiler too new for this torch is named by M8D_CXX=g++-12, say",
@@ -171,11 +174,12 @@ def _compile(
             "files": _dependencies(deps.read_text(), layout),
         }
         target = store / f"{key}.o"
-        shutil.copyfile(made, target.with_suffix(".o.part"))
-        target.with_suffix(".o.part").replace(target)
-        part = target.with_suffix(".json.part")
-        part.write_text(json.dumps({**manifest, "object": file_sha256(target)}, indent=1))
-        part.replace(target.with_suffix(".json"))  # last: an object without its manifest is not one
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=store) as aside:  # as another build may
+            kept, said = Path(aside, target.name), Path(aside, f"{key}.json")
+            shutil.copyfile(made, kept)
+            said.write_text(json.dumps({**manifest, "object": file_sha256(kept)}, indent=1))
+            kept.replace(target)
+            said.replace(target.with_suffix(".json"))  # last: an object without its manifest is not one
     return Compiled(job, target, cached=False, seconds=finished.seconds)
 
 

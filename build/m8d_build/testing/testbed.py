@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -142,6 +143,7 @@ def _builds(
     packages = None
     with ExitStack() as stack:
 
+        @cache
         def official(version: str) -> tuple[Environment, Path]:
             held = stack.enter_context(environment(version, None, settings, report, log=log, added=added))
             _, _, tag = ask_torch(held, version)
@@ -151,12 +153,12 @@ def _builds(
         if asked.wheel is not None:
             with report.step(STEP_PATCHED):
                 subject = read_subject(asked.wheel)
-                base, packages = official(subject.marker.torch)
+                base, packages = official(Version(subject.marker.torch).public)
                 fresh = Environments(settings.cache / "envs").fresh(subject.recipe, base=base, log=log)
                 made[f"patched-{subject.marker.torch}"] = stack.enter_context(fresh).python
         for version in asked.versions:
             with report.step(step_stock(version)):
-                held, packages = official(version)
+                held, packages = official(Version(version).public)
                 made[f"stock-{Version(version).public}"] = held.python
         yield made, packages
 

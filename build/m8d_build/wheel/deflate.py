@@ -8,6 +8,7 @@ hash of these: a changed library finds all the chunks the change did not touch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -87,7 +88,8 @@ class ChunkCache:
             data[len(_MAGIC) : head], "big"
         ):
             return None
-        os.utime(path)  # its age decides what is pruned
+        with contextlib.suppress(OSError):  # another process prunes
+            os.utime(path)  # its age decides what is pruned
         return body
 
     def put(self, key: str, body: bytes) -> None:

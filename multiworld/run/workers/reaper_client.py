@@ -119,7 +119,7 @@ class ReaperClient:
         return True
 
     def close(self) -> None:
-        """End the orphan reaper; where workers may be left, as a signal cut the launcher short, it ends them."""
+        """End the orphan reaper. Where a signal cut the launcher short, it ends them."""
         if self._process is None:
             return
         if self._starting or self._workers:

@@ -166,6 +166,11 @@ def test_the_dead_may_have_gone_on_with_members_that_have_not_told_the_store(who
     assert not majority.rests_on_store(ledger)
 
 
+def test_a_world_of_which_nothing_is_known_has_no_voters_and_rests_on_the_store():
+    assert majority.voters(FIRST) == ()
+    assert majority.rests_on_store(FIRST)
+
+
 def test_members_that_left_do_not_count():
     ledger = active(FIRST, *FIVE)
     assert reform(ledger, 3, 4, left=(0, 1, 2))[0]

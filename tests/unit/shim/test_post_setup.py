@@ -266,6 +266,21 @@ def test_a_read_only_folder_for_a_user(site, capsys):
     assert "cannot be written: Permission denied" in said
 
 
+@pytest.mark.parametrize("more", [(), ("--uninstall",)])
+def test_with_nothing_to_do_a_file_system_that_is_read_only_is_fine(site, monkeypatch, capsys, more):
+    """It refuses to remove what is not there, too."""
+    if not more:
+        assert run(capsys, "--torch", site.root)[0] == 0
+
+    def refusing(self, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    monkeypatch.setattr(Path, "replace", refusing)
+    status, _, said = run(capsys, "--torch", site.root, *more)
+    assert status == 0, said
+
+
 def test_a_move_that_fails_says_that_the_same_run_goes_on(site, monkeypatch):
     def refusing(self, target):
         raise OSError(errno.EIO, "Input/output error", str(self))

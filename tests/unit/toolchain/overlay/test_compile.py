@@ -80,6 +80,16 @@ def test_another_compiler_flag_or_set_of_headers_makes_everything_anew(
     assert not any(c.cached for c in build(layout, **change).values())  # type: ignore[arg-type]
 
 
+def test_headers_that_only_the_users_environment_names_are_not_used(layout: Layout, monkeypatch) -> None:
+    """They would come before those of the pinned packages, which are system headers."""
+    foreign = layout.work / "foreign"
+    foreign.mkdir()
+    (foreign / "late.h").write_text("#error foreign\n")
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        monkeypatch.setenv(name, str(foreign))
+    build(layout)
+
+
 def test_a_damaged_object_or_manifest_is_not_used(layout: Layout) -> None:
     first = build(layout)
     first["unit.cpp"].path.write_bytes(b"not an object")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -217,6 +218,22 @@ def test_the_diff_is_the_same_whatever_the_user_configured(monkeypatch, tmp_path
     diff = diff_contents({"a/b.cpp": b"\n2\n"}, {"a/b.cpp": b"\n3\n", "c": b"x"}, 1, {"c"})
     assert b"--- a/a/b.cpp\n+++ b/a/b.cpp\n@@ -1,2 +1,2 @@\n \n-2\n+3\n" in diff
     assert b"new file mode 100755" in diff
+
+
+def test_a_repository_that_the_environment_names_is_left_alone(monkeypatch, tmp_path):
+    """As in a hook of git's, and with dot files in a repository: its index would be emptied."""
+    theirs = tmp_path / "theirs"
+    run = lambda *more: subprocess.run(["git", "-C", theirs, *more], check=True, capture_output=True).stdout  # noqa: E731
+    theirs.mkdir()
+    run("init", "--quiet")
+    (theirs / "kept").write_text("1\n")
+    run("add", "kept")
+    monkeypatch.setenv("GIT_DIR", str(theirs / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(theirs / ".git" / "index"))
+    assert b"+3" in diff_contents({"a": b"2\n"}, {"a": b"3\n"}, 1, {"a"})
+    monkeypatch.delenv("GIT_DIR")
+    monkeypatch.delenv("GIT_INDEX_FILE")
+    assert run("ls-files") == b"kept\n"
 
 
 def test_git_says_in_its_own_words_what_does_not_apply(git_kit):

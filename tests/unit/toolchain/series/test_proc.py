@@ -68,6 +68,22 @@ def test_past_the_deadline_the_program_and_its_children_are_ended(tmp_path: Path
     assert not _runs(child)
 
 
+def test_children_that_do_not_hear_of_the_end_are_ended_with_the_program(tmp_path: Path) -> None:
+    """One that is stopped, as a test may leave it, and one that ignores SIGTERM."""
+    code = f"""
+sleep 300 & stopped=$!; kill -STOP $stopped
+(trap '' TERM; sleep 300) & deaf=$!
+echo $stopped $deaf > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pids; exec sleep 300
+"""
+    with pytest.raises(CommandFailed, match="within 3 s"):
+        proc.run(["bash", "-c", code], what="sleep", timeout=3)
+    deadline = time.monotonic() + 30
+    children = [int(each) for each in (tmp_path / "pids").read_text().split()]
+    while time.monotonic() < deadline and any(map(_runs, children)):
+        time.sleep(0.05)
+    assert not any(map(_runs, children))
+
+
 def _runs(pid: int) -> bool:
     """Whether a process is there and not a zombie."""
     try:

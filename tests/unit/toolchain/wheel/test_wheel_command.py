@@ -47,7 +47,9 @@ def call(tmp_path, built, official, monkeypatch):  # noqa: F811
 
     patch = SimpleNamespace(name="0001-one.patch", topic="one", sha256=sha256(PATCH).hexdigest())
     target = target_of(official)
-    series = SimpleNamespace(topics=("one",), patches=(patch,), digest="0123456789ab")
+    series = SimpleNamespace(
+        topics=("one",), patches=(patch,), digest="0123456789ab", paths=["torch/csrc/a.cpp"]
+    )
     monkeypatch.setattr(module, "load_series", lambda patches, version: series)
     monkeypatch.setattr(module, "load_targets", lambda patches: SimpleNamespace(get=lambda version: target))
 
@@ -58,6 +60,7 @@ def call(tmp_path, built, official, monkeypatch):  # noqa: F811
         code = main([str(a) for a in arguments], console=Console(file=out, width=300, highlight=False))
         return code, out.getvalue()
 
+    run.series = series
     return run
 
 
@@ -126,6 +129,16 @@ def test_an_overlay_of_other_patches_is_refused(tmp_path, call, official, built,
     link(tmp_path / "other/nccl.so.2", NEW.replace(old, new), f"-L{built}", "-l:libtorch_cuda.so")
     assert call(official, tmp_path / "other/nccl.so.2")[0] == expected.exit_code
     assert list((tmp_path / "out").glob("*.whl")) == []
+
+
+def test_a_series_that_changes_python_files_is_refused(tmp_path, call):
+    """The wheel would say that it has them."""
+    call.series.paths.append("torch/distributed/distributed_c10d.py")
+    code, out = call()
+    assert code == CheckFailed.exit_code
+    assert "torch/distributed/distributed_c10d.py as well" in out
+    assert "python -m m8d_build overlay" in out
+    assert not list((tmp_path / "out").glob("*.whl"))
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path, call):
