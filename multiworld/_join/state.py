@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
 from multiworld._core.membership.state_sources import sources
@@ -74,10 +75,23 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
 def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
     from multiworld._c10d.lane.state_transfer import send_state  # noqa: PLC0415  (it loads torch)
 
-    assert gen.lane is not None  # noqa: S101  (the caller has looked)
+    lane = gen.lane
+    assert lane is not None  # noqa: S101  (the caller has looked)
     state = _of(plan)
-    for rank in receivers:
-        send_state(gen.lane, rank, state, deadline=time.monotonic() + plan.timeout)
+
+    def send(rank: int) -> None:
+        send_state(lane, rank, state, deadline=time.monotonic() + plan.timeout, patience=plan.timeout)
+
+    if len(receivers) == 1:
+        send(receivers[0])
+        return
+    # To all at once: each waits for no longer than the world's timeout until something comes.
+    threads = ThreadPoolExecutor(len(receivers), "m8d-state")
+    try:
+        for each in as_completed([threads.submit(send, rank) for rank in receivers]):
+            each.result()
+    finally:
+        threads.shutdown(wait=False)  # after an error the generation is over, which ends the others
 
 
 def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *, new: bool) -> None:
@@ -100,6 +114,7 @@ def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *,
         into=_of(plan) if new else None,
         in_place=new,
         deadline=time.monotonic() + plan.timeout,
+        patience=plan.timeout,
         progress=progress,
         kept=kept.tensors,
     )

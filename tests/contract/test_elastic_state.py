@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from kits.meetkit import until
 from worldkit import SOON, free_port, outcome
 
 import multiworld as mw
+from multiworld._c10d.lane import state_transfer
+from multiworld._join.state import _send
 from multiworld._net.stores.record import WorldRecord
 from multiworld._net.stores.store import open_store
 from multiworld.events import WorldStateReceived
@@ -37,6 +41,12 @@ class Model:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def works(w):
+    """Reform until an operation succeeds."""
+    while outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"]:
+        w.reform(LONG)
+
+
 def stepping(me, **options):
     """Makes one step; the world breaks then. Makes another step that counts if it is told to, and reforms."""
     model = Model()
@@ -51,8 +61,7 @@ def stepping(me, **options):
         model.done += 1
         outcome(w.advance)  # the world is broken; the step counts
     w.reform(LONG)
-    while outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"]:
-        w.reform(LONG)
+    works(w)
     me.emit("told", step=w.step, done=int(model.done), size=w.world_size)
     me.hear()
 
@@ -85,6 +94,7 @@ def beginning(me, dies="", **options):
     model.done += me.rank
     model.dies = dies
     w = enter(me, state=model, **options)
+    works(w)
     me.emit("told", step=w.step, done=int(model.done), size=w.world_size, rank=w.rank)
     me.hear()
 
@@ -104,6 +114,20 @@ def test_a_world_begins_without_a_member_that_is_lost_while_its_first_state_is_b
     told = [each.expect("told", SOON) for each in alive]
     assert {(each.step, each.size) for each in told} == {(0, 3)}
     assert {each.done for each in told} == {1 if dies == "sends" else 0}
+
+
+def test_a_state_goes_to_several_members_at_once(monkeypatch):
+    """One after the other, the last would wait for all the others, and for no longer than the world's timeout."""
+    together, sent = threading.Barrier(3, timeout=SOON), []
+
+    def send(_lane, rank, state, **_):
+        together.wait()
+        sent.append((rank, state[""]["done"].item()))
+
+    monkeypatch.setattr(state_transfer, "send_state", send)
+    plan = SimpleNamespace(state=Model(), timeout=1.0)
+    _send(SimpleNamespace(lane=object()), plan, [1, 2, 4])
+    assert sorted(sent) == [(1, 0.0), (2, 0.0), (4, 0.0)]
 
 
 def two_of_one_host():

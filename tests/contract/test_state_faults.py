@@ -73,6 +73,21 @@ def test_a_provider_dies_and_another_sends_the_rest(lanes, pair, in_place, as_be
     assert {path[0] for path in kept} == set(state)
 
 
+def test_a_transfer_that_gets_on_may_take_longer_than_its_patience(lanes, pair):
+    provider, receiver = pair
+
+    def slowly(number, tensor):
+        time.sleep(0.1)
+        return tensor
+
+    provider.before = slowly
+    state, began = layers(), time.monotonic()
+    sent = lanes.give(provider, state, within=1.0, patience=1.0)
+    assert same(receive(receiver, deadline=soon(1.0), patience=1.0), state)
+    sent.result(PATIENCE)
+    assert time.monotonic() - began > 1.5
+
+
 def test_what_was_kept_goes_to_where_it_belongs(lanes, pair):
     """The caller's own tensors may be others by the second attempt."""
     state, kept = layers(), {}

@@ -47,13 +47,22 @@ class Line:
         peer: rank of the other end.
         deadline: ``time.monotonic()`` seconds.
         transfer: its number; 0: the first HELLO that comes tells.
+        patience: seconds from each thing that comes to a new deadline; None: there is but one.
     """
 
-    def __init__(self, messages: Messages, peer: int, deadline: float, transfer: int = 0) -> None:
+    def __init__(
+        self,
+        messages: Messages,
+        peer: int,
+        deadline: float,
+        transfer: int = 0,
+        patience: float | None = None,
+    ) -> None:
         self.peer = peer
         self.transfer = transfer
         self._messages = messages
         self._deadline = deadline
+        self._patience = patience
         self._over = False  # the other end takes no more notes
         self._begun = not transfer  # False at a receiver that has not said GO
 
@@ -148,6 +157,8 @@ class Line:
                 receives.append(messages.begin_receive(room, self.peer, tag, _CHANNEL)[0])  # noqa: PERF401  (one may fail)
             for at, each in enumerate(receives):
                 messages.finish(each, max(_LEAST, self._deadline - time.monotonic()))
+                if self._patience is not None:
+                    self._deadline = time.monotonic() + self._patience
                 landed(at)
         except BaseException:
             for each in receives:

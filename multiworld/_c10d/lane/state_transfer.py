@@ -52,6 +52,7 @@ def send_state(
     state: object,
     *,
     deadline: float,
+    patience: float | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Send a state to a member that is in, or will come to, `receive_state`; wait until it has it whole.
@@ -63,6 +64,7 @@ def send_state(
         receiver_rank: rank of that member.
         state: dicts, lists and tuples of None, bool, int, float, str, bytes and dense tensors on any device.
         deadline: ``time.monotonic()`` seconds.
+        patience: seconds from each thing that comes to a new deadline; None: there is but one.
         progress: called in this thread with the bytes of tensors that were taken, and that will be in all.
 
     Raises:
@@ -72,7 +74,7 @@ def send_state(
     """
     provided = False
     while not provided:
-        line = Line(messages, receiver_rank, deadline)
+        line = Line(messages, receiver_rank, deadline, patience=patience)
         transfer, size, checksum, _ = line.hear(Kind.HELLO).numbers
         if not 0 < transfer < TRANSFERS:
             raise line.failed(f"it has number {transfer}")
@@ -188,6 +190,7 @@ def receive_state(
     into: object | None = None,
     in_place: bool,
     deadline: float,
+    patience: float | None = None,
     progress: Progress | None = None,
     kept: Kept | None = None,
 ) -> Any:
@@ -200,6 +203,7 @@ def receive_state(
         in_place: whether tensors of the same path, shape and dtype are received into those of `into`, where
             these have memory of their own. All others are new, on the CPU; so are all if this is False.
         deadline: ``time.monotonic()`` seconds.
+        patience: as of `send_state`.
         progress: called in this thread with the bytes of tensors that came, and that will have come in all.
         kept: gets the tensors that have come whole, with their checksums, by their paths. A later call with
             it gets only the others, and those that another provider has otherwise. The caller keeps the
@@ -217,7 +221,7 @@ def receive_state(
     rooms: dict[Path, Tensor] = {}
     if in_place:
         rooms = state_tensors.targets(flatten(into, state_tensors.is_tensor)[1])
-    line = Line(messages, provider_rank, deadline, 1 + secrets.randbelow(TRANSFERS - 1))
+    line = Line(messages, provider_rank, deadline, 1 + secrets.randbelow(TRANSFERS - 1), patience)
     try:
         return _receive(line, rooms, {} if kept is None else kept, progress)
     except BaseException as error:
