@@ -46,6 +46,7 @@ class Advancing:
         self._counter = AdvanceCounter()
         self._preparing = Preparing(world, destroyed, self._counter)
         self._late = 0  # the generation whose breakage came before the end of a step
+        self._asked_to_leave = 0  # how often the program had closed the world then
 
     @property
     def count(self) -> int:
@@ -54,7 +55,8 @@ class Advancing:
 
     def begin(self, count: int) -> None:
         """Begin with the first generation, or one after a breakage, after `count` advances."""
-        self._preparing.leaving = False
+        # A wish to leave lasts over a breakage, and not over a close by the program.
+        self._preparing.leaving &= self._asked_to_leave == self._world._closes  # noqa: SLF001  (joins make worlds)
         self._counter.begin(count)
 
     def advance(self) -> bool:
@@ -83,6 +85,7 @@ class Advancing:
         gen = self._world._gen  # noqa: SLF001  (joins make worlds)
         if gen.state is not State.ACTIVE:
             raise gen.error()
+        self._asked_to_leave = self._world._closes  # noqa: SLF001  (joins make worlds)
         self._preparing.leave(gen)
 
     def enter(self) -> bool:
@@ -103,6 +106,7 @@ class Advancing:
         following = self._preparing.following
         if not enters or following is None or not following.take():
             if gen.state is not State.ACTIVE:
+                self._late = gen.number  # this advance is counted
                 raise gen.error()
             return False
         try:

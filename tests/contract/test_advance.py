@@ -198,6 +198,44 @@ def gives_up(me):
     me.emit("told", **outcome(lambda: enter(me, "2:4", timeout=3.0)))
 
 
+def test_who_asked_to_leave_leaves_after_a_breakage_too(cast):
+    members = [cast.start(asks_to_leave, number) for number in range(3)]
+    for each in members:
+        each.expect("in")
+    members[0].say("leave")
+    members[0].expect("asked")
+    members[1].kill()
+    for each in (members[0], members[2]):
+        each.expect("broken")
+        each.say("go on")
+    members[0].expect("left")
+    members[2].say("report")
+    assert members[2].expect("told").size == 1
+
+
+def asks_to_leave(me):
+    """Makes no step between its wish and the breakage."""
+    w = enter(me, "1:3")
+    w.barrier()
+    me.emit("in")
+    if me.rank == 0:
+        me.hear()
+        w.leave()
+        me.emit("asked")
+    until(lambda: w.breakage is not None)
+    me.emit("broken")
+    me.hear()
+    w.reform(LONG)
+    while w.world_size > 1:
+        w.advance()
+        if w.state is mw.State.CLOSED:
+            me.emit("left")
+            return
+        time.sleep(0.01)
+    me.hear()
+    me.emit("told", size=w.world_size)
+
+
 # -- state ------------------------------------------------------------------------------------------------------------
 
 
