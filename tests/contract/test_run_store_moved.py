@@ -161,6 +161,18 @@ def test_a_newcomer_comes_to_the_world_whose_store_has_left(nodes, leaves):
     ended(second, third)
 
 
+def test_a_newcomer_has_the_seat_of_a_node_that_was_drained(nodes):
+    """Its workers have retired, not finished: where all seats are taken the newcomer would be a spare for ever."""
+    nodes.roles = 'worker = "1:2"'
+    first, second = nodes.start(2), nodes.start(3)
+    together(2, first, second)
+    by_sigterm(second)
+    third = nodes.start(4)
+    together(2, first, third)
+    assert first.told("broken") == []
+    ended(first, third)
+
+
 def test_a_newcomer_waits_for_members_that_have_not_told_the_new_store(nodes):
     first, second = in_two(nodes)
     by_sigterm(first)

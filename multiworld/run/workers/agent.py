@@ -379,7 +379,7 @@ class WorkerAgent(LocalElasticAgent):
             self._scaler.press()
         for process in over:  # the replacement comes first
             self._retire(process)
-        if self._crew.places and self._crew.over and not self._done:
+        if self._crew.places and self._crew.over and not self._done and not self._scaler.draining:
             self._done = True
             nodes.done()
         return result

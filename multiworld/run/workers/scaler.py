@@ -102,6 +102,11 @@ class Scaler:
         self.drain_end = math.inf
 
     @property
+    def draining(self) -> bool:
+        """Whether this launcher ends once its workers have retired: its ranks are another node's then."""
+        return self.drain_end != math.inf
+
+    @property
     def signals(self) -> tuple[Signals, ...]:
         """Signals to the launcher that mean `drain`; none where the run cannot do without any worker."""
         return (DRAIN_SIGNAL,) if self._plan is not None and self._plan.changing else ()
@@ -147,7 +152,7 @@ class Scaler:
             number: of the signal to the launcher.
             seconds: of --drain; 0: no signal is waited with.
         """
-        if number != Signals.SIGTERM or not seconds or self.drain_end != math.inf or not self.signals:
+        if number != Signals.SIGTERM or not seconds or self.draining or not self.signals:
             return False
         self.drain(seconds)
         retiring = len(self._crew.retirements.ranks)
@@ -159,9 +164,7 @@ class Scaler:
 
     def drained(self) -> bool:
         """Whether the drain that SIGTERM began is over."""
-        return self.drain_end != math.inf and (
-            not self._crew.retirements.ranks or time.monotonic() >= self.drain_end
-        )
+        return self.draining and (not self._crew.retirements.ranks or time.monotonic() >= self.drain_end)
 
     def _change(self, change: scaling.Change) -> None:
         crew = self._crew
