@@ -16,10 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from collectivekit import GLOO_OPS, OPS, WAYS, call
+from kits.meetkit import until
 from waykit import forbid_memory, world
 from worldkit import HANG, PATIENCE, SOON, outcome
 
 import multiworld as mw
+from multiworld._c10d.lane import reducing
 
 KB, MB = 1 << 10, 1 << 20
 TIMEOUT = 4 * PATIENCE
@@ -219,6 +221,31 @@ def test_ctrl_c_ends_the_waiting_and_not_the_collective(cast, count):
         members[0].expect("interrupted")
         for member in members[1:]:
             member.say("go on")
+    assert [each.finish() for each in members] == [0] * 3
+
+
+def interrupted_while_it_reduces(me, size):
+    with world(me, size) as w:
+        room = torch.ones(1000)
+        if me.rank == 0:
+            reducing._OF_NUMBERS[hash(dist.ReduceOp.SUM)] = raises_interrupt
+            with pytest.raises(KeyboardInterrupt):
+                w.all_reduce(room)
+        else:
+            seen = outcome(lambda: w.all_reduce(room))
+            me.emit("seen", **seen)
+        until(lambda: w.state is mw.State.BROKEN)
+
+
+def raises_interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_middle_of_a_reduction_breaks_the_world_at_once(cast):
+    """What this member has reduced so far is not known: the others do not wait for it until their timeout."""
+    members = cast.all(interrupted_while_it_reduces, 3)
+    for each in members[1:]:
+        assert each.expect("seen", SOON).cause == "failed"
     assert [each.finish() for each in members] == [0] * 3
 
 

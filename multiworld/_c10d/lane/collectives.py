@@ -136,6 +136,7 @@ class GenerationCollectives:
         Raises:
             Exception: the world's error.
         """
+        collective.failed = self._failed  # where the caller is interrupted, and hears no more of it
         try:
             collective.wait(timeout)
             error = collective.error
