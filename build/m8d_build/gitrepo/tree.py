@@ -5,7 +5,6 @@ GitPython is imported when a tree turns out to need it, so that plain folders wo
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +32,11 @@ ALONE = {
     "GIT_ATTR_NOSYSTEM": "1",
     "LC_ALL": "C",
 }
-ELSEWHERE = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES",
+# Without the variables with which a hook, say, names another repository, and its index.
+HERE = (
+    "env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "-u", "GIT_OBJECT_DIRECTORY",
+    "-u", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "-u", "GIT_COMMON_DIR", "-u", "GIT_NAMESPACE",
+    "-u", "GIT_PREFIX",
 )  # fmt: skip
 DIFF = (
     "diff-tree", "-r", "-p", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
@@ -210,11 +211,9 @@ def _git(
         ) from exc
     git = Git(str(folder))
     git.update_environment(**{"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(env or {})})
-    # Those of a hook, say, name another repository, and its index.
-    theirs = [option for name in ELSEWHERE if name in os.environ for option in ("-u", name)]
     try:
         ended = git.execute(
-            ["env", *theirs, "git", *PINNED, *arguments],
+            [*HERE, "git", *PINNED, *arguments],
             istream=stdin,
             with_extended_output=True,
             with_exceptions=False,
