@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ BUSY = 2.0
 _BRIEF = 0.1
 """The same where it was slow before, or its process is lost for a world: one that works answers at once."""
 
+_RESOLVE_AGAIN = 5.0
+"""Seconds after which the name of a host that is silent is resolved anew: it may lead elsewhere by now."""
+
 _SLOW = Found(Look.SILENT, slow=True)
 
 
@@ -56,6 +60,7 @@ class Addresses:
         self._credentials = credentials
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
+        self._resolve_at: dict[int, float] = {}  # when a silent host's name is resolved anew; by position
 
     def look(
         self, skip: int | None = None, *, busy: float = BUSY, brief: Collection[int] = ()
@@ -83,6 +88,10 @@ class Addresses:
                     clients[at] = client
             elif False in said:
                 found[at] = Found(Look.FREE)
+            if found[at] == Found(Look.SILENT):
+                self._resolve_at.setdefault(at, time.monotonic() + _RESOLVE_AGAIN)
+            else:
+                self._resolve_at.pop(at, None)
         return found, clients
 
     def look_aside(self, at: int, *, quick: bool = True, brief: Collection[int] = ()) -> list[Found]:
@@ -94,11 +103,12 @@ class Addresses:
 
     def targets(self, at: int) -> list[tuple[int, tuple[str, int]]]:
         """Return the numeric addresses of a host, with their families; none while it does not resolve."""
-        if at not in self._targets:
+        if at not in self._targets or self._resolve_at.get(at, math.inf) <= time.monotonic():
+            self._resolve_at.pop(at, None)
             try:
                 self._targets[at] = resolved_targets(self.all[at], world="", deadline=time.monotonic() + LOOK)
             except WorldError:  # silent, as a host that does not answer
-                return []
+                return self._targets.get(at, [])
         return self._targets[at]
 
     def is_own(self, at: int) -> bool:
