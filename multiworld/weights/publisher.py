@@ -315,7 +315,9 @@ class Publisher:
 
     def _send(self, world: World, version: Version) -> bool:
         """Send what the engine lacks of a version; return False if the transfer was cut."""
-        wire.send(world, version.head().told())
+        while (head := version.head(self._plan.timeout / BEATS)) is None:
+            wire.send(world, {"kind": "idle"})
+        wire.send(world, head.told())
         need = wire.receive(world).get("need")
         if not isinstance(need, list) or not all(each in range(len(version.rooms)) for each in need):
             raise ValueError(f"an engine asked for buckets {need!s:.80} of {len(version.rooms)}")

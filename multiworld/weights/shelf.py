@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from multiworld._core.weights import Entry, Head, superseded
@@ -32,19 +33,33 @@ class Version:
         self.rooms = rooms
         self.cut = threading.Event()
         self._head = Head(session, number, bucket, tuple(entries), ())
-        self._summed = False
         self._summing = threading.Lock()
+        self._summed: Future[tuple[str, ...]] | None = None
 
-    def head(self) -> Head:
-        """Return what engines are told of it. The first caller computes the digests, others wait for that."""
+    def head(self, within: float) -> Head | None:
+        """Return what engines are told of it; None where the digests take longer.
+
+        The first caller has a thread compute them: of hundreds of gigabytes that takes minutes.
+
+        Args:
+            within: seconds.
+        """
         with self._summing:
-            if not self._summed:
-                session, number, bucket, entries, _ = self._head
-                self._head = Head(
-                    session, number, bucket, entries, tuple(summed(each) for each in self.rooms)
-                )
-                self._summed = True
-            return self._head
+            if self._summed is None:
+                self._summed = Future()
+                threading.Thread(
+                    target=self._sum, args=(self._summed,), daemon=True, name="m8d-weights-sum"
+                ).start()
+        if not wait([self._summed], within).done:
+            return None
+        session, number, bucket, entries, _ = self._head
+        return Head(session, number, bucket, entries, self._summed.result())
+
+    def _sum(self, done: Future[tuple[str, ...]]) -> None:
+        try:
+            done.set_result(tuple(summed(each) for each in self.rooms))
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            done.set_exception(error)
 
 
 class Shelf:
