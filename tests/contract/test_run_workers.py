@@ -48,6 +48,35 @@ def test_a_killed_worker_comes_back_alone_in_its_place(tmp_path):
     assert "Traceback" not in run.text()
 
 
+def in_the_way(folder, *attempts):
+    """Let files take the places of these attempts' folders: `mkdir` fails there, as on a full disk."""
+    for attempt in attempts:
+        (folder / f"attempt_{attempt}").write_text("")
+
+
+@pytest.mark.parametrize("fails", [(1,), (1, 2)], ids=["once", "always"])
+def test_a_worker_that_cannot_be_started_again_has_failed_once_more(tmp_path, fails):
+    logs = tmp_path / "logs"
+    options = three("--max-restarts", "2", "--redirects", "3", "--log-dir", str(logs))
+    with runkit.launched(tmp_path, WAITS, options=options) as run:
+        run.wait_told("up", 3)
+        (folder,) = (each for each in logs.iterdir() if each.is_dir() and (each / "attempt_0").exists())
+        in_the_way(folder, *fails)
+        os.kill(run.told("up", rank=1)[0].pid, signal.SIGKILL)
+        run.wait_line("rank 1 could not be started: FileExistsError|NotADirectoryError")
+        if fails == (1,):
+            run.wait_told("up", 1, rank=1, attempt=2)
+            assert len(run.told("up")) == 4, "the others go on"
+            run.say()
+            assert run.ended() == 0
+        else:
+            assert run.ended() == 1
+            (end,) = run.wait_line("event=run-ended")
+            assert 'exitcode=1 reason="rank 1 (default:1) could not be started: ' in end
+        assert run.leftovers() == []
+        assert "Traceback" not in run.text("err")
+
+
 RUN = """
 tell("up", run=_os.environ.get("M8D_RUN_ID"))
 hold()

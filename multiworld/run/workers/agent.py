@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from multiworld.run.events import EventBus, RunEvent
     from multiworld.run.nodes.interface import NodeEvent, Nodes
@@ -250,6 +251,7 @@ class WorkerAgent(LocalElasticAgent):
             started.start()
         except Exception:
             started.close()
+            context.reaper.not_started(token)
             raise
         process = self._crew.processes[place.rank] = WorkerProcess(
             started, place.rank, place.local_rank, attempt
@@ -312,7 +314,25 @@ class WorkerAgent(LocalElasticAgent):
             return None
         said = message(ended)
         context.bus.publish(WorkerFailed(now, rank, process.pid, process.attempt, ended.exitcode or 0, said))
-        restart = context.restarts.failed(rank, came_up=process.came_up or lived >= UP_AFTER)
+        came_up = process.came_up or lived >= UP_AFTER
+        return self._failed_once(rank, f"failed: {said}", {rank: ended.failure}, came_up=came_up)
+
+    def _retry(self, rank: int) -> RunResult | None:
+        """Start a worker again whose time has come; return the run's result if that ends the run."""
+        try:
+            self._start_again(rank)
+        except (OSError, RunError) as error:  # no process, descriptor or disk is left, perhaps for a moment
+            said = f"could not be started: {type(error).__name__}: {error}"
+            self._note(logging.WARNING, f"rank {rank} {said}")
+            return self._failed_once(rank, said, {}, came_up=False)
+        return None
+
+    def _failed_once(
+        self, rank: int, said: str, failures: dict[int, ProcessFailure], *, came_up: bool
+    ) -> RunResult | None:
+        """Have a worker started again that has failed; return the run's result if it may not be."""
+        context, now = self._context, time.time()
+        restart = context.restarts.failed(rank, came_up=came_up)
         if restart is None:
             place = self._crew.places[rank]
             if self._scaler.goes_on_without(rank):
@@ -321,8 +341,10 @@ class WorkerAgent(LocalElasticAgent):
                     logging.WARNING, f"rank {rank} is not started again: the run goes on with {left} workers"
                 )
                 return None
-            self._failed = f"rank {rank} ({place.role}:{place.role_rank}) failed: {said}"
-            return RunResult(state=WorkerState.FAILED, failures={rank: ended.failure})
+            self._failed = f"rank {rank} ({place.role}:{place.role_rank}) {said}"
+            if not failures:
+                self.reason = self._failed
+            return RunResult(state=WorkerState.FAILED, failures=failures)
         self._remaining_restarts = min(self._remaining_restarts, restart.left)
         self._crew.due[rank] = time.monotonic() + restart.delay
         context.bus.publish(WorkerRestarting(now, rank, restart.attempt, restart.delay, restart.left))
@@ -374,7 +396,7 @@ class WorkerAgent(LocalElasticAgent):
         if result is None:
             for rank in [rank for rank, at in self._crew.due.items() if at <= time.monotonic()]:
                 del self._crew.due[rank]
-                self._start_again(rank)
+                result = self._retry(rank) or result
             self._obey()
             self._scaler.press()
         for process in over:  # the replacement comes first

@@ -91,6 +91,10 @@ class ReaperClient:
         self._say(f"starting {token}")
         return token
 
+    def not_started(self, token: str) -> None:
+        """Take `token` back: there is no process with it."""
+        self._starting.discard(token)
+
     def started(self, token: str, pid: int, *, leads: bool) -> None:
         """Report a process that runs.
 
