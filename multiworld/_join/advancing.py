@@ -57,6 +57,7 @@ class Advancing:
         """Begin with the first generation, or one after a breakage, after `count` advances."""
         # A wish to leave lasts over a breakage, and not over a close by the program.
         self._preparing.leaving &= self._asked_to_leave == self._world._closes  # noqa: SLF001  (joins make worlds)
+        self._preparing.begin()
         self._counter.begin(count)
 
     def advance(self) -> bool:

@@ -106,6 +106,10 @@ class Preparing:
 
     # -- for the program's thread ----------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """The world was joined anew."""
+        self._store.begin()
+
     def watch(self, gen: Generation) -> None:
         """Look from now on whether the generation `gen`, which works, is to be succeeded."""
         with self._lock:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._net.stores.address import is_list
 from multiworld.errors import MultiworldError
+from multiworld.events import State
 
 if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
@@ -30,7 +31,13 @@ class SuccessionStore:
     def __init__(self, world: World) -> None:
         self._world = world
         self._spare: StoreHandle | None = None  # in the place of a store that went away
+        self._spare_of = ""  # that store's address
         self._moving = threading.Lock()
+
+    def begin(self) -> None:
+        """The world was joined anew: what stood in for another store than its present one is closed."""
+        if self._spare_of != self._world._plan.meets_at:  # noqa: SLF001  (joins make worlds)
+            self.close()
 
     def close(self) -> None:
         """Close what was opened here."""
@@ -93,6 +100,8 @@ class SuccessionStore:
                 deadline=time.monotonic() + 1.0,
                 cancelled=lambda: False,
             )
-            spare, self._spare = self._spare, found
+            spare, self._spare, self._spare_of = self._spare, found, store
             if spare is not None:
                 spare.close()
+            if self._world.state is State.CLOSED:  # meanwhile, and with it what was open here
+                self.close()

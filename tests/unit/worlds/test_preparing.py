@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from multiworld._join.preparing import AGAIN_AT_MOST, LOOK_EVERY, Preparing
+from multiworld._join.succession_store import SuccessionStore
 from multiworld.errors import StoreUnreachableError
 from multiworld.events import State
 
@@ -44,3 +47,51 @@ def test_a_store_that_is_served_elsewhere_in_a_moment_is_looked_at_soon():
 
 def test_a_store_that_stays_silent_is_looked_at_less_and_less():
     assert looks([False] * 4) == [0.2, 1.0, AGAIN_AT_MOST, AGAIN_AT_MOST]
+
+
+class Opened:
+    """A store that was opened, and perhaps closed."""
+
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def standing_in(monkeypatch):
+    """A world's store that went away, and what was opened in its place."""
+    opening = pytest.importorskip("multiworld._net.stores.opening")
+    plan = SimpleNamespace(name="w", meets_at="tcp://a:1", served=False, present=None)
+    it = SimpleNamespace(
+        world=SimpleNamespace(state=State.ACTIVE, _plan=plan), opened=[], meanwhile=lambda: None
+    )
+
+    def open_in_time(*_, **__):
+        it.meanwhile()
+        it.opened.append(Opened())
+        return it.opened[-1]
+
+    monkeypatch.setattr(opening, "open_in_time", open_in_time)
+    it.store = SuccessionStore(it.world)
+    return it
+
+
+def test_what_is_opened_for_a_world_that_is_closed_meanwhile_is_closed(standing_in):
+    def close():
+        standing_in.world.state = State.CLOSED
+        standing_in.store.close()
+
+    standing_in.meanwhile = close
+    standing_in.store.reopen()
+    assert [each.closed for each in standing_in.opened] == [True]
+
+
+def test_what_stood_in_for_a_store_is_closed_where_the_world_is_joined_at_another(standing_in):
+    standing_in.store.reopen()
+    standing_in.store.begin()
+    assert [each.closed for each in standing_in.opened] == [False]
+    standing_in.world._plan.meets_at = "tcp://b:1"
+    standing_in.store.begin()
+    assert [each.closed for each in standing_in.opened] == [True]
