@@ -335,7 +335,10 @@ class World(Selecting, ObjectCollectives):
         return self._advances.advance()
 
     async def advance_async(self) -> bool:
-        """`advance`, awaitable: what may wait runs in a thread."""
+        """`advance`, awaitable: what may wait runs in a thread.
+
+        Not to be cancelled: the step is counted by then, and the thread goes on and may enter the next generation.
+        """
         if not self._advances.counted():
             return False
         from asyncio import to_thread  # noqa: PLC0415  (asyncio is loaded by those who await)
