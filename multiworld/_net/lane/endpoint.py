@@ -338,7 +338,7 @@ class Endpoint(Waiting):
             raise
         finally:
             with self._lock:
-                self._short = None
+                self._short = self._posted = None
                 self._give_up_lead()
 
     def _post(

@@ -323,7 +323,7 @@ def test_a_message_goes_to_the_receive_that_waits_the_short_way_before_later_one
     with ThreadPoolExecutor(1) as other:
         if later == "blocking":
             done = other.submit(pair[1].receive, 0, 0, 0, second, soon())
-            until(lambda: pair[1]._posted is not None)
+            until(lambda: pair[1]._short is None)  # it is posted
         else:
             posted = pair[1].post_receive(None if later == "from any" else 0, 0, 0, second)
             done = other.submit(pair[1].wait, posted, soon())
