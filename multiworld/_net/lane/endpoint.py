@@ -315,31 +315,35 @@ class Endpoint(Waiting):
                 or self._core.reads
             ):
                 return False, None
-            self._leader, self._short, self._posted = wakes.mine(), short, None
+            self._leader, self._short = wakes.mine(), short
         try:
             ready = self._look(deadline)
             with self._lock:
                 connection = self._net.sockets.get(source)
+                posted = self._no_longer_short()
                 if (
-                    self._posted is None
+                    posted is None
                     and connection is not None
                     and ready == [(connection.fileno(), select.POLLIN)]
                     and self._core.quiet(peer)
                     and self._take(connection, peer, channel, tag, view)
                 ):
                     return True, None
-                if self._posted is None:
-                    self._short = None
-                    self._posted = self._post(*short)
-                return False, self._posted
+                return False, self._post(*short) if posted is None else posted
         except BaseException:
-            if self._posted is not None:
-                self.take_back(self._posted)
+            with self._lock:
+                posted = self._no_longer_short()
+            if posted is not None:
+                self.take_back(posted)
             raise
         finally:
             with self._lock:
-                self._short = self._posted = None
                 self._give_up_lead()
+
+    def _no_longer_short(self) -> Receive | None:
+        """The leader does not wait the short way any more; return the receive if another thread has posted it."""
+        posted, self._short, self._posted = self._posted, None, None
+        return posted
 
     def _post(
         self, source: int | None, channel: int, tag: int, view: memoryview, keep: object | None

@@ -334,6 +334,22 @@ def test_a_message_goes_to_the_receive_that_waits_the_short_way_before_later_one
     assert (bytes(first), bytes(second)) == (b"\1" * 8, b"\2" * 8)
 
 
+def test_what_has_its_message_the_short_way_is_posted_by_nobody(pair):
+    """It would take the next message of its tag, of which its thread knows nothing."""
+    end, seen = pair[1], []
+    take = end._take
+
+    def taking(*given):
+        seen.append(end._short)
+        return take(*given)
+
+    end._take = taking
+    thread, _ = led(end, lambda: end.receive(0, 0, 0, buffer(8), soon()))
+    pair[0].send(1, 0, 0, memoryview(bytes(8)), soon())
+    thread.join(PATIENCE)
+    assert seen == [None], "from before it is taken, under the same hold of the lock"
+
+
 def test_a_receive_that_waits_the_short_way_is_taken_back_at_its_deadline(pair):
     raised = []
 
