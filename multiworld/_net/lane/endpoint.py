@@ -341,7 +341,7 @@ class Endpoint(Waiting):
                 self._give_up_lead()
 
     def _no_longer_short(self) -> Receive | None:
-        """The leader does not wait the short way any more; return the receive if another thread has posted it."""
+        """The leader waits no longer the short way; return the receive if another thread has posted it."""
         posted, self._short, self._posted = self._posted, None, None
         return posted
 
