@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from worldkit import HANG, PATIENCE
+import time
+
+from kits.meetkit import until
+from worldkit import HANG, PATIENCE, free_port
 
 import multiworld as mw
+from multiworld._net.stores.record import WorldRecord
 
-__all__ = ["LONG", "enter"]
+__all__ = ["LONG", "claimed", "enter", "two_ports"]
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the verdict."""
@@ -21,3 +25,21 @@ def enter(me, size, **options):
         "last_call": LONG,
     }
     return mw.join("w", None, size, **(given | options))
+
+
+def claimed(store, *seats):
+    """Wait until these are the seats that are claimed for the next generation of the test's world."""
+    record = WorldRecord(store, "w", time.sleep)
+
+    def seen():
+        record.read()
+        waiting = record.ledger.waiting
+        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
+
+    until(seen)
+
+
+def two_ports():
+    """A list of two stores of this host."""
+    port = free_port(further=1)
+    return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"

@@ -10,14 +10,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from elastickit import LONG, enter
-from kits.meetkit import until
+from elastickit import LONG, claimed, enter
 from stopkit import POINTS, stand_still
 from torch.distributed.device_mesh import init_device_mesh
 from worldkit import SOON, free_port, left_over, outcome, threads_ended
 
 import multiworld as mw
-from multiworld._net.stores.record import WorldRecord
 
 # -- programs ---------------------------------------------------------------------------------------------------------
 
@@ -73,18 +71,6 @@ def everyone(actors, generation=None, size=None):
     assert {each.sum for each in told} == {size * (size + 1) / 2}
     assert {each.generation for each in told} == {told[0].generation if generation is None else generation}
     return told[0].seats
-
-
-def claimed(cast, *seats):
-    """Wait until these are the seats that are claimed for the next generation."""
-    record = WorldRecord(cast.server, "w", time.sleep)
-
-    def seen():
-        record.read()
-        waiting = record.ledger.waiting
-        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
-
-    until(seen)
 
 
 def without(actors, *gone):
@@ -151,7 +137,7 @@ def test_a_stopped_member_is_left_out_and_comes_back_last(cast):
     assert {each.expect("broken").cause for each in rest} == {"hung"}
     assert everyone(rest, 2) == seats[1:]
     victim.go_on()
-    claimed(cast, seats[0])
+    claimed(cast.server, seats[0])
     of_seat(members, seats[1]).kill()
     rest = [of_seat(members, seat) for seat in (seats[2], seats[3], seats[0])]
     assert everyone(rest, 3) == (seats[2], seats[3], seats[0])
@@ -266,7 +252,7 @@ def test_a_member_that_is_too_late_comes_in_next_time(cast):
     members, _ = late_one(cast, late=SOON, last_call=0.5)
     members[0].kill()
     assert set(everyone(members[2:], 2)) == {"s2", "s3"}
-    claimed(cast, "s1")
+    claimed(cast.server, "s1")
     members[2].kill()
     assert everyone([members[3], members[1]], 3) == ("s3", "s1")
 
@@ -297,7 +283,7 @@ def test_a_newcomer_waits_unnoticed_and_comes_in_at_the_next_reform(cast):
     members, seats = four(cast)
     waiting = cast.start(member, 5)
     late = cast.start(member, 6)
-    claimed(cast, "s5", "s6")
+    claimed(cast.server, "s5", "s6")
     assert not any(each.conn.poll(0) for each in members), "the members heard nothing"
     members[0].kill()
     # There is room for one of the two.
@@ -314,7 +300,7 @@ def test_a_process_that_is_started_again_takes_its_seat(cast):
     members[3].kill()
     everyone(members[:3], 2)
     again = cast.start(member, 3)
-    claimed(cast, "s3")
+    claimed(cast.server, "s3")
     members[0].kill()
     assert everyone([members[1], members[2], again], 3)[-1] == "s3"
 
@@ -331,7 +317,7 @@ def one_seat(me):
 
 def test_newcomers_of_another_kind_are_refused_alone(cast):
     members = [cast.start(member, number, size="2:3", last_call=LONG) for number in range(2)]
-    claimed(cast, "s0", "s1")
+    claimed(cast.server, "s0", "s1")
     odd = cast.start(another_kind, 5)
     assert odd.expect("told").kinds[0] == "MismatchError"
     members.append(cast.start(member, 2, size="2:3", last_call=LONG))

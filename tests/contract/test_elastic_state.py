@@ -1,7 +1,8 @@
-"""Members that are lost while a world's state is brought: no old state counts as the latest, and nobody is a stranger."""
+"""Members are lost while a world's state is sent: an old state never counts as the latest, survivors stay members."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -10,14 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from elastickit import LONG, enter
+from elastickit import LONG, claimed, enter, two_ports
 from kits.meetkit import until
-from worldkit import SOON, free_port, outcome
+from worldkit import SOON, outcome
 
 import multiworld as mw
 from multiworld._c10d.lane import state_transfer
 from multiworld._join.state import _send
-from multiworld._net.stores.record import WorldRecord
 from multiworld._net.stores.store import open_store
 from multiworld.events import WorldStateReceived
 
@@ -69,7 +69,7 @@ def stepping(me, **options):
 @pytest.mark.parametrize(
     ("ahead", "where", "step"),
     [
-        ([0], "sends", 1),  # nobody is left that made the second step
+        ([0], "sends", 1),  # the one member that had made the second step dies
         ([0], "gets", 2),
         ([0, 3], "gets", 2),
         ([0, 3], "sends", 2),
@@ -103,12 +103,15 @@ def beginning(me, dies="", **options):
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_a_world_begins_without_a_member_that_is_lost_while_its_first_state_is_brought(cast, kind, dies):
     """No member has the state yet, and all are members: none waits for one that is lost."""
-    store = cast.store if kind == "one" else two_of_one_host()
+    store = cast.store if kind == "one" else two_ports()
     options = {"size": "2:4", "store": store}
     first = cast.start(beginning, 0, dies="sends" if dies == "sends" else "", **options)
-    wait_for_claim(cast, store, "s0")  # so it is rank 0, whose state the others get
-    second = cast.start(beginning, 1, dies="gets" if dies == "gets" else "", **options)
-    wait_for_claim(cast, store, "s0", "s1")  # so it gets it first
+    with contextlib.closing(
+        open_store(store, world="w", serve=False, deadline=time.monotonic() + SOON)
+    ) as opened:
+        claimed(opened.store, "s0")  # so it is rank 0, whose state the others get
+        second = cast.start(beginning, 1, dies="gets" if dies == "gets" else "", **options)
+        claimed(opened.store, "s0", "s1")  # so it gets it first
     rest = [cast.start(beginning, number, **options) for number in (2, 3)]
     alive = [second, *rest] if dies == "sends" else [first, *rest]
     told = [each.expect("told", SOON) for each in alive]
@@ -128,27 +131,3 @@ def test_a_state_goes_to_several_members_at_once(monkeypatch):
     plan = SimpleNamespace(state=Model(), timeout=1.0)
     _send(SimpleNamespace(lane=object()), plan, [1, 2, 4])
     assert sorted(sent) == [(1, 0.0), (2, 0.0), (4, 0.0)]
-
-
-def two_of_one_host():
-    port = free_port(further=1)
-    return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
-
-
-def wait_for_claim(cast, store, *seats):
-    """Wait until these are the seats that are claimed."""
-    opened = (
-        None
-        if store == cast.store
-        else open_store(store, world="w", serve=False, deadline=time.monotonic() + SOON)
-    )
-    record = WorldRecord(cast.server if opened is None else opened.store, "w", time.sleep)
-
-    def seen():
-        record.read()
-        waiting = record.ledger.waiting
-        return waiting is not None and {claim.slot for claim in waiting.claims} == set(seats)
-
-    until(seen)
-    if opened is not None:
-        opened.close()

@@ -6,10 +6,11 @@ import time
 
 import pytest
 import torch
+from elastickit import two_ports
 from kits.meetkit import until
 from kits.netkit import Network
 from test_elastic import LONG, enter, member, of_seat, tell
-from worldkit import SOON, enter_netns, free_port
+from worldkit import SOON, enter_netns
 
 import multiworld as mw
 from multiworld._core.membership.serving import STRIDE
@@ -78,11 +79,6 @@ def leaving(me, size, **options):
         w.all_reduce(torch.ones(1))
         w.advance()
     me.emit("left")
-
-
-def two_ports():
-    port = free_port(further=1)
-    return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
 
 
 def two_keepers(cast, where):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from m8d_build.overlay.plan import CompileJob, Layout
     from m8d_build.progress import Reporter
 
-__all__ = ["OLDEST_STD", "Compiled", "compile_all", "compiler_identity"]
+__all__ = ["NO_FOREIGN_HEADERS", "OLDEST_STD", "Compiled", "compile_all", "compiler_identity"]
 
 CACHE_SCHEMA = 1
 NO_FOREIGN_HEADERS = {"CPATH": "", "C_INCLUDE_PATH": "", "CPLUS_INCLUDE_PATH": ""}

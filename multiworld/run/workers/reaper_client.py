@@ -123,30 +123,22 @@ class ReaperClient:
         return True
 
     def close(self) -> None:
-        """End the orphan reaper. Where a signal cut the launcher short, it ends them."""
+        """End the orphan reaper. Workers that a signal has cut off from the launcher it ends first."""
         if self._process is None:
             return
         if self._starting or self._workers:
-            self._leave()
+            self._drop(kill=False)  # it does what it does when the launcher was killed
             return
         self._say("bye")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0)
         self._drop()
 
-    def _leave(self) -> None:
-        """Let the orphan reaper do what it does when the launcher was killed."""
-        process, self._process = self._process, None
-        if process is not None:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
-
-    def _drop(self) -> None:
+    def _drop(self, *, kill: bool = True) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
+        if kill and process.poll() is None:
             process.kill()
             process.wait(10.0)
         for stream in (process.stdin, process.stdout):

@@ -18,6 +18,7 @@ from bed.symbols import defined, stubs_source, wanted
 from m8d_build import proc
 from m8d_build.errors import BuildError, CommandFailed
 from m8d_build.files.lock import hold
+from m8d_build.overlay.compile import NO_FOREIGN_HEADERS
 from m8d_build.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ LINK = (
     "-Wl,-Bsymbolic",
     "-Wl,-soname,libcuda.so.1",
 )
-# Folders named there would come before those of the wheels.
-NO_FOREIGN_HEADERS = {"CPATH": "", "C_INCLUDE_PATH": "", "CPLUS_INCLUDE_PATH": ""}
 KEPT = 8  # libraries in the cache; a run with every target uses five
 COMPILE_SECONDS = 300.0
 WAIT_SECONDS = 300.0  # for another process that builds
