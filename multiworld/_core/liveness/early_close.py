@@ -3,7 +3,9 @@
 Each end of a trusted connection dials one and, once it is accepted, moves it into the isolated descriptor
 table (`multiworld._net.descriptor_table`), which the kernel closes before it frees the process's memory.
 After that the connection carries only `Close`, sent before an orderly end. End of file without `Close`
-therefore means that the process died, in whatever order the packets of the two connections arrive.
+therefore means that the process died, in whatever order the packets of the two connections arrive. What a
+process that left one world and was killed right then has said of it is not waited for: on another host, that
+member may count as crashed in place of left.
 
 An early-close connection belongs to one trusted connection and ends with it. Worlds that share the trusted
 connection share its early-close connections.

@@ -497,6 +497,7 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
         assert tied(net, 3) or all(len(net[each].kept) == net[each].peers.connections for each in numbers)
     left: set[tuple[str, int]] = set()
     died: set[tuple[str, int]] = set()
+    overtaken: set[tuple[str, int]] = set()
     for kind, number, which in events:
         for _ in range(chance.randrange(6)):
             if busy := net.busy():
@@ -517,6 +518,10 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
                 net.crash(number)
         else:
             died.update(own)
+            # Its word to a world that it left may be under way on the first connection.
+            overtaken.update(
+                (name, members.index(number)) for name, members in worlds.items() if number in members
+            )
             net.die(number)
             if kind == "crash":
                 net.crash(number)
@@ -533,6 +538,16 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
                 continue
             assert breakage.ranks
             assert set(breakage.ranks) <= gone
-            wanted = left if breakage.cause is Cause.LEFT else died
+            wanted = left if breakage.cause is Cause.LEFT else died | overtaken
             assert breakage.cause in {Cause.LEFT, Cause.CRASHED}
             assert {(name, each) for each in breakage.ranks} <= wanted
+
+
+def test_a_word_that_is_under_way_is_not_waited_for():
+    """It left the world and was killed right then: another host may read of its death first."""
+    net = joined()
+    net.join(rosters("v", (1, 2)))
+    net[1].remove(("w/1", 0))
+    net.die(1)
+    net.deliver(theirs(net, 2))
+    assert found(net, 2) == (Cause.CRASHED, (0,))

@@ -34,6 +34,8 @@ from multiworld.errors import (
     StaleGenerationError,
     StoreUnreachableError,
 )
+from multiworld.logs import source
+from multiworld.logs.limit import RateLimit
 
 
 def everybody(endpoints, within):
@@ -582,7 +584,10 @@ def test_interrupted_from_the_keyboard_nothing_stays_behind():
     assert record(store).waiting is None
 
 
-def test_who_is_missing_is_logged_less_and_less_often(caplog, clock):
+def test_who_is_missing_is_logged_less_and_less_often(caplog, clock, monkeypatch):
+    monkeypatch.setattr(
+        source._LIMITED, "_limit", RateLimit()
+    )  # other tests have waited for a world of this name
     store, slept = MemoryStore(), []
 
     def sleep(seconds):
