@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 
 import pytest
 from kits.netkit import Network
@@ -225,6 +226,26 @@ def test_static_rendezvous_lets_a_node_come_back(cluster):
     place = again.wait("settled")
     assert (place["slot"], place["base_rank"], place["store"]) == (1, 1, settled[0]["store"])
     end([agents[0], again])
+
+
+def test_a_node_that_is_done_and_stands_still_is_done_afterwards(cluster):
+    """The others do without it meanwhile; its workers have ended with 0, and do not run once more."""
+    agents, settled = start(cluster, count=2, hang=HANG)
+    done = agents[1]
+    done.say("done")
+    agents[0].wait("finished")
+    agents[0].all("NodeJoined")
+    agents[0].seen.clear()
+    done.process.send_signal(signal.SIGSTOP)
+    time.sleep(3 * HANG)  # it is removed after two
+    done.process.send_signal(signal.SIGCONT)
+    assert agents[0].wait("NodeJoined")["slot"] == settled[1]["slot"]
+    assert done.all("reassigned") == []
+    agents[0].say("done")
+    for agent in agents:
+        assert agent.wait("over")["lost"] == []
+        assert agent.finish() == 0
+    assert done.all("reassigned") == []
 
 
 # -- hosts with cables

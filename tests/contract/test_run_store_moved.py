@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -83,20 +84,20 @@ class Nodes(contextlib.ExitStack):
     def __init__(self, folder):
         super().__init__()
         self._folder = folder
-        self.roles = WORKERS
+        self.roles, self.file = WORKERS, FILE
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
 
-    def start(self, number, *args, timeout=120):
+    def start(self, number, *args, timeout=120, script=SCRIPT):
         """Start the node at 127.0.0.`number`; of those that meet at first, the lowest has rank 0 and the store."""
         folder = self._folder / str(number)
         folder.mkdir()
-        (folder / "worlds.toml").write_text(FILE.format(roles=self.roles, timeout=timeout))
+        (folder / "worlds.toml").write_text(self.file.format(roles=self.roles, timeout=timeout))
         options = [
             "--worlds", str(folder / "worlds.toml"), "--nproc-per-node", "1", "--nnodes", "1:4", "--rdzv-id", "moved",
             "--rdzv-endpoint", f"127.0.0.1:{self._store.port}", "--rdzv-conf", "is_host=0,last_call_timeout=3",
             "--local-addr", f"127.0.0.{number}", "--node-hang-timeout", "30", "--drain", "60", "--max-restarts", "1",
         ]  # fmt: skip
-        return self.enter_context(launched(folder, SCRIPT, *args, options=options))
+        return self.enter_context(launched(folder, script, *args, options=options))
 
 
 @pytest.fixture
@@ -204,3 +205,37 @@ def test_a_world_that_works_nowhere_begins_at_a_store_that_has_moved(nodes):
     second.say("on")
     together(2, second, third)
     ended(hub, second, third)
+
+
+ENDS_LATE = """
+ended = []
+def late(number, frame):
+    tell("asked")
+    hold("end")
+    tell("ended")
+    ended.append(number)
+signal.signal(signal.SIGTERM, late)
+tell("began")
+while not ended and not _os.path.exists(_os.environ["M8D_RUNKIT_TOLD"] + ".go"):
+    time.sleep(0.02)
+"""
+
+
+def test_a_node_leaves_once_its_workers_have_ended(nodes, tmp_path):
+    """Until then its ranks are theirs: the spare's workers would be a second time in the run."""
+    nodes.roles, nodes.file = "worker = 2", "[roles]\n{roles}\n"
+    each = [nodes.start(number, script=ENDS_LATE) for number in (2, 3, 4)]
+    each[0].wait_for(lambda: sum(bool(run.told("began")) for run in each) == 2, "two nodes with a worker")
+    first, second = (run for run in each if run.told("began"))
+    (spare,) = (run for run in each if run not in {first, second})
+    second.signal(signal.SIGTERM)
+    second.wait_told("asked")
+    spare.wait_line("event=seat seat=-")
+    time.sleep(3.0)  # a node that has left is replaced in a fraction of that
+    assert spare.told("began") == []
+    second.say("end")
+    assert second.ended() == 128 + signal.SIGTERM
+    (began,) = spare.wait_told("began")
+    assert began.rank == second.told("began")[0].rank
+    assert began.at > second.told("ended")[0].at
+    ended(first, spare)

@@ -172,6 +172,12 @@ def test_a_worker_that_ends_with_0_stays_ended(tmp_path):
         assert len(run.told("up")) == 4
 
 
+def test_the_end_does_not_wait_for_the_monitor_interval(tmp_path):
+    with runkit.launched(tmp_path, "tell('up')", options=three("--monitor-interval", "300")) as run:
+        assert run.ended() == 0
+        assert len(run.told("up")) == 3
+
+
 def test_the_error_file_of_a_recorded_worker_is_shown_once(tmp_path):
     script = """
     from torch.distributed.elastic.multiprocessing.errors import record

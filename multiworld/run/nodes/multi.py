@@ -455,14 +455,15 @@ class MultiNode(Nodes):
             self._give_up_slot("the other nodes gave its seat away: they could not see it")
             return
         self._membership, self._epoch = membership, membership.epoch
-        known = {node.id: node.since for node in old.nodes} if old is not None else {}
+        known = {} if old is None else {each.id: (each.since, old.slot_of(each.id)) for each in old.nodes}
         if old is not None:
             self._tell_gone(old, membership)
         self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
         self._links.update(membership)
         for node in membership.nodes:
-            if node.id != me and known.get(node.id) != node.since:
-                self._emit(NodeJoined(time.time(), node.host, membership.slot_of(node.id)))
+            slot = membership.slot_of(node.id)
+            if node.id != me and known.get(node.id) != (node.since, slot):
+                self._emit(NodeJoined(time.time(), node.host, slot))
         self._beginnings.follow(membership, me)
         assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
@@ -494,13 +495,16 @@ class MultiNode(Nodes):
             self._note(logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place")
 
     def _give_up_slot(self, reason: str) -> None:
-        """Give up the slot, end the links, and request a rendezvous to get a slot again."""
+        """Give up the slot, end the links, and request a rendezvous to get a slot again.
+
+        A node whose workers have ended with 0 keeps its slot: the work is done.
+        """
         before, membership = self._assignment, self._membership
         self._membership = None
         self._losses.forget()
         if membership is not None:
             self._links.update(replace(membership, nodes=()))
-        if before is not None and before.slot is not None:
+        if before is not None and before.slot is not None and self._links.me not in self._finished:
             self._assignment = replace(before, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
             self._emit(SlotTaken(time.time(), None, before.nodes))
             self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))

@@ -125,6 +125,7 @@ class RunState:
         self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
         self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
+        self._missed: dict[str, set[int]] = {}  # by world: seats without which it is not whole
         self._last: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
 
@@ -237,6 +238,7 @@ class RunState:
                 }  # fmt: skip
             case SlotTaken(slot=slot, nodes=nodes):
                 self._slot, self._nodes = slot, nodes
+                self._seated(slot)
                 if slot is None:
                     self._forget(rank for rank, each in self._workers.items() if each.state not in _LIVE)
             case WorkerStarted():
@@ -264,14 +266,32 @@ class RunState:
                 if report is not None:
                     report.received, report.total = event.received, event.total
             case NodeJoined(node=node, slot=slot):
+                self._seated(slot)
                 self._other_nodes[node] = _OtherNode(slot, "spare" if slot is None else "seated", at)
             case NodeLost(node=node, slot=slot, cause=cause, worlds=worlds):
                 self._other_nodes[node] = _OtherNode(slot, "lost", at)
                 for world in worlds:
                     self._worlds.setdefault(world, {})
                     self._notes[world] = f"not whole: node {node} is lost ({cause})"
+                    if slot is not None:
+                        self._missed.setdefault(world, set()).add(slot)
             case RunEnded():
                 self._ended = event
+
+    def _seated(self, slot: int | None) -> None:
+        """Forget that a node of this seat was lost: another one has it."""
+        if slot is None:
+            return
+        lost = [node for node, each in self._other_nodes.items() if (each.state, each.slot) == ("lost", slot)]
+        for node in lost:
+            del self._other_nodes[node]
+        for world, slots in list(self._missed.items()):
+            slots.discard(slot)
+            if not slots:
+                del self._missed[world]
+                self._notes.pop(world, None)
+                if not self._worlds.get(world, True):  # no worker of this node is in it
+                    del self._worlds[world]
 
     def _started(self, event: WorkerStarted, text: str) -> None:
         rank = event.rank

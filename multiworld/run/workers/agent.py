@@ -373,7 +373,16 @@ class WorkerAgent(LocalElasticAgent):
                 return result
             if self._scaler.drained():
                 raise SignalException("the launcher got SIGTERM", sigval=Signals.SIGTERM)
-            self._context.wake.wait(self._until())
+            self._wait()
+
+    def _wait(self) -> None:
+        """Sleep until there is something to do."""
+        wake, others = self._context.wake, self._context.nodes.fileno()
+        wake.add(others)  # only here: `stop_all` waits as well, and does not read it
+        try:
+            wake.wait(self._until())
+        finally:
+            wake.remove(others)
 
     def _until(self) -> float:
         first = min(
@@ -481,14 +490,15 @@ class WorkerAgent(LocalElasticAgent):
         Args:
             number: the first signal.
             grace: seconds until SIGKILL.
-            leave: tell the other nodes meanwhile.
+            leave: leave the other nodes; after the workers, whose ranks are another node's then. A run that
+                has failed is over for all: they are told at once.
         """
         context = self._context
         self._scaler.forget()
         processes, self._crew.processes = dict(self._crew.processes), {}
 
         def meanwhile() -> None:
-            if leave:
+            if leave and self._failed:
                 context.nodes.close(self._failed)
 
         done = stop_all(processes.values(), number, grace, context.wake, meanwhile=meanwhile)
@@ -498,6 +508,8 @@ class WorkerAgent(LocalElasticAgent):
             if ended.exitcode is None and not process.ended():
                 self._note(logging.ERROR, f"rank {rank} (pid {process.pid}) is still there after SIGKILL")
             self._retire(process)
+        if leave:
+            context.nodes.close(self._failed)
 
     def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
         self._end(death_sig, self._context.grace, leave=True)

@@ -177,6 +177,7 @@ class Scaler:
         self._tell_retiring(crew.retirements.ranks)
         for rank in change.start:
             crew.wanted.add(rank)
+            crew.values.pop(rank, None)  # it had ended with 0, and works again
             if rank not in crew.processes:  # else once the retired one has ended
                 self._start(rank)
 

@@ -175,3 +175,12 @@ def test_a_start_that_fails_is_answered():
     with pytest.raises(OSError, match="no memory"):
         node.scaler.obey(Request({"workers": 3}, answers.append), 1)
     assert answers == [{"error": "OSError: no memory for 2"}]
+
+
+def test_one_that_had_ended_with_0_and_is_asked_for_again():
+    node = Node()
+    del node.crew.processes[1]
+    node.crew.values[1] = None
+    assert node.says(workers=2) == ["starts trainer:1 (rank 1)"]
+    assert [each.rank for each in node.crew.going_on()] == [0, 1]
+    assert node.starts == 3, "it runs already"

@@ -363,3 +363,21 @@ def test_the_token_of_the_page_is_in_no_snapshot():
     state = run_of(h.Note(AT, 20, "page: http://127.0.0.1:8080/?token=s3cret"), *begun(1))
     assert "s3cret" not in json.dumps(state.snapshot())
     assert "page: http://127.0.0.1:8080/?token=..." in {each["text"] for each in state.snapshot()["last"]}
+
+
+def test_another_node_has_the_seat_of_one_that_was_lost():
+    lost = h.NodeLost(AT + 10, "beta", 1, "unreachable", ("w0", "elsewhere"))
+    state = run_of(*begun(2), h.NodeJoined(AT, "beta", 1), h.NodeJoined(AT, "gamma", None), lost)
+    state.apply(h.NodeJoined(AT + 11, "gamma", 1))
+    seen = state.snapshot()
+    assert seen["peers"] == [{"node": "gamma", "seat": 1, "state": "seated", "since": AT + 11}]
+    assert [(each["name"], each["note"]) for each in seen["worlds"]] == [("w0", ""), ("w1", "")]
+    assert seen["totals"]["nodes_lost"] == 1
+
+
+def test_a_world_that_misses_two_nodes_is_not_whole_with_one():
+    lost = [h.NodeLost(AT + 10, node, slot, "hung", ("w0",)) for node, slot in (("beta", 1), ("gamma", 2))]
+    state = run_of(*begun(2), *lost, h.NodeJoined(AT + 11, "delta", 2))
+    assert world(state, "w0")["note"] == "not whole: node gamma is lost (hung)"
+    state.apply(h.SlotTaken(AT + 12, 1, 3))  # this one has the other seat now
+    assert world(state, "w0")["note"] == ""
