@@ -131,6 +131,54 @@ def test_wrapped_tensors_go_where_plain_ones_go(cast):
     assert [each.finish() for each in members] == [0, 0]
 
 
+def reduced(value):
+    return AsyncCollectiveTensor(torch.full((3,), value))
+
+
+def torchs_broadcast(w, one):
+    with w:
+        dist.broadcast(one, 0)
+    return one
+
+
+def list_of(tensor):
+    return [tensor, torch.zeros(3)]
+
+
+COLLECTIVES = {
+    "broadcast": lambda w, one: (w.broadcast(one, 0), one)[1],
+    "torch's": torchs_broadcast,
+    "all_reduce": lambda w, one: (w.all_reduce(one), one)[1],
+    "reduce": lambda w, one: (w.reduce(one, 0), one)[1],
+    "all_gather": lambda w, one: (
+        w.all_gather(got := [torch.zeros(3), torch.zeros(3)], one),
+        torch.stack(got),
+    )[1],
+    "gather": lambda w, one: (w.gather(one, None if w.rank else list_of(torch.zeros(3))), one)[1],
+    "scatter": lambda w, one: (w.scatter(got := torch.zeros(3), None if w.rank else [one, one]), got)[1],
+}
+"""Collectives of a world of two: (world, tensor) -> a result."""
+
+
+def collectives(me, size):
+    with world(me, size, timeout=20) as w:
+        wrong = []
+        for name, call in COLLECTIVES.items():
+            for wraps in range(size):  # the member whose tensor comes from a functional collective
+                plain = call(w, torch.full((3,), 1.0 + me.rank))
+                got = call(w, reduced(1.0 + me.rank) if me.rank == wraps else torch.full((3,), 1.0 + me.rank))
+                if not torch.equal(got + 0, plain):
+                    wrong.append((name, wraps))
+        me.emit("wrong", wrong=wrong)
+
+
+def test_collectives_take_what_functional_collectives_return(cast):
+    """In one member only: in the others the call goes over the lane."""
+    members = cast.all(collectives, 2)
+    assert [each.expect("wrong").wrong for each in members] == [[], []]
+    assert [each.finish() for each in members] == [0, 0]
+
+
 # -- what torch refuses, or does not send -----------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ listed here.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Args = tuple[Any, ...]
 
-__all__ = ["METHODS", "of"]
+__all__ = ["METHODS", "awaited", "of"]
 
 
 def of(group: GroupCollectives, name: str, args: Args, kwargs: Mapping[str, Any]) -> Collective | None:
@@ -36,6 +37,31 @@ def of(group: GroupCollectives, name: str, args: Args, kwargs: Mapping[str, Any]
             return None
         args = (*args, kwargs["opts"])
     return METHODS[name](group, args)
+
+
+def awaited(args: Args) -> Args | None:
+    """Return arguments with results of torch's functional collectives waited for; None where there are none.
+
+    Torch unwraps such a tensor inside of its own operation, which would then be over gloo in this member, and
+    over the lane in those that pass plain tensors.
+
+    Args:
+        args: of a ProcessGroup's method: tensors, lists of them, lists of such lists, and options.
+    """
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is None:
+        return None
+    found = False
+
+    def inside(given: Any) -> Any:
+        nonlocal found
+        if isinstance(given, functional.AsyncCollectiveTensor):
+            found = True
+            return given.trigger_wait()
+        return [inside(each) for each in given] if isinstance(given, list | tuple) else given
+
+    waited = tuple(map(inside, args))
+    return waited if found else None
 
 
 def _single(given: Any) -> Any:

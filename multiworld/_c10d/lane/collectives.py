@@ -103,6 +103,9 @@ class GenerationCollectives:
         if self.checks:
             self._compare(of, comparing.described(name, args, kwargs))
         collective = calls.of(of, name, args, kwargs)
+        if collective is None and (inside := calls.awaited(args)) is not None:
+            args = inside
+            collective = calls.of(of, name, args, kwargs)
         if collective is None:
             return None
         if not records.profiled():
