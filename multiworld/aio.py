@@ -20,6 +20,7 @@ from multiworld._core.reraise import raise_instead
 from multiworld._generation.error_translation import posting
 from multiworld.errors import MultiworldError
 from multiworld.events import State
+from multiworld.objects import ComingList
 from multiworld.operation_table import TABLE, better, call, peer
 from multiworld.work import seen
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.work import MessagesOfWork
     from multiworld._generation.generation import Generation
     from multiworld._net.lane.endpoint import Operation
-    from multiworld.collectives import Collectives
+    from multiworld.objects import ObjectCollectives
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
@@ -70,7 +71,7 @@ class AioWork:
 class Aio:
     """The awaitable face of one world; see `multiworld.World` for what each operation does and raises."""
 
-    def __init__(self, world: Collectives) -> None:
+    def __init__(self, world: ObjectCollectives) -> None:
         self._world = world
         self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
         self._making: asyncio.Future[Any] | None = None  # of the last that waits for torch's group
@@ -226,10 +227,26 @@ class Aio:
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
     ) -> int:
-        """Fill `object_list`; returns the sender's rank."""
-        sender: int = await self._in_turn(
-            "recv_object_list", object_list, src, device, weights_only=weights_only
-        )
+        """Fill `object_list`; returns the sender's rank.
+
+        A receive that is cancelled before anything has come is taken back, as a tensor's is; later the list is
+        received all the same, and lost.
+        """
+        coming = ComingList(object_list, device or self._world.device)
+        context, over = contextvars.copy_context(), await self._turn()
+        try:
+            sender = await self.recv(coming.sizes, src)
+            data = asyncio.ensure_future(self.recv(coming.room(), sender))
+        except BaseException:
+            _finished(over)
+            raise
+        data.add_done_callback(lambda _: _finished(over))
+        data.add_done_callback(seen)  # perhaps no caller waits any more
+        try:
+            await asyncio.shield(data)
+        finally:
+            del data  # as in recv
+        await self._on_waiter(lambda: context.run(coming.fill, sender, weights_only=weights_only))
         return sender
 
     async def broadcast_object_list(
@@ -448,8 +465,17 @@ class Aio:
     async def _in_turn(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run the blocking method `name`, which takes several steps, on a waiter after those given before."""
         fn = functools.partial(getattr(self._world, name), *args, **kwargs)
-        before, context = self._before, contextvars.copy_context()
-        loop = asyncio.get_running_loop()
+        context, done = contextvars.copy_context(), await self._turn()
+        running = self._on_waiter(lambda: context.run(fn))
+        running.add_done_callback(lambda _: _finished(done))
+        try:
+            return await asyncio.shield(running)
+        finally:
+            del running  # as in recv
+
+    async def _turn(self) -> asyncio.Future[Any]:
+        """Wait for the operations of several steps that were given before; return what the next one waits for."""
+        before, loop = self._before, asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._before = done
         try:
@@ -460,12 +486,7 @@ class Aio:
             assert before is not None  # noqa: S101  (nothing else was awaited)
             before.add_done_callback(lambda _: _finished(done))
             raise
-        running = self._on_waiter(lambda: context.run(fn))
-        running.add_done_callback(lambda _: _finished(done))
-        try:
-            return await asyncio.shield(running)
-        finally:
-            del running  # as in recv
+        return done
 
     def _on_waiter(self, fn: Callable[[], Any]) -> asyncio.Future[Any]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["ObjectCollectives"]
+__all__ = ["ComingList", "ObjectCollectives"]
 
 _GLOBAL = re.compile(r"(?:GLOBAL|Unsupported class) ([\w.]+)")
 
@@ -63,13 +63,10 @@ class ObjectCollectives(Collectives):
         weights_only: bool = True,
     ) -> int:
         """Fill `object_list`, to its length, from rank `src` (None: any); returns the sender's rank."""
-        _require_list("object_list", object_list)
-        device = device or self.device
-        sizes = _numbers(len(object_list), device)
-        sender = self.recv(sizes, src)
-        data = _room(int(sizes.sum()), device)
-        self.recv(data, sender)
-        object_list[:] = _split(data, sizes.tolist(), sender, weights_only)
+        coming = ComingList(object_list, device or self.device)
+        sender = self.recv(coming.sizes, src)
+        self.recv(coming.room(), sender)
+        coming.fill(sender, weights_only=weights_only)
         return sender
 
     def broadcast_object_list(
@@ -157,6 +154,36 @@ class ObjectCollectives(Collectives):
         datas = [_room(longest, device) for _ in range(self.world_size)]
         self.all_gather(datas, _joined([part.ljust(longest, b"\0")], device))
         return [data[:length] for data, length in zip(datas, lengths, strict=True)]
+
+
+class ComingList:
+    """A list of objects that is received, in two messages: its sizes, then its data.
+
+    Args:
+        object_list: to fill, to its length.
+        device: where the bytes travel.
+
+    Attributes:
+        sizes: receives the first message.
+    """
+
+    def __init__(self, object_list: list[Any], device: torch.device) -> None:
+        _require_list("object_list", object_list)
+        self._list, self._device = object_list, device
+        self.sizes = _numbers(len(object_list), device)
+
+    def room(self) -> Tensor:
+        """Return what receives the second message, once the first has come."""
+        self._data = _room(int(self.sizes.sum()), self._device)
+        return self._data
+
+    def fill(self, sender: int, *, weights_only: bool) -> None:
+        """Put the objects into the list, once both have come from rank `sender`.
+
+        Raises:
+            pickle.UnpicklingError: `weights_only` does not allow one of them.
+        """
+        self._list[:] = _split(self._data, self.sizes.tolist(), sender, weights_only)
 
 
 def _require_list(name: str, given: object) -> None:

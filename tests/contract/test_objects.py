@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from test_world_more import alone, runs
+from waykit import world
 
 import multiworld as mw
-from multiworld import objects
+from multiworld import aio, objects
 
 
 class Trap:
@@ -220,3 +221,51 @@ def in_order(me, size):
 
 def test_each_begins_when_the_one_before_it_has_ended(cast):
     runs(cast, in_order, size=1)
+
+
+def taken_back(me, size):
+    with world(me, size) as w:
+        if me.rank == 0:
+            w.recv(torch.zeros(1), 1)
+            w.send_object_list(["first", 1], 1)
+            lost = [objects._encode("lost")]
+            w.send(objects._sizes(lost, w.device), 1)
+            w.recv(torch.zeros(1), 1)
+            w.send(objects._joined(lost, w.device), 1)
+            w.send_object_list(["second"], 1)
+            return
+        begun = asyncio.Event()
+
+        class Watched(objects.ComingList):
+            def room(self):
+                begun.set()
+                return super().room()
+
+        async def main():
+            early = asyncio.create_task(w.aio.recv_object_list(["untouched"] * 2, 0))
+            await asyncio.sleep(0.01)  # nothing is sent before the message below
+            early.cancel()
+            await asyncio.wait([early])
+            await w.aio.send(torch.zeros(1), 0)
+            got = [None, None]
+            assert await w.aio.recv_object_list(got, 0) == 0
+            assert got == ["first", 1]
+            aio.ComingList = Watched
+            late = asyncio.create_task(w.aio.recv_object_list([None], 0))
+            await begun.wait()
+            aio.ComingList = objects.ComingList
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.wait([late])
+            await w.aio.send(torch.zeros(1), 0)
+            got = [None]
+            await w.aio.recv_object_list(got, 0)
+            assert got == ["second"]
+            assert early.cancelled()
+            assert late.cancelled()
+
+        asyncio.run(main())
+
+
+def test_a_cancelled_receive_of_a_list_takes_none_that_comes_later(cast):
+    runs(cast, taken_back, 2)
