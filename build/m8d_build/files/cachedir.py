@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from m8d_build.files.disk import remove_tree
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
 
 DAY = 86400.0
+_ASIDE = ".pruned-"
+# Prefix of what is being removed: of a folder under its own name a part would be taken for the whole.
 # Folders of the cache and what they are for; an entry is whatever lies directly in one.
 KINDS = {
     "wheels": "official wheels and packages with headers",
@@ -44,14 +46,18 @@ class Kept:
 
 
 def survey(cache: Path) -> tuple[Kept, ...]:
-    """Return the cache's contents, without names that begin with a dot: locks and unfinished work."""
+    """Return the cache's contents, without locks and unfinished work, whose names begin with a dot.
+
+    What a `prune` that was interrupted has left is among them, and unused since the epoch.
+    """
     found = []
     for kind in KINDS:
         folder = cache / kind
-        if folder.is_dir():
-            found += [
-                _entry(kind, path) for path in sorted(folder.iterdir()) if not path.name.startswith(".")
-            ]
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name.startswith(_ASIDE):
+                found.append(replace(_entry(kind, path), used=0.0))
+            elif not path.name.startswith("."):
+                found.append(_entry(kind, path))
     return tuple(found)
 
 
@@ -67,10 +73,15 @@ def prune(entries: Sequence[Kept]) -> int:
         OSError: one cannot be removed.
     """
     for entry in entries:
-        if entry.path.is_dir() and not entry.path.is_symlink():
-            remove_tree(entry.path)
+        path = entry.path
+        if path.is_dir() and not path.is_symlink():
+            if not path.name.startswith(_ASIDE):
+                aside = path.with_name(_ASIDE + path.name)
+                remove_tree(aside)  # of a run that was interrupted
+                path = path.rename(aside)
+            remove_tree(path)
         else:
-            entry.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
     return sum(entry.size for entry in entries)
 
 

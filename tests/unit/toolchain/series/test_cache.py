@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from m8d_build.cli import main
+from m8d_build.files import cachedir
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
 from m8d_build.settings import REPO_ROOT
 
@@ -47,6 +48,23 @@ def test_only_what_was_not_used_lately_goes(cache: Path) -> None:
     assert prune(old) >= 10_000
     assert {entry.path.name for entry in survey(cache)} == {"new.whl", "a.o"}
     assert (cache / "envs/.locks").is_dir()
+
+
+def test_what_an_interrupted_run_leaves_is_no_entry_and_goes_with_the_next(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cachedir, "remove_tree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prune([entry for entry in survey(cache) if entry.kind == "envs"])
+    assert not (cache / "envs/torch-2.6.0").exists(), "a part would be taken for the whole"
+    assert [entry.kind for entry in unused(survey(cache), 45, NOW)] == ["envs"]
+    prune(unused(survey(cache), 45, NOW))
+    assert [path.name for path in (cache / "envs").iterdir()] == [".locks"]
 
 
 def test_a_folder_is_as_young_as_its_youngest_file(cache: Path) -> None:
