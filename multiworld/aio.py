@@ -229,24 +229,31 @@ class Aio:
     ) -> int:
         """Fill `object_list`; returns the sender's rank.
 
-        A receive that is cancelled before anything has come is taken back, as a tensor's is; later the list is
-        received all the same, and lost.
+        One of the CPU that is cancelled before anything has come is taken back, as a tensor's receive is; all
+        others are received nevertheless, and lost.
         """
         coming = ComingList(object_list, device or self._world.device)
+        if not _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
+            return int(
+                await self._in_turn("recv_object_list", object_list, src, device, weights_only=weights_only)
+            )
         context, over = contextvars.copy_context(), await self._turn()
+
+        def rest() -> None:
+            self._world.recv(coming.room(), sender)
+            coming.fill(sender, weights_only=weights_only)
+
         try:
             sender = await self.recv(coming.sizes, src)
-            data = asyncio.ensure_future(self.recv(coming.room(), sender))
+            running = self._on_waiter(lambda: context.run(rest))  # a task would end with its loop
         except BaseException:
             _finished(over)
             raise
-        data.add_done_callback(lambda _: _finished(over))
-        data.add_done_callback(seen)  # perhaps no caller waits any more
+        running.add_done_callback(lambda _: _finished(over))
         try:
-            await asyncio.shield(data)
+            await asyncio.shield(running)
         finally:
-            del data  # as in recv
-        await self._on_waiter(lambda: context.run(coming.fill, sender, weights_only=weights_only))
+            del running  # as in recv
         return sender
 
     async def broadcast_object_list(

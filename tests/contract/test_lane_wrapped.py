@@ -155,7 +155,12 @@ COLLECTIVES = {
         torch.stack(got),
     )[1],
     "gather": lambda w, one: (w.gather(one, None if w.rank else list_of(torch.zeros(3))), one)[1],
-    "scatter": lambda w, one: (w.scatter(got := torch.zeros(3), None if w.rank else [one, one]), got)[1],
+    "scatter": lambda w, one: (
+        w.scatter(one, None if w.rank else [torch.ones(3), torch.full((3,), 2.0)]),
+        one,
+    )[1],
+    "scattered": lambda w, one: (w.scatter(got := torch.zeros(3), None if w.rank else [one, one]), got)[1],
+    "reduce_scatter": lambda w, one: (w.reduce_scatter(got := torch.zeros(3), list_of(one)), got)[1],
 }
 """Collectives of a world of two: (world, tensor) -> a result."""
 

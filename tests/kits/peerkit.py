@@ -136,6 +136,12 @@ class Net:
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]
 
+    def on_their_way(self, number: int) -> set[int]:
+        """Return the processes that have yet to get something of this one."""
+        node = self.nodes[number]
+        ways = {to for to, (far, _) in self.other.items() if far is node}
+        return {self.owner[to].number for to in ways if self.queues.get(to)}
+
     def dial(self, node: Node, action: Dial) -> None:
         target = self.nodes.get(action.endpoint.port)
         queue = self.queues[action.channel] = deque()

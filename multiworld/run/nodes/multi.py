@@ -298,7 +298,9 @@ class MultiNode(Nodes):
             self._links.done()
         elif item in {"closed", "gone"} and self._membership is None and not self._over:
             self._over = True
-            if item == "closed":  # while this node had no slot: the others have ended the run without it
+            # While this node had no slot: the others have ended the run without it. One whose workers have
+            # ended with 0 needs none.
+            if item == "closed" or self._links.me in self._finished:
                 self._emit(Over())
             else:
                 self._emit(Stop("this node has no seat, and the rendezvous store is gone: it cannot get one"))
@@ -410,7 +412,7 @@ class MultiNode(Nodes):
                 come.append(node)
         self._applied = highest
         if come:
-            self._decide(store, rank_assignment.admit(membership, come))
+            self._decide(store, rank_assignment.admit(membership, come, self._finished))
 
     def _judge_losses(self, now: float) -> None:
         membership, causes = self._membership, self._losses.causes

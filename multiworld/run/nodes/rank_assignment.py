@@ -69,12 +69,18 @@ def leave(membership: Membership, gone: Collection[str], done: Collection[str] =
     return _made(membership.epoch + 1, membership.token, membership.store_node, slots, nodes)
 
 
-def admit(membership: Membership, nodes: Sequence[Node]) -> Membership:
-    """Return the membership after nodes applied for admission outside a rendezvous."""
+def admit(membership: Membership, nodes: Sequence[Node], done: Collection[str] = ()) -> Membership:
+    """Return the membership after nodes applied for admission outside a rendezvous.
+
+    Args:
+        membership: before.
+        nodes: that applied.
+        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
+    """
     epoch = membership.epoch + 1
     new = {node.id for node in nodes}
     kept = [node for node in membership.nodes if node.id not in new]
-    slots = _vacated(membership.slots, {node.id for node in kept})
+    slots = _vacated(membership.slots, {node.id for node in kept} | set(done))
     return _made(
         epoch,
         membership.token,

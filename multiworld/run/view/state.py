@@ -125,7 +125,7 @@ class RunState:
         self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
         self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
-        self._missed: dict[str, set[int]] = {}  # by world: seats without which it is not whole
+        self._missed: dict[str, dict[int, str]] = {}  # by world and seat: why it is not whole
         self._last: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
 
@@ -274,7 +274,7 @@ class RunState:
                     self._worlds.setdefault(world, {})
                     self._notes[world] = f"not whole: node {node} is lost ({cause})"
                     if slot is not None:
-                        self._missed.setdefault(world, set()).add(slot)
+                        self._missed.setdefault(world, {})[slot] = self._notes[world]
             case RunEnded():
                 self._ended = event
 
@@ -285,9 +285,10 @@ class RunState:
         lost = [node for node, each in self._other_nodes.items() if (each.state, each.slot) == ("lost", slot)]
         for node in lost:
             del self._other_nodes[node]
-        for world, slots in list(self._missed.items()):
-            slots.discard(slot)
-            if not slots:
+        for world, missed in list(self._missed.items()):
+            if missed.pop(slot, "") and missed:
+                self._notes[world] = next(reversed(missed.values()))
+            elif not missed:
                 del self._missed[world]
                 self._notes.pop(world, None)
                 if not self._worlds.get(world, True):  # no worker of this node is in it
@@ -345,6 +346,7 @@ class RunState:
             self._busy[event.world] = event.detail
         elif event.state == "active":
             self._notes.pop(event.world, None)
+            self._missed.pop(event.world, None)
         self._fault(event)
         if len(self._worlds) > _MOST_WORLDS:
             self._forget_worlds()

@@ -497,11 +497,19 @@ class WorkerAgent(LocalElasticAgent):
         self._scaler.forget()
         processes, self._crew.processes = dict(self._crew.processes), {}
 
-        def meanwhile() -> None:
-            if leave and self._failed:
-                context.nodes.close(self._failed)
-
-        done = stop_all(processes.values(), number, grace, context.wake, meanwhile=meanwhile)
+        nodes, wake = context.nodes, context.wake
+        if leave and self._failed:
+            done = stop_all(
+                processes.values(), number, grace, wake, meanwhile=lambda: nodes.close(self._failed)
+            )
+        elif leave:
+            wake.add(nodes.fileno())
+            try:
+                done = stop_all(processes.values(), number, grace, wake, hurry=self._lost_seat)
+            finally:
+                wake.remove(nodes.fileno())
+        else:
+            done = stop_all(processes.values(), number, grace, wake)
         for rank, ended in done.items():
             process = processes[rank]
             context.bus.publish(WorkerStopped(time.time(), rank, process.pid, ended.exitcode))
@@ -509,7 +517,12 @@ class WorkerAgent(LocalElasticAgent):
                 self._note(logging.ERROR, f"rank {rank} (pid {process.pid}) is still there after SIGKILL")
             self._retire(process)
         if leave:
-            context.nodes.close(self._failed)
+            nodes.close(self._failed)
+
+    def _lost_seat(self) -> bool:
+        """Whether this node was cut off while its workers end: their ranks are soon another node's."""
+        events = self._context.nodes.poll()
+        return any(isinstance(each, Reassigned) and each.assignment.slot is None for each in events)
 
     def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
         self._end(death_sig, self._context.grace, leave=True)

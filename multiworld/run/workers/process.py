@@ -178,6 +178,7 @@ def stop_all(
     wake: Wake,
     *,
     meanwhile: Callable[[], None] | None = None,
+    hurry: Callable[[], bool] | None = None,
 ) -> dict[int, ProcessExit]:
     """End processes: a signal to all, `grace` seconds for all, then SIGKILL for those that are left.
 
@@ -189,6 +190,7 @@ def stop_all(
         grace: seconds.
         wake: of the launcher's loop; wakes for signals.
         meanwhile: called once, after the first signal was sent.
+        hurry: asked whenever `wake` wakes; True ends the grace period, too.
 
     Returns:
         How each ended, by rank.
@@ -214,7 +216,8 @@ def stop_all(
         if not left:
             return done
         now = time.monotonic()
-        if killed_at is None and (now >= deadline or wake.signalled() is not None):
+        hurries = hurry is not None and hurry()
+        if killed_at is None and (hurries or now >= deadline or wake.signalled() is not None):
             killed_at = now
             for process in left.values():
                 process.send(signal.SIGKILL)

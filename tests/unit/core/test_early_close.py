@@ -497,14 +497,14 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
         assert tied(net, 3) or all(len(net[each].kept) == net[each].peers.connections for each in numbers)
     left: set[tuple[str, int]] = set()
     died: set[tuple[str, int]] = set()
-    overtaken: set[tuple[str, int]] = set()
+    overtaken: set[tuple[int, str, int]] = set()  # by the process that is to hear of it
     for kind, number, which in events:
         for _ in range(chance.randrange(6)):
             if busy := net.busy():
                 net.deliver(chance.choice(busy))
         node = net[number]
-        own = [(name, members.index(number)) for name, members in worlds.items() if number in members]
-        own = [each for each in own if each not in left]
+        every = [(name, members.index(number)) for name, members in worlds.items() if number in members]
+        own = [each for each in every if each not in left]
         if kind == "time":
             net.pass_time(0.1, pick=chance.choice)
         elif not node.alive:
@@ -519,9 +519,7 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
         else:
             died.update(own)
             # Its word to a world that it left may be under way on the first connection.
-            overtaken.update(
-                (name, members.index(number)) for name, members in worlds.items() if number in members
-            )
+            overtaken |= {(to, *each) for to in net.on_their_way(number) for each in left.intersection(every)}
             net.die(number)
             if kind == "crash":
                 net.crash(number)
@@ -538,7 +536,11 @@ def test_in_whatever_order_it_arrives_who_left_has_left_and_who_died_has_crashed
                 continue
             assert breakage.ranks
             assert set(breakage.ranks) <= gone
-            wanted = left if breakage.cause is Cause.LEFT else died | overtaken
+            wanted = (
+                left
+                if breakage.cause is Cause.LEFT
+                else died | {each[1:] for each in overtaken if each[0] == number}
+            )
             assert breakage.cause in {Cause.LEFT, Cause.CRASHED}
             assert {(name, each) for each in breakage.ranks} <= wanted
 

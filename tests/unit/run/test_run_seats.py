@@ -224,6 +224,14 @@ def test_late_nodes_are_let_in():
     assert again.node("c").since == again.epoch
 
 
+def test_a_late_node_does_not_get_the_seat_of_one_that_is_done_and_gone():
+    membership = rank_assignment.leave(formed("a", "b", "c"), {"b"}, {"b"})
+    assert holders(membership) == ["a", "b", "c"]
+    assert holders(rank_assignment.admit(membership, [node("d")], {"b"})) == ["a", "b", "c"]
+    assert holders(rank_assignment.admit(membership, [node("b")], {"b"})) == ["a", "b", "c"]
+    assert holders(rank_assignment.admit(membership, [node("d")])) == ["a", "d", "c"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "lost", "answers", "outside", "expected"),
     [

@@ -378,6 +378,6 @@ def test_another_node_has_the_seat_of_one_that_was_lost():
 def test_a_world_that_misses_two_nodes_is_not_whole_with_one():
     lost = [h.NodeLost(AT + 10, node, slot, "hung", ("w0",)) for node, slot in (("beta", 1), ("gamma", 2))]
     state = run_of(*begun(2), *lost, h.NodeJoined(AT + 11, "delta", 2))
-    assert world(state, "w0")["note"] == "not whole: node gamma is lost (hung)"
+    assert world(state, "w0")["note"] == "not whole: node beta is lost (hung)"
     state.apply(h.SlotTaken(AT + 12, 1, 3))  # this one has the other seat now
     assert world(state, "w0")["note"] == ""
