@@ -78,11 +78,12 @@ class Hub(contextlib.ExitStack):
     Args:
         folder: for scripts and what comes of them.
         options: for every launcher, after ``--nproc-per-node 2`` and the worlds file.
+        text: of the workers' script.
     """
 
-    def __init__(self, folder, options):
+    def __init__(self, folder, options, text=SCRIPT):
         super().__init__()
-        self.folder = folder
+        self.folder, self.text = folder, text
         self.runs = []
         worlds = folder / "worlds.toml"
         worlds.write_text(WORLDS)
@@ -102,7 +103,7 @@ class Hub(contextlib.ExitStack):
             "multiworld.run",
             *self.options,
             *options,
-            str(script(folder, SCRIPT)),
+            str(script(folder, self.text)),
         ]
         run = Run(folder, line, {}, None)
         self.callback(run.close)

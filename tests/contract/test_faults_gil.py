@@ -93,7 +93,9 @@ def test_who_computes_with_the_gil_is_busy_and_answers_again(how, cast):
     whole = other.expect("whole")
     assert whole.state == mw.State.ACTIVE
     if how is compute:  # the other one gives it back now and then
-        assert whole.told == [((0,), True), ((0,), False)]
+        # Between two of its calls it may be heard, where this machine lets its other threads run then.
+        assert whole.told
+        assert whole.told == [((0,), True), ((0,), False)] * (len(whole.told) // 2)
         assert whole.seen == [(), (0,)]
     assert whole.busy == ()
     for each in (holder, other):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 
 import pytest
@@ -25,11 +26,10 @@ def conf(*, serves):
     return f"is_host={int(serves)},keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
 
 
-def hub(folder, network, *options):
+def hub(folder, network, *options, **more):
     endpoint = f"{network.address(1)}:29400"
-    return Hub(
-        folder, ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "hosts", *options]
-    )
+    shared = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "hosts", *options]
+    return Hub(folder, shared, **more)
 
 
 def start(made, network, number):
@@ -81,6 +81,33 @@ def test_a_lost_nodes_roles_move_to_the_spare(tmp_path, network, how):
             )  # the spare at first, then who came back
             rest.append(gone)
         made.end(rest)
+
+
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell("born")
+hold()
+"""
+
+
+def test_a_node_that_is_cut_off_while_its_workers_end_kills_them(tmp_path, network):
+    with hub(tmp_path, network, "--nnodes", "2:3", "--grace", "300", text=STUBBORN) as made:
+        for number in (1, 2, 3):
+            start(made, network, number)
+        made.wait(4, "born")
+        number, gone = next((at, run) for at, run in enumerate(made.runs, 1) if at > 1 and run.told("born"))
+        gone.signal(signal.SIGTERM)
+        network.pull(number)
+        gone.wait_line("event=stopped", count=2)
+        stopped = time.monotonic()
+        assert gone.ended() == 128 + signal.SIGTERM
+        ranks = {each.rank for each in gone.told("born")}
+        again = [
+            each for each in made.wait(6, "born") if each.rank in ranks and each not in gone.told("born")
+        ]
+        assert {each.rank for each in again} == ranks
+        assert all(each.at > stopped for each in again), "for a while two nodes had the same ranks"
+        made.end([run for run in made.runs if run is not gone])
 
 
 def test_without_a_spare_the_rest_goes_on_until_the_node_comes_back(tmp_path, network):
