@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
 
 DAY = 86400.0
-_ASIDE = ".pruned-"
 # Prefix of what is being removed: of a folder under its own name a part would be taken for the whole.
+_ASIDE = ".pruned-"
 # Folders of the cache and what they are for; an entry is whatever lies directly in one.
 KINDS = {
     "wheels": "official wheels and packages with headers",

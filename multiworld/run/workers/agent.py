@@ -378,7 +378,7 @@ class WorkerAgent(LocalElasticAgent):
     def _wait(self) -> None:
         """Sleep until there is something to do."""
         wake, others = self._context.wake, self._context.nodes.fileno()
-        wake.add(others)  # only here: `stop_all` waits as well, and does not read it
+        wake.add(others)  # only while its events are read next
         try:
             wake.wait(self._until())
         finally:
