@@ -245,15 +245,10 @@ class Aio:
 
         try:
             sender = await self.recv(coming.sizes, src)
-            running = self._on_waiter(lambda: context.run(rest))  # a task would end with its loop
         except BaseException:
             _finished(over)
             raise
-        running.add_done_callback(lambda _: _finished(over))
-        try:
-            await asyncio.shield(running)
-        finally:
-            del running  # as in recv
+        await self._last(over, lambda: context.run(rest))  # a task would end with its loop
         return sender
 
     async def broadcast_object_list(
@@ -472,9 +467,17 @@ class Aio:
     async def _in_turn(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run the blocking method `name`, which takes several steps, on a waiter after those given before."""
         fn = functools.partial(getattr(self._world, name), *args, **kwargs)
-        context, done = contextvars.copy_context(), await self._turn()
-        running = self._on_waiter(lambda: context.run(fn))
-        running.add_done_callback(lambda _: _finished(done))
+        context, over = contextvars.copy_context(), await self._turn()
+        return await self._last(over, lambda: context.run(fn))
+
+    async def _last(self, over: asyncio.Future[Any], fn: Callable[[], Any]) -> Any:
+        """Run the last step of an operation on a waiter; cancelled, it goes on. Then it is the next one's turn."""
+        try:
+            running = self._on_waiter(fn)
+        except BaseException:  # the process gets no other thread
+            _finished(over)
+            raise
+        running.add_done_callback(lambda _: _finished(over))
         try:
             return await asyncio.shield(running)
         finally:

@@ -141,6 +141,12 @@ def torchs_broadcast(w, one):
     return one
 
 
+def gathered(w, one):
+    got = list_of(torch.zeros(3))
+    w.gather(one, None if w.rank else got)
+    return torch.stack(got)
+
+
 def list_of(tensor):
     return [tensor, torch.zeros(3)]
 
@@ -154,7 +160,7 @@ COLLECTIVES = {
         w.all_gather(got := [torch.zeros(3), torch.zeros(3)], one),
         torch.stack(got),
     )[1],
-    "gather": lambda w, one: (w.gather(one, None if w.rank else list_of(torch.zeros(3))), one)[1],
+    "gather": gathered,
     "scatter": lambda w, one: (
         w.scatter(one, None if w.rank else [torch.ones(3), torch.full((3,), 2.0)]),
         one,

@@ -278,7 +278,7 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
         pytest.skip("the host of the store stands by this time")
     number = agents.index(victim) + 1
     network.pull(number)
-    # A rendezvous that was repeated before the cut reassigns what a node has, with another port.
+    # An assignment is told again, too, where only an address in it has changed.
     gave_up = victim.wait("reassigned", slot=None)
     lost = agents[0].wait("lost", slot=place["slot"])
     assert lost["cause"] == "unreachable"

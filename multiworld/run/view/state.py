@@ -119,13 +119,12 @@ class RunState:
         self._nodes = 0
         self._workers: dict[int, _WorkerState] = {}
         self._worlds: dict[str, dict[int, _WorldReport]] = {}
-        self._notes: dict[str, str] = {}
+        self._notes: dict[str, dict[int | None, str]] = {}  # by world and lost seat: why it is not whole
         self._busy: dict[str, str] = {}
         self._faults = FaultTimeline()
         self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
         self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
-        self._missed: dict[str, dict[int, str]] = {}  # by world and seat: why it is not whole
         self._last: deque[dict[str, Any]] = deque(maxlen=LAST)
         self._ended: RunEnded | None = None
 
@@ -175,7 +174,7 @@ class RunState:
                         | self._place(name, rank)
                         for rank, each in members
                     ],
-                    "note": self._notes.get(name) or self._busy.get(name, ""),
+                    "note": next(reversed(self._notes.get(name, {}).values()), self._busy.get(name, "")),
                     **(_members(sizes, state, generation, [each for _, each in members]) if sizes else {}),
                 })  # fmt: skip
             return {
@@ -272,9 +271,9 @@ class RunState:
                 self._other_nodes[node] = _OtherNode(slot, "lost", at)
                 for world in worlds:
                     self._worlds.setdefault(world, {})
-                    self._notes[world] = f"not whole: node {node} is lost ({cause})"
-                    if slot is not None:
-                        self._missed.setdefault(world, {})[slot] = self._notes[world]
+                    notes = self._notes.setdefault(world, {})
+                    notes.pop(slot, None)  # the newest is the last
+                    notes[slot] = f"not whole: node {node} is lost ({cause})"
             case RunEnded():
                 self._ended = event
 
@@ -282,15 +281,13 @@ class RunState:
         """Forget that a node of this seat was lost: another one has it."""
         if slot is None:
             return
-        lost = [node for node, each in self._other_nodes.items() if (each.state, each.slot) == ("lost", slot)]
-        for node in lost:
-            del self._other_nodes[node]
-        for world, missed in list(self._missed.items()):
-            if missed.pop(slot, "") and missed:
-                self._notes[world] = next(reversed(missed.values()))
-            elif not missed:
-                del self._missed[world]
-                self._notes.pop(world, None)
+        for node, each in list(self._other_nodes.items()):
+            if (each.state, each.slot) == ("lost", slot):
+                del self._other_nodes[node]
+        for world, notes in list(self._notes.items()):
+            notes.pop(slot, None)
+            if not notes:
+                del self._notes[world]
                 if not self._worlds.get(world, True):  # no worker of this node is in it
                     del self._worlds[world]
 
@@ -346,7 +343,6 @@ class RunState:
             self._busy[event.world] = event.detail
         elif event.state == "active":
             self._notes.pop(event.world, None)
-            self._missed.pop(event.world, None)
         self._fault(event)
         if len(self._worlds) > _MOST_WORLDS:
             self._forget_worlds()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -39,7 +41,7 @@ from multiworld.run.workers.scaler import DRAIN_SIGNAL, Crew, Request, Scaler
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -377,10 +379,16 @@ class WorkerAgent(LocalElasticAgent):
 
     def _wait(self) -> None:
         """Sleep until there is something to do."""
+        with self._woken_by_nodes():
+            self._context.wake.wait(self._until())
+
+    @contextmanager
+    def _woken_by_nodes(self) -> Iterator[None]:
+        """Wake for events of the other nodes: only while they are read next."""
         wake, others = self._context.wake, self._context.nodes.fileno()
-        wake.add(others)  # only while its events are read next
+        wake.add(others)
         try:
-            wake.wait(self._until())
+            yield
         finally:
             wake.remove(others)
 
@@ -497,19 +505,14 @@ class WorkerAgent(LocalElasticAgent):
         self._scaler.forget()
         processes, self._crew.processes = dict(self._crew.processes), {}
 
-        nodes, wake = context.nodes, context.wake
+        stop = partial(stop_all, processes.values(), number, grace, context.wake)
         if leave and self._failed:
-            done = stop_all(
-                processes.values(), number, grace, wake, meanwhile=lambda: nodes.close(self._failed)
-            )
+            done = stop(meanwhile=partial(context.nodes.close, self._failed))
         elif leave:
-            wake.add(nodes.fileno())
-            try:
-                done = stop_all(processes.values(), number, grace, wake, hurry=self._lost_seat)
-            finally:
-                wake.remove(nodes.fileno())
+            with self._woken_by_nodes():
+                done = stop(hurry=self._lost_seat)
         else:
-            done = stop_all(processes.values(), number, grace, wake)
+            done = stop()
         for rank, ended in done.items():
             process = processes[rank]
             context.bus.publish(WorkerStopped(time.time(), rank, process.pid, ended.exitcode))
@@ -517,7 +520,7 @@ class WorkerAgent(LocalElasticAgent):
                 self._note(logging.ERROR, f"rank {rank} (pid {process.pid}) is still there after SIGKILL")
             self._retire(process)
         if leave:
-            nodes.close(self._failed)
+            context.nodes.close(self._failed)
 
     def _lost_seat(self) -> bool:
         """Whether this node was cut off while its workers end: their ranks are soon another node's."""

@@ -585,9 +585,8 @@ def test_interrupted_from_the_keyboard_nothing_stays_behind():
 
 
 def test_who_is_missing_is_logged_less_and_less_often(caplog, clock, monkeypatch):
-    monkeypatch.setattr(
-        source._LIMITED, "_limit", RateLimit()
-    )  # other tests have waited for a world of this name
+    # Other tests have waited for a world of this name.
+    monkeypatch.setattr(source._LIMITED, "_limit", RateLimit())
     store, slept = MemoryStore(), []
 
     def sleep(seconds):
