@@ -301,6 +301,30 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
     end([agents[0], victim])
 
 
+def test_a_node_that_is_done_while_it_is_cut_off_works_again_when_it_gets_a_seat(cluster, network):
+    """The others do not know that it is done, and give its seat away."""
+    agents, settled = hosts(cluster, network, hang=HANG)
+    slots = by_slot(agents, settled)
+    victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
+    place = settled[agents.index(victim)]
+    if agents[0] is slots[None]:
+        pytest.skip("the host of the store stands by this time")
+    number = agents.index(victim) + 1
+    network.pull(number)
+    victim.say("done")
+    victim.wait("finished", count=1)
+    slots[None].wait("reassigned", slot=place["slot"])
+    network.plug(number)
+    victim.wait("reassigned", slot=None)
+    assert agents[0].wait("NodeJoined", slot=None)
+    slots[None].kill()
+    victim.wait("reassigned", slot=place["slot"])
+    agents[0].say("done")
+    victim.wait("finished", count=1)  # of the other node
+    assert agents[0].all("over") == []
+    end([victim, agents[0]])
+
+
 def test_the_rendezvous_store_goes_with_a_host_that_is_cut_off_and_the_others_go_on(cluster, network):
     agents, settled = hosts(cluster, network, hang=HANG)
     slots = by_slot(agents, settled)

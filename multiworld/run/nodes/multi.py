@@ -460,6 +460,11 @@ class MultiNode(Nodes):
         known = {} if old is None else {each.id: (each.since, old.slot_of(each.id)) for each in old.nodes}
         if old is not None:
             self._tell_gone(old, membership)
+        assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
+        if before is not None and before.slot != assignment.slot and me in self._finished:
+            # Done, but another node that does not know of it has the seat, and does the work again.
+            self._finished.discard(me)
+            self._links.not_done()
         self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
         self._links.update(membership)
         for node in membership.nodes:
@@ -467,7 +472,6 @@ class MultiNode(Nodes):
             if node.id != me and known.get(node.id) != (node.since, slot):
                 self._emit(NodeJoined(time.time(), node.host, slot))
         self._beginnings.follow(membership, me)
-        assignment = self._assignment = rank_assignment.assignment(membership, me, self._master)
         if before is None or (before.slot, before.nodes) != (assignment.slot, assignment.nodes):
             self._emit(SlotTaken(time.time(), assignment.slot, assignment.nodes))
         if before is not None and before != assignment:

@@ -177,6 +177,11 @@ class PeerLinks:
         """Tell the others that this node's workers have ended with 0."""
         self._leave(_working(self.me))
 
+    def not_done(self) -> None:
+        """Do not tell it on links that are made from now on: the seat went to another node."""
+        with self._lock:
+            self._left.discard(_working(self.me))
+
     def fail(self) -> None:
         """Tell the others that this node ends the run."""
         self._leave(_GOING)
