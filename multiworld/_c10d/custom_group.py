@@ -13,15 +13,36 @@ import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._c10d.routing.state import original_world
+from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._c10d.elastic.group import ElasticGeneration
+    from multiworld._c10d.monkeypatch import Patches
 
-__all__ = ["CustomGroup"]
+__all__ = ["CustomGroup", "install"]
 
 _torch: Any = c10d  # its functions for names of groups are not exported
+
+
+def install(patches: Patches) -> None:
+    """Have ``destroy_process_group`` shut these groups down where torch (2.4, 2.6) asks NCCL alone.
+
+    Args:
+        patches: records what was replaced.
+    """
+    shut_down = vars(c10d).get("_shutdown_backend")
+    if shut_down is None:
+        return
+
+    def shutting_down(group: Any) -> None:
+        if isinstance(group, CustomGroup):
+            group.shutdown()
+        else:
+            shut_down(group)
+
+    patches.set(c10d, "_shutdown_backend", shutting_down)
 
 
 class CustomGroup(ElasticGroup):
@@ -48,6 +69,13 @@ class CustomGroup(ElasticGroup):
     def group_name(self) -> str:
         """Its name in torch's tables."""
         return self._name
+
+    def name(self) -> str:
+        """Of the backend; "undefined" once the world is over, where torch 2.4 destroys the group and asks."""
+        try:
+            return str(self._asked("name")())
+        except MultiworldError:
+            return "undefined"
 
     def shutdown(self) -> None:
         """Leave the world: the first thing that ``destroy_process_group`` does."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from multiworld._c10d import custom_group
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.monkeypatch import Patches
@@ -136,6 +137,7 @@ def _install(patches: Patches) -> None:
     error_hooks.install(patches)
     gloo.install(patches)
     ddp.install(patches)
+    custom_group.install(patches)
     # Last: from here on worlds can be selected.
     patches.set(c10d, "_world", _forwarder_class()())
 
