@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch.distributed as dist
+from worldkit import free_port
 
 from multiworld._net import descriptor_table
 from multiworld._net.stores import server as servers
@@ -49,7 +50,7 @@ def serves(me):
         fill(top)
 
     servers._fill = isolated
-    servers.StoreServer(socket.AF_INET, ("127.0.0.1", 0)).close()
+    servers.StoreServer(socket.AF_INET, ("127.0.0.1", free_port())).close()
     me.emit("told", **watched.told())
 
 
