@@ -54,6 +54,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asleep = False
         self._watches: dict[Endpoint, Watch] = {}  # that are in use; each holds its endpoint
+        self._users: collections.Counter[Endpoint] = collections.Counter()  # tasks that have its watch
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take_on(self, endpoint: Endpoint, operation: Operation | Progressing) -> None:
@@ -108,14 +109,17 @@ class Background:
         watch = self._watches.get(endpoint)
         if watch is None:
             watch = self._watches[endpoint] = Watch(endpoint, asyncio.get_running_loop())
+        self._users[endpoint] += 1
         try:
             if isinstance(operation, Send | Receive):
                 await watch.until_over(operation)
             else:
                 await operation.progress(watch)
         finally:
-            if watch.idle:
-                self._watches.pop(endpoint, None)
+            self._users[endpoint] -= 1
+            # Also one that awaits nothing just now: a second watch would take its descriptors from it.
+            if not self._users[endpoint]:
+                del self._users[endpoint], self._watches[endpoint]
 
 
 background = Background()

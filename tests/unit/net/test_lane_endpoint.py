@@ -707,7 +707,7 @@ def test_a_member_that_is_lost_is_awaited_until_the_end(pair, run):
             await first
         with pytest.raises(AssertionError):  # `send` checks that there is no error
             await second
-        assert watch.idle
+        assert not watch._operations
 
     run(talk())
 
@@ -1053,6 +1053,35 @@ def test_an_endpoint_goes_when_its_operations_are_over(members):
         ends[0].send(1, 0, tag, memoryview(bytes(8)), soon())
     until(lambda: not background._tasks)
     assert not background._watches
+
+
+def test_a_task_that_awaits_nothing_just_now_keeps_its_place(pair):
+    """As a collective between two of its steps: others that end then take no descriptor from it."""
+    background, gate, over = Background(), threading.Event(), threading.Event()
+    receives = [pair[1].post_receive(0, 0, tag, buffer(8)) for tag in range(3)]
+
+    class Steps:
+        done = False
+
+        async def progress(self, watch):
+            await asyncio.to_thread(gate.wait, PATIENCE)
+            await watch.until_over(receives[2])
+            over.set()
+
+    background.take_on(pair[1], Steps())
+    for tag in range(2):  # the first one ends while the task awaits nothing, the second one while it does
+        background.take_on(pair[1], receives[tag])
+        until(lambda: len(background._tasks) == 2 and receives[tag] in pair[1]._awaited)  # noqa: B023
+        if tag:
+            gate.set()
+            until(lambda: receives[2] in pair[1]._awaited)
+        pair[0].send(1, 0, tag, memoryview(bytes(8)), soon())
+        until(lambda: len(background._tasks) == 1)
+    pair[0].send(1, 0, 2, memoryview(bytes(8)), soon())
+    assert over.wait(PATIENCE)
+    until(lambda: not background._tasks)
+    assert not background._watches
+    assert not background._users
 
 
 def test_the_thread_stays_awake_while_operations_are_posted(pair):
