@@ -303,6 +303,38 @@ def test_all_kinds_of_tensors_mean_what_they_mean_in_torch(cast):
     assert [each.finish() for each in cast.all(kinds, 2)] == [0, 0]
 
 
+def refused_here(me, size):
+    """Each call is refused on one member, for its tensors, and made again there; the others make it once."""
+    with world(me, size) as w:
+        one, all_ = torch.ones(3), [torch.zeros(3) for _ in range(size)]
+        shared = torch.zeros(1).expand(3)  # whose elements share memory
+        counted = w._gen.lane.log.world
+        before = counted.begun
+        for turn in range(2 * size):
+            if me.rank == turn % size:
+                for wrong in (
+                    lambda: w.all_reduce(shared),
+                    lambda: w.all_gather([*all_[1:], shared], one),
+                    lambda: w.broadcast(shared, 1 - me.rank),
+                    lambda: w.reduce_scatter(shared, all_),
+                    lambda: w.all_to_all([*all_[1:], shared], all_),
+                ):
+                    with pytest.raises(RuntimeError, match="apart in memory"):
+                        wrong()
+            t = torch.ones(3)
+            w.all_reduce(t)
+            assert t.tolist() == [size] * 3
+            w.all_gather(all_, torch.full((3,), float(me.rank)))
+            assert [each[0].item() for each in all_] == list(range(size))
+            w.barrier()
+        # As the watch over waiting operations counts them.
+        assert counted.begun - before == 2 * size * 3
+
+
+def test_a_call_that_is_refused_on_one_member_is_made_again_there(cast):
+    assert [each.finish() for each in cast.all(refused_here, 2)] == [0, 0]
+
+
 def overlapping(me, size):
     """Results that lie where another member's part of the input lies; gloo reads all of it first."""
     torch.set_num_threads(1)

@@ -57,7 +57,6 @@ class Collective:
         name: as torch has it, "all_reduce".
         endpoint: of the world's lane.
         channel: of the group's collectives.
-        tag: of this one.
         ranks: of the group's members in the world.
         rank: of this process in the group.
         timeout: seconds.
@@ -65,7 +64,9 @@ class Collective:
         entry: in the log of the world's operations.
 
     Attributes:
-        steps: its schedule; set once.
+        steps: its schedule; set once, with `tag`.
+        tag: of its messages.
+        entry: as given.
         done: whether it is over.
         error: why it failed; None if it did not.
         recorded: called once when it is over: ends the profiler's record.
@@ -73,9 +74,9 @@ class Collective:
     """
 
     __slots__ = (
-        "__weakref__", "_claim", "_deadline", "_entry", "_kernel", "_last", "_memory", "_pending", "_scratch",
+        "__weakref__", "_claim", "_deadline", "_kernel", "_last", "_memory", "_pending", "_scratch",
         "_sends",
-        "channel", "done", "endpoint", "error", "failed", "name", "outputs", "rank", "ranks",
+        "channel", "done", "endpoint", "entry", "error", "failed", "name", "outputs", "rank", "ranks",
         "recorded", "size", "steps", "tag", "timeout",
     )  # fmt: skip
 
@@ -84,19 +85,18 @@ class Collective:
         name: str,
         endpoint: Endpoint,
         channel: int,
-        tag: int,
         ranks: Sequence[int],
         rank: int,
         timeout: float,
         outputs: Any,
-        kernel: Kernel | None = None,
-        scratch: Scratch | None = None,
-        entry: Entry | None = None,
+        kernel: Kernel | None,
+        scratch: Scratch,
+        entry: Entry,
     ) -> None:
         self.name = name
         self.endpoint = endpoint
         self.channel = channel
-        self.tag = tag
+        self.tag = 0
         self.ranks = ranks
         self.rank = rank
         self.size = len(ranks)
@@ -114,7 +114,7 @@ class Collective:
         self._sends: list[Send] = []
         self._pending: Want[Tensor] | Send | Receive | None = None
         self._claim = threading.Lock()  # held by who drives
-        self._entry = entry
+        self.entry = entry
         self._deadline = time.monotonic() + timeout
 
     # -- the line --------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Collective:
         """See `Line`; the memory is given back at the end."""
         if self._memory and self._memory[-1].nbytes >= like.nbytes:
             return self._memory[-1][: like.nbytes].view(like.dtype).view(like.shape)
-        given, memory = cast("Scratch", self._scratch).take(like)
+        given, memory = self._scratch.take(like)
         if memory is not None:
             self._memory.append(memory)
         return given
@@ -298,8 +298,7 @@ class Collective:
 
     def _end(self, error: Exception | None) -> None:
         """It is over."""
-        if self._entry is not None:
-            self._entry[ENDED] = time.monotonic()
+        self.entry[ENDED] = time.monotonic()
         if self.recorded is not None:
             self.recorded()
         try:
@@ -308,10 +307,9 @@ class Collective:
         except Exception as raised:  # kept
             error = raised
         if error is None:
-            if self._entry is not None:
-                went_well(self._entry)
+            went_well(self.entry)
             for memory in self._memory:  # else a message may still be written into it
-                cast("Scratch", self._scratch).give_back(memory)
+                self._scratch.give_back(memory)
         self._memory.clear()
         self.steps, self._pending = _none(), None
         self._last.clear()

@@ -18,13 +18,14 @@ import torch
 from multiworld._c10d.lane import buffers, reducing, tensors
 from multiworld._c10d.lane.collective import Collective
 from multiworld._core.lane import schedules
-from multiworld._core.operations.log import ENDED
+from multiworld._core.operations.log import ENDED, NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from multiworld._core.lane.schedules import Steps
     from multiworld._core.operations.log import Entry, OperationLog
     from multiworld._net.lane.endpoint import Endpoint
 
@@ -124,10 +125,10 @@ class GroupCollectives:
         new = self._new("all_reduce", [tensor], kernel, size=tensor.nbytes)
         flat = buffers.in_place(new, tensor)
         if tensor.nbytes <= self._limits.whole:
-            new.steps = schedules.all_reduce_whole(new, flat, deep=self._deep)
+            steps = schedules.all_reduce_whole(new, flat, deep=self._deep)
         else:
-            new.steps = schedules.all_reduce_cut(new, buffers.pieces_of_parts(flat, self.size), flat.nbytes)
-        return new
+            steps = schedules.all_reduce_cut(new, buffers.pieces_of_parts(flat, self.size), flat.nbytes)
+        return self._numbered(new, steps)
 
     def reduce(self, tensor: Tensor, root: int, op: Any = None) -> Collective | None:
         """As ``dist.reduce``; `root` is a rank of the group."""
@@ -136,8 +137,7 @@ class GroupCollectives:
             return None
         new = self._new("reduce", [tensor], kernel, size=tensor.nbytes, root=root)
         flat = buffers.in_place(new, tensor) if self.rank == root else buffers.to_send(tensor).view(-1)
-        new.steps = schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes)
-        return new
+        return self._numbered(new, schedules.reduce(new, buffers.pieces(flat), root, flat.nbytes))
 
     def reduce_scatter(
         self, output: Tensor, parts: Sequence[Tensor], op: Any = None, name: str = "reduce_scatter"
@@ -156,8 +156,8 @@ class GroupCollectives:
         room = buffers.to_receive(new, output, apart_from=others)
         buffers.copy(room, given[self.rank])
         pieces = [buffers.pieces(part.view(-1)) for part in given]
-        new.steps = schedules.reduce_scatter(new, pieces, buffers.pieces(room.view(-1)), room.nbytes)
-        return new
+        steps = schedules.reduce_scatter(new, pieces, buffers.pieces(room.view(-1)), room.nbytes)
+        return self._numbered(new, steps)
 
     def reduce_scatter_tensor(self, output: Tensor, given: Tensor, op: Any = None) -> Collective | None:
         """As ``dist.reduce_scatter_tensor``."""
@@ -175,8 +175,7 @@ class GroupCollectives:
         new = self._new("broadcast", [tensor], size=tensor.nbytes, root=root)
         buffer = buffers.to_send(tensor) if self.rank == root else buffers.to_receive(new, tensor)
         small = self._deep and tensor.nbytes <= self._limits.whole
-        new.steps = schedules.broadcast(new, buffer, root, deep=small)
-        return new
+        return self._numbered(new, schedules.broadcast(new, buffer, root, deep=small))
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Collective | None:
         """As ``dist.all_gather``."""
@@ -198,8 +197,7 @@ class GroupCollectives:
         others = [room for rank, room in enumerate(rooms) if rank != self.rank]
         given = buffers.to_send(tensor, apart_from=others)
         buffers.copy(rooms[self.rank], given)
-        new.steps = schedules.all_gather(new, given, rooms)
-        return new
+        return self._numbered(new, schedules.all_gather(new, given, rooms))
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int) -> Collective | None:
         """As ``dist.gather``; `outputs` is None, or empty, where this is not the root."""
@@ -212,8 +210,7 @@ class GroupCollectives:
         rooms = [buffers.to_receive(new, each) for each in outputs]
         if self.rank == root:
             buffers.copy(rooms[root], tensor)
-        new.steps = schedules.gather(new, buffers.to_send(tensor), rooms, root)
-        return new
+        return self._numbered(new, schedules.gather(new, buffers.to_send(tensor), rooms, root))
 
     def scatter(self, tensor: Tensor, given: Sequence[Tensor] | None, root: int) -> Collective | None:
         """As ``dist.scatter``; `given` is None, or empty, where this is not the root."""
@@ -227,10 +224,10 @@ class GroupCollectives:
             sent = [buffers.to_send(each) for each in given]
             # At the end: it may lie where another member's tensor is sent from.
             new.finally_(lambda: buffers.copy(tensor, sent[root]))
-            new.steps = schedules.scatter(new, tensor, sent, root)
+            steps = schedules.scatter(new, tensor, sent, root)
         else:
-            new.steps = schedules.scatter(new, buffers.to_receive(new, tensor), (), root)
-        return new
+            steps = schedules.scatter(new, buffers.to_receive(new, tensor), (), root)
+        return self._numbered(new, steps)
 
     def all_to_all(
         self, outputs: Sequence[Tensor], given: Sequence[Tensor], name: str = "all_to_all"
@@ -248,8 +245,7 @@ class GroupCollectives:
         rooms = [buffers.to_receive(new, each) for each in outputs]
         sent = [buffers.to_send(each) for each in given]
         buffers.copy(rooms[own].view(-1), sent[own].view(-1))
-        new.steps = schedules.all_to_all(new, sent, rooms)
-        return new
+        return self._numbered(new, schedules.all_to_all(new, sent, rooms))
 
     def all_to_all_single(
         self,
@@ -274,15 +270,13 @@ class GroupCollectives:
         if not self._used or not self._alone or device_ids is not None:
             return None
         new = self._new("barrier", [])
-        new.steps = schedules.barrier(new, _nothing, deep=self._deep)
-        return new
+        return self._numbered(new, schedules.barrier(new, _nothing, deep=self._deep))
 
     def exchange(self, record: Tensor) -> Collective:
         """Collect everyone's `record`, of one size, in ``outputs``; whatever the limits are."""
         outputs = [record if rank == self.rank else torch.empty_like(record) for rank in range(self.size)]
         new = self._new("the comparison of calls (M8D_CHECK)", outputs)
-        new.steps = schedules.all_gather(new, record, outputs)
-        return new
+        return self._numbered(new, schedules.all_gather(new, record, outputs))
 
     # -- what all have in common -----------------------------------------------------------------------------
 
@@ -295,7 +289,7 @@ class GroupCollectives:
         size: int = 0,
         root: int | None = None,
     ) -> Collective:
-        """Make the next collective of the group.
+        """Make a collective, which `_numbered` makes the next one of the group.
 
         Args:
             name: of it.
@@ -304,15 +298,22 @@ class GroupCollectives:
             size: bytes, the same on all members; 0 where they may differ.
             root: rank in the group; None where there is none.
         """
-        tag = next(self._tags) & 0x7FFF_FFFF
         peer = None if root is None else self._ranks[root]
-        logged = self._logged
-        entry: Entry = [logged, name, logged.following(), size, peer, None, time.monotonic(), _gone]
-        new = Collective(
-            name, self._endpoint, self._channel, tag, self._ranks, self.rank, self._timeout, outputs, kernel,
+        entry: Entry = [self._logged, name, 0, size, peer, None, time.monotonic(), _gone]
+        return Collective(
+            name, self._endpoint, self._channel, self._ranks, self.rank, self._timeout, outputs, kernel,
             _scratch, entry,
         )  # fmt: skip
-        entry[ENDED] = weakref.ref(new)  # it may come to nothing before it begins
+
+    def _numbered(self, new: Collective, steps: Steps[Tensor]) -> Collective:
+        """Give a collective its place in the order that all members share; nothing can refuse it any more.
+
+        One whose tensors were refused here has none: the member calls again, with others.
+        """
+        new.steps = steps
+        new.tag = next(self._tags) & 0x7FFF_FFFF
+        entry = new.entry
+        entry[NUMBER], entry[ENDED] = self._logged.following(), weakref.ref(new)  # it may never begin
         self._log.append(entry)
         return new
 
