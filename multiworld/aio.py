@@ -117,8 +117,8 @@ class Aio:
             return await self._recv(gen, tensor, src, tag)
         try:
             await self._over(gen, lane, receive)
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            lane.take_back(receive)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit) as error:
+            lane.take_back(receive, error, (tensor, landed))
             raise
         if landed is not None:
             landed()

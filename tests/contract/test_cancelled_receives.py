@@ -134,3 +134,34 @@ def test_any_source_takes_what_comes_first(cast):
     members = cast.all(between, 3)
     assert members[0].expect("seen").seen == [(2, 20.0), (1, 10.0), (1, 11.0)]
     assert [each.finish() for each in members] == [0, 0, 0]
+
+
+def closes_its_loop(me, size):
+    """As `loop.close()` without a word to the tasks that are left."""
+    w = mw.join("w", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
+    if me.rank == 0:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(w.aio.recv(torch.zeros(1), 1))
+        loop.run_until_complete(asyncio.wait([task], timeout=0.05))
+        loop.close()
+        del loop, task
+        w.barrier()
+        got = []
+        for _ in range(2):
+            t = torch.zeros(1)
+            w.recv(t, 1)
+            got.append(t.item())
+            w.barrier()
+        me.emit("got", got=got)
+    else:
+        w.barrier()
+        for value in (1.0, 2.0):
+            w.send(torch.tensor([value]), 0)
+            w.barrier()
+    w.close()
+
+
+def test_a_loop_that_is_closed_takes_no_message_with_it(cast):
+    members = cast.all(closes_its_loop, 2)
+    assert members[0].expect("got").got == [1.0, 2.0]
+    assert [each.finish() for each in members] == [0, 0]

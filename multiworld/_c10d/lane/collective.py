@@ -8,6 +8,7 @@ interrupted or cancelled, the background thread goes on: the other members are i
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 import time
@@ -20,6 +21,7 @@ from multiworld._c10d.lane.reducing import reduce_into
 from multiworld._core.lane.operations import SizesDifferError
 from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
+from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
 
 if TYPE_CHECKING:
@@ -227,16 +229,18 @@ class Collective:
 
         Cancelled, it goes on in the background.
         """
-        interrupted = True
         self._claim.acquire()
         try:
             await self._drive_awaited(watch)
-            interrupted = False
         except Exception as error:
             self._end(error)
-            interrupted = False
-        finally:
-            self._release(interrupted=interrupted)
+        except GeneratorExit:
+            abandoned.run(functools.partial(self._release, interrupted=True))
+            raise
+        except BaseException:
+            self._release(interrupted=True)
+            raise
+        self._release(interrupted=False)
 
     def _release(self, *, interrupted: bool) -> None:
         """Let others drive; if this one was interrupted the background thread does."""

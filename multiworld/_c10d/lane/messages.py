@@ -19,6 +19,7 @@ from multiworld._c10d.lane.work import LaneWork
 from multiworld._core.lane.operations import Send, SizesDifferError
 from multiworld._core.operations.log import ENDED
 from multiworld._core.reraise import raise_instead
+from multiworld._net.lane import abandoned
 from multiworld._net.lane.awaiting import Watch
 from multiworld._net.lane.background import background
 from multiworld.errors import SizeMismatchError
@@ -278,16 +279,27 @@ class Messages:
         watch = self.watch_of(asyncio.get_running_loop())
         try:
             over = await watch.until_over(operation, self.timeout)
-        except BaseException:
+        except BaseException as error:
             if isinstance(operation, Send) and not operation.done:
-                background.take_on(self.endpoint, operation)
+                go_on = functools.partial(background.take_on, self.endpoint, operation)
+                abandoned.run(go_on) if isinstance(error, GeneratorExit) else go_on()
             raise
         if not over:
             raise self._late(operation, self.timeout)
 
-    def take_back(self, receive: Receive) -> None:
-        """Take back a receive whose task was cancelled: its message goes to the next one."""
-        self.endpoint.take_back(receive)
+    def take_back(self, receive: Receive, error: BaseException, keep: object) -> None:
+        """Take back a receive whose task ends with `error`: its message goes to the next one.
+
+        Args:
+            receive: over or not.
+            error: that ends the task.
+            keep: what holds the memory into which it received.
+        """
+
+        def take_back(_keep: object = keep) -> None:
+            self.endpoint.take_back(receive)
+
+        abandoned.run(take_back) if isinstance(error, GeneratorExit) else take_back()
 
     def watch_of(self, loop: asyncio.AbstractEventLoop) -> Watch:
         """Return the loop's one watch: two would take its descriptors from each other."""

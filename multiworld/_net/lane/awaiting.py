@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.operations import Send
+from multiworld._net.lane import abandoned
 from multiworld._net.lane.connections import Next
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from multiworld._net.lane.endpoint import Endpoint
     from multiworld._net.lane.waiting import Operation
 
 __all__ = ["Watch"]
+
+_abandoned = threading.Lock()  # held by who sees to a destroyed task: several may be at once
 
 
 class Watch:
@@ -33,11 +38,6 @@ class Watch:
         self._operations = 0  # that are awaited
         self._waits: dict[int, int] = {}  # of each rank: those that need its connection
         self._descriptors: dict[int, int] = {}
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is awaited."""
-        return not self._operations
 
     async def until_over(
         self, operation: Operation, timeout: float | None = None, *, everywhere: bool = False
@@ -71,17 +71,31 @@ class Watch:
         self._operations += 1
         ranks = self._look(rank)
         timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
+        destroyed = False
         try:
             await over
-            return operation.done
+        except GeneratorExit:
+            destroyed = self.loop.is_closed()
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
-            self._endpoint.forget(operation, tell)
-            self._look_away(ranks)
-            self._operations -= 1
-            if not self._operations:
-                self._endpoint.unwatch(self)
+            if destroyed:
+                abandoned.run(functools.partial(self._leave_closed, operation, tell, ranks))
+            else:
+                self._leave(operation, tell, ranks)
+        return operation.done
+
+    def _leave(self, operation: Operation, tell: Callable[[], None], ranks: list[int]) -> None:
+        self._endpoint.forget(operation, tell)
+        self._look_away(ranks)
+        self._operations -= 1
+        if not self._operations:
+            self._endpoint.unwatch(self)
+
+    def _leave_closed(self, operation: Operation, tell: Callable[[], None], ranks: list[int]) -> None:
+        with _abandoned:
+            self._leave(operation, tell, ranks)
 
     def _look(self, rank: int | None) -> list[int]:
         held = self._endpoint.hold(rank)
@@ -104,7 +118,7 @@ class Watch:
 
     def _ignore(self, rank: int) -> None:
         descriptor = self._descriptors.pop(rank, None)
-        if descriptor is not None:
+        if descriptor is not None and not self.loop.is_closed():
             self.loop.remove_reader(descriptor)
             self.loop.remove_writer(descriptor)
 

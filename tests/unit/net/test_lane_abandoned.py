@@ -1,0 +1,133 @@
+"""Event loops that are closed while operations of a lane are awaited: their tasks are destroyed, in any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from multiworld._net.lane import abandoned
+from multiworld._net.lane.awaiting import Watch
+from multiworld._net.lane.endpoint import Endpoint
+
+PATIENCE = 30.0  # seconds; nothing takes that long when all is well
+
+
+@pytest.fixture(autouse=True)
+def no_words_of_asyncios(caplog):
+    """ "Task was destroyed but it is pending!": so it is here."""
+    caplog.set_level(logging.CRITICAL, "asyncio")
+
+
+@pytest.fixture
+def pair():
+    one, other = socket.socketpair()
+    ends = Endpoint({1: one}), Endpoint({0: other})
+    yield ends
+    for each in ends:
+        each.fail(ConnectionError("the test is over"))
+
+
+def soon():
+    return time.monotonic() + PATIENCE
+
+
+def buffer():
+    return memoryview(bytearray(8))
+
+
+def awaits(end, operation):
+    """Await an operation in a loop that is closed meanwhile."""
+
+    async def begin():
+        task = asyncio.get_running_loop().create_task(
+            Watch(end, asyncio.get_running_loop()).until_over(operation)
+        )
+        await asyncio.sleep(0.01)
+        assert not task.done()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+
+
+def ended(end):
+    """Nothing is left of what was awaited."""
+    until = soon()
+    while end._awaited or end._on_reads or +end._net._held:
+        assert time.monotonic() < until, (end._awaited, end._on_reads, end._net._held)
+        time.sleep(0.001)
+
+
+def in_time(call):
+    """The result of a call that may hang."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        return executor.submit(call).result(PATIENCE)
+    finally:
+        executor.shutdown(wait=False)
+
+
+@pytest.mark.parametrize("again", [1, 5])
+def test_a_message_for_a_closed_loop_does_not_stop_the_endpoint(pair, again):
+    receives = [pair[1].post_receive(0, 0, tag, buffer()) for tag in range(again)]
+    for each in receives:
+        awaits(pair[1], each)
+    for tag in range(again):
+        pair[0].send(1, 0, tag, memoryview(b"for none"), soon())
+    pair[0].send(1, 0, 99, memoryview(b"for some"), soon())
+    got = buffer()
+    in_time(lambda: pair[1].receive(0, 0, 99, got, soon()))
+    assert bytes(got) == b"for some"
+    assert all(each.done for each in receives)
+    gc.collect()
+    ended(pair[1])
+
+
+def test_the_end_of_a_lane_is_no_harm(pair):
+    awaits(pair[1], pair[1].post_receive(0, 0, 0, buffer()))
+    in_time(lambda: pair[1].fail(ConnectionError("over")))
+    gc.collect()
+    ended(pair[1])
+    assert not pair[1]._net._ended
+
+
+def test_a_task_may_be_collected_where_the_lock_is_held(pair):
+    """Where its loop was closed before it was told, only the collector finds it."""
+    receive = pair[1].post_receive(0, 0, 0, buffer())
+    awaits(pair[1], receive)
+    calls = pair[1]._awaited.pop(receive)
+    del calls
+
+    def collects():
+        with pair[1]._lock:
+            gc.collect()
+
+    in_time(collects)
+    ended(pair[1])
+
+
+def test_what_is_left_is_done_in_another_thread():
+    done, seen = threading.Event(), []
+
+    def call():
+        seen.append(threading.get_ident())
+        done.set()
+
+    abandoned.run(call)
+    assert done.wait(PATIENCE)
+    assert seen != [threading.get_ident()]
+
+
+def test_a_process_without_threads_leaves_it(monkeypatch):
+    def none(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(abandoned._thread, "start_new_thread", none)
+    abandoned.run(lambda: pytest.fail("no thread, no call"))
