@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import threading
@@ -29,6 +30,8 @@ CACHE_SCHEMA = 1
 NO_FOREIGN_HEADERS = {"CPATH": "", "C_INCLUDE_PATH": "", "CPLUS_INCLUDE_PATH": ""}
 """Environment of the compiler: folders named there would come before those of the pinned packages."""
 OLDEST_STD = "gnu++17"  # of all targets; our own probes need no newer one
+_BETWEEN, _ESCAPED = re.compile(r"(?<!\\)\s+"), re.compile(r"\\([ #:])|(\$)\$")
+"""What is between the words of a make rule, and how the compiler writes a space, #, : and $ in them."""
 COMPILE_TIMEOUT = 1200.0  # seconds; the largest unit takes 35 s and 1.8 GB
 
 
@@ -118,9 +121,10 @@ def compile_all(
     store.mkdir(parents=True, exist_ok=True)
     done: dict[str, Compiled] = {}
     todo: list[tuple[CompileJob, str]] = []
+    staged = [path.relative_to(layout.stage).as_posix() for path in sorted(layout.stage.rglob("*"))]
     for job in jobs:
-        key = _key(job, identity, toolbox_identity)
-        found = _lookup(store, key, layout)
+        key = _key(job, identity, toolbox_identity, staged)
+        found = _lookup(store, key, job, layout)
         if found is not None:
             done[job.unit] = Compiled(job, found, cached=True, seconds=0.0)
             report.note(f"{job.unit}: unchanged")
@@ -183,18 +187,22 @@ def _compile(
     return Compiled(job, target, cached=False, seconds=finished.seconds)
 
 
-def _key(job: CompileJob, identity: str, toolbox_identity: str) -> str:
+def _key(job: CompileJob, identity: str, toolbox_identity: str, staged: Sequence[str]) -> str:
+    # With the names in the stage: a file that comes there hides one that the manifest says nothing of.
     parts = [str(CACHE_SCHEMA), identity, toolbox_identity, job.unit, *job.identity, file_sha256(job.source)]
-    return sha256("\0".join(parts).encode()).hexdigest()
+    return sha256("\0".join([*parts, *staged]).encode()).hexdigest()
 
 
-def _lookup(store: Path, key: str, layout: Layout) -> Path | None:
+def _lookup(store: Path, key: str, job: CompileJob, layout: Layout) -> Path | None:
     """Return the object if it is whole and nothing it was made from has changed."""
     made, manifest = store / f"{key}.o", store / f"{key}.json"
     try:
         data = json.loads(manifest.read_text())
         if data["schema"] != CACHE_SCHEMA or file_sha256(made) != data["object"]:
             return None
+        own = _name(job.source, layout)
+        if own is not None and own not in data["files"]:
+            return None  # the compiler wrote paths in a way that was not understood
         for name, digest in data["files"].items():
             root, _, path = name.partition(":")
             if file_sha256((layout.stage if root == "stage" else layout.source) / path) != digest:
@@ -209,11 +217,18 @@ def _dependencies(rule: str, layout: Layout) -> dict[str, str]:
 
     The others come from wheels and from the compiler, and are in the key by those names.
     """
-    words = rule.replace("\\\n", " ").replace("\\ ", "\0").split()
     found: dict[str, str] = {}
-    for word in words[1:]:
-        path = Path(word.replace("\0", " "))
-        for name, root in (("stage", layout.stage), ("source", layout.source)):
-            if root in path.parents:
-                found[f"{name}:{path.relative_to(root).as_posix()}"] = file_sha256(path)
+    for word in _BETWEEN.split(rule.replace("\\\n", " ").strip())[1:]:
+        path = Path(_ESCAPED.sub(r"\1\2", word))
+        name = _name(path, layout)
+        if name is not None:
+            found[name] = file_sha256(path)
     return dict(sorted(found.items()))
+
+
+def _name(path: Path, layout: Layout) -> str | None:
+    """Return how a manifest names a file; None for one that is in neither folder."""
+    for name, root in (("stage", layout.stage), ("source", layout.source)):
+        if root in path.parents:
+            return f"{name}:{path.relative_to(root).as_posix()}"
+    return None

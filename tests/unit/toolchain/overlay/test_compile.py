@@ -16,9 +16,13 @@ pytestmark = pytest.mark.compiler
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    made = Layout(tmp_path / "stage", tmp_path / "source", tmp_path / "work")
-    for folder in (made.stage, made.source, made.work):
-        folder.mkdir()
+    return make_layout(tmp_path)
+
+
+def make_layout(folder: Path) -> Layout:
+    made = Layout(folder / "stage", folder / "source", folder / "work")
+    for each in (made.stage, made.source, made.work):
+        each.mkdir(parents=True)
     (made.stage / "unit.cpp").write_text(
         '#include "own.h"\n#include "late.h"\nint unit() { return OWN + LATE; }\n'
     )
@@ -70,6 +74,46 @@ def test_whatever_a_unit_read_makes_it_anew_and_only_it(layout: Layout, changed:
     again = build(layout)
     assert not again["unit.cpp"].cached
     assert again["other.cpp"].cached
+
+
+def test_a_patched_header_that_hides_one_of_the_toolbox_makes_its_unit_anew(layout: Layout) -> None:
+    """The manifest says nothing of the header that was read before: the toolbox's digest stands for it."""
+    include = layout.work / "include"
+    include.mkdir()
+    (include / "hidden.h").write_text("#define HIDDEN 1\n")
+    (layout.source / "unpatched.cpp").write_text("#include <hidden.h>\nint unpatched = HIDDEN;\n")
+    flags = (f"-I{layout.stage}", f"-I{include}")
+    job = CompileJob("unpatched.cpp", layout.source / "unpatched.cpp", flags, ())
+
+    def again() -> Compiled:
+        (made,) = compile_all(
+            [job], layout, compiler="g++", identity="i", toolbox_identity="t", cache=layout.work / "cache",
+            log=layout.work / "build.log", workers=1, budget_mb=5000, report=Silent(),
+        )  # fmt: skip
+        return made
+
+    before = again().path.read_bytes()
+    assert again().cached
+    (layout.stage / "hidden.h").write_text("#define HIDDEN 2\n")
+    assert again().path.read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["c#", "d$$1", "e f", "g:h"])
+def test_folders_with_names_that_make_would_read_otherwise(tmp_path: Path, name: str) -> None:
+    layout = make_layout(tmp_path / name)
+    build(layout)
+    assert all(c.cached for c in build(layout).values())
+    (layout.stage / "own.h").write_text("#define OWN 3\n")
+    again = build(layout)
+    assert not again["unit.cpp"].cached
+    assert again["other.cpp"].cached
+
+
+def test_a_manifest_that_does_not_name_the_units_own_source_is_not_used(layout: Layout) -> None:
+    for made in build(layout).values():
+        manifest = made.path.with_suffix(".json")
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
+    assert not any(c.cached for c in build(layout).values())
 
 
 @pytest.mark.parametrize("change", [{"identity": "g++ 2"}, {"toolbox": "u"}, {"define": "X=2"}])
