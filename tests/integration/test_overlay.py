@@ -21,6 +21,7 @@ from toytorch import PYTHON, Toy
 
 from m8d_build import errors
 from m8d_build.cli import main
+from m8d_build.files.blobs import blob_id
 from m8d_build.files.lock import hold
 from m8d_build.overlay import build as overlay
 from m8d_build.overlay.build import OverlayRequest, build_overlay
@@ -29,6 +30,8 @@ from m8d_build.progress import Silent
 from m8d_build.series.read import load_series
 from m8d_build.settings import Settings
 from m8d_build.targets import load_targets
+from multiworld.provenance.statement import Resource
+from multiworld.provenance.wheel import verify_wheel
 from multiworld.shim.loader import LOADER_ENTRY, loader_text
 from multiworld.shim.marker import read_marker
 
@@ -294,7 +297,12 @@ def test_near_sources_are_taken_if_asked_for_and_the_patches_still_apply_exactly
     path.write_text(path.read_text() + "// somebody was here\n")
     code, said = command(toy, tmp_path, shared_cache, "--allow-unverified")
     assert code == 0, said
-    assert len(wheels_in(tmp_path / "out")) == 1
+    (made,) = wheels_in(tmp_path / "out")
+    assert made.name.startswith("torch-2.6.0+cu124.m8d1.unverified-")
+    statement = verify_wheel(made).statement
+    name = str(path.relative_to(toy.tree))
+    assert statement.tools["unverified"] == name
+    assert Resource(name, blob_id(path.read_bytes()), "gitBlob") in statement.inputs
 
 
 def edit_patch(toy: Toy, old: bytes, new: bytes) -> None:

@@ -65,7 +65,9 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     wheel = open_wheel(args.wheel)
     target = load_targets(settings.patches).get(wheel.version.public)
     sha256 = file_sha256(wheel.path)
-    wheel.check_against(target, wheel.python_tags[0], sha256=sha256, allow_unverified=args.allow_unverified)
+    on_record = wheel.check_against(
+        target, wheel.python_tags[0], sha256=sha256, allow_unverified=args.allow_unverified
+    )
     info = _info(args.overlay, target.version)
     series = load_series(settings.patches, target.version)
     if info.topics != series.topics:
@@ -91,7 +93,16 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
         grafted = graft_edits(unpacked / GRAFTED, args.overlay)
         library = [file_input(args.overlay.name, file_sha256(args.overlay))]
         made = write_patched(
-            wheel, sha256, facts, target, series, args.overlay, grafted, settings, inputs=library
+            wheel,
+            sha256,
+            facts,
+            target,
+            series,
+            args.overlay,
+            grafted,
+            settings,
+            inputs=library,
+            unverified=() if on_record else (wheel.path.name,),
         )
     if args.json:
         print_json(console, {"path": str(made.path), "size": made.size, "sha256": made.sha256})

@@ -14,7 +14,7 @@ from m8d_build import proc
 from m8d_build.elf.read import read_library
 from m8d_build.environments.download import WheelRequest, get_wheel, official_request
 from m8d_build.errors import CheckFailed, DiskFull, OutputUnwritable
-from m8d_build.files.blobs import file_sha256
+from m8d_build.files.blobs import blob_id, file_sha256
 from m8d_build.files.disk import needs_room, remove_tree
 from m8d_build.files.lock import hold
 from m8d_build.overlay.compile import NO_FOREIGN_HEADERS, OLDEST_STD, compile_all, compiler_identity
@@ -32,13 +32,12 @@ from m8d_build.overlay.plan import (
 )
 from m8d_build.overlay.toolbox import extract, link_libraries, prepare_headers, required_packages
 from m8d_build.overlay.write import GRAFTED, write_patched
-from m8d_build.series.apply import patched_files
+from m8d_build.series.apply import patched_files, pristine_files
 from m8d_build.series.read import load_series
 from m8d_build.sources import fetch_source
 from m8d_build.wheel.changes import Put
 from m8d_build.wheel.facts import pinned_requirements, read_facts
 from m8d_build.wheel.inspect import inspect_wheel
-from m8d_build.wheel.label import local_label
 from m8d_build.wheel.provenance import file_input, source_inputs
 from m8d_build.wheel.wheelfile import open_wheel
 
@@ -156,7 +155,7 @@ class _Build:
         std = target.abi.std if target.abi else OLDEST_STD
         compiler = compiler_identity(self.settings.compiler, std)
         with step(Step.OFFICIAL_WHEEL):
-            wheel, sha256 = self.official_wheel()
+            wheel, sha256, on_record = self.official_wheel()
         with step(Step.SOURCES):
             tree = fetch_source(
                 target,
@@ -170,6 +169,13 @@ class _Build:
             series = load_series(self.settings.patches, target.version)
             layout = Layout(self.work / "stage", tree.root, self.work)
             touched = self.stage(series, layout)
+            read = pristine_files(tree.root, [file.path for file in target.files])
+            unverified = [] if on_record else [wheel.path.name]
+            unverified += [
+                file.path
+                for file in target.files
+                if file.blob and (file.path not in read or blob_id(read[file.path]) != file.blob)
+            ]
         with step(Step.HEADERS):
             toolbox, packages = self.headers(wheel)
         with step(Step.LIBRARIES):
@@ -199,9 +205,10 @@ class _Build:
                 inputs=(
                     *(file_input(name, file_sha256(path)) for name, path in packages.items()),
                     file_input(f"native/{NATIVE.name}", file_sha256(NATIVE)),
-                    *source_inputs(target),
+                    *source_inputs(read),
                 ),
                 compiler=compiler,
+                unverified=unverified,
             )
         with step(Step.INSPECT):
             # Without symbols: the graft has checked those, and repack that what it wrote reads back.
@@ -219,7 +226,7 @@ class _Build:
             size=repacked.size,
             official_size=wheel.path.stat().st_size,
             sha256=repacked.sha256,
-            version=f"{facts.torch}+{local_label(facts.local, target, series.digest)}",
+            version=found.version,
             topics=series.topics,
             cached_objects=sum(c.cached for c in compiled),
             objects=len(compiled),
@@ -237,7 +244,8 @@ class _Build:
 
         return step
 
-    def official_wheel(self) -> tuple[WheelFile, str]:
+    def official_wheel(self) -> tuple[WheelFile, str, bool]:
+        """Return it, its SHA-256, and whether that is on record."""
         request = self.request
         if request.wheel is not None:
             wanted = WheelRequest("torch", request.target.version, request.python)
@@ -246,11 +254,11 @@ class _Build:
         path = get_wheel(wanted, self.settings, local=request.wheel, reporter=self.report)
         sha256 = file_sha256(path)
         wheel = open_wheel(path)
-        wheel.check_against(
+        on_record = wheel.check_against(
             request.target, request.python, sha256=sha256, allow_unverified=request.allow_unverified
         )
         self.report.note(path.name)
-        return wheel, sha256
+        return wheel, sha256, on_record
 
     def stage(self, series: Series, layout: Layout) -> tuple[str, ...]:
         """Put the patched files where the compiler looks first; return their paths."""

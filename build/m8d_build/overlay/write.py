@@ -43,6 +43,7 @@ def write_patched(
     more: Iterable[Put] = (),
     inputs: Iterable[Resource] = (),
     compiler: str = "",
+    unverified: Iterable[str] = (),
 ) -> Repacked:
     """Write the patched wheel into the output folder.
 
@@ -58,14 +59,15 @@ def write_patched(
         more: other entries to replace or add.
         inputs: what the overlay was built from, besides the official wheel and the patches.
         compiler: what compiled it, as it says itself; "" if that is not known.
+        unverified: names of the inputs that are not those on record.
 
     Raises:
         BuildError: see ``repack``.
     """
-    entry = f"torch/lib/{library.name}"
+    entry, unverified = f"torch/lib/{library.name}", tuple(unverified)
     marker = Marker(
         torch=facts.torch,
-        local=local_label(facts.local, target, series.digest),
+        local=local_label(facts.local, target, series.digest, verified=not unverified),
         commit=facts.git_version,
         topics=topics_of(series),
         mode="overlay",
@@ -80,7 +82,7 @@ def write_patched(
         settings.out,
         [graft, Put(entry, library, executable=True), *more],
         marker,
-        origin=Origin(made_from, compiler),
+        origin=Origin(made_from, compiler, unverified),
         platform=f"manylinux_{glibc[0]}_{glibc[1]}_x86_64",
         source_sha256=sha256,
         jobs=settings.jobs,

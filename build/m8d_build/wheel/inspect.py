@@ -16,6 +16,7 @@ from m8d_build.errors import WheelInvalid
 from m8d_build.files.disk import needs_room
 from m8d_build.series.read import load_series
 from m8d_build.wheel.changes import BLOCK
+from m8d_build.wheel.provenance import UNVERIFIED
 from m8d_build.wheel.wheelfile import MARKER_ENTRY, open_wheel
 from multiworld.errors import MarkerError, ProvenanceError
 from multiworld.provenance.statement import STATEMENT_NAME, contradictions, parse_statement
@@ -225,7 +226,7 @@ def _version_faults(wheel: WheelFile, marker: Marker) -> list[str]:
 
 
 def _provenance_faults(wheel: WheelFile, marker: Marker) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compare the statement with RECORD and marker; return what differs, and a note where there is none."""
+    """Compare the statement with RECORD and marker; return what differs, and notes."""
     name = f"{wheel.dist_info}/{STATEMENT_NAME}"
     if name not in wheel.entries:
         return (), ("it has no provenance statement: an older toolchain made it",)
@@ -234,7 +235,11 @@ def _provenance_faults(wheel: WheelFile, marker: Marker) -> tuple[tuple[str, ...
     except ProvenanceError as exc:
         return (str(exc),), ()
     digests = {row.path: row.sha256 for row in wheel.record if row.digest}
-    return contradictions(statement, marker, digests), ()
+    unverified = statement.tools.get(UNVERIFIED)
+    return (
+        contradictions(statement, marker, digests),
+        (f"made from inputs that are not those on record: {unverified}",) if unverified else (),
+    )
 
 
 def _libraries(

@@ -2,7 +2,8 @@
 
 ``targets.toml`` records a number for each version, and the digest of the patches it stands for. A wheel with
 other patches (edited in a checkout, or of a version that has no number yet) carries their digest instead, so
-that no two wheels with different patches have the same version.
+that no two wheels with different patches have the same version. One that was made from what is not on record
+(``--allow-unverified``) says so too.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ def build_label(target: Target, digest: str) -> str:
     return f"m8d{target.build}" + ("" if digest == target.series else f".edited{digest[:8]}")
 
 
-def local_label(official: str, target: Target, digest: str) -> str:
+def local_label(official: str, target: Target, digest: str, *, verified: bool = True) -> str:
     """Return a patched wheel's local version label: "cu124" -> "cu124.m8d2".
 
     Args:
         official: the official wheel's label; may be empty.
         target: the torch version.
         digest: of the patches, as `Series.digest`.
+        verified: whether official wheel and sources are those on record; "cu124.m8d2.unverified" if not.
     """
-    ours = build_label(target, digest)
+    ours = build_label(target, digest) + ("" if verified else ".unverified")
     return f"{official}.{ours}" if official else ours

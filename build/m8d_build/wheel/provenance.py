@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import OutputUnwritable
+from m8d_build.files.blobs import blob_id
 from m8d_build.wheel.facts import pinned_requirements
 from m8d_build.wheel.wheelfile import open_wheel
 from multiworld.provenance.statement import (
@@ -22,14 +23,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from m8d_build.series.read import Series
-    from m8d_build.targets import Target
     from m8d_build.wheel.repack import Repacked
     from m8d_build.wheel.wheelfile import WheelFile
     from multiworld.shim.marker import Marker
 
-__all__ = ["Origin", "file_input", "files_inside", "patch_inputs", "source_inputs", "write_beside"]
+__all__ = [
+    "UNVERIFIED",
+    "Origin",
+    "file_input",
+    "files_inside",
+    "patch_inputs",
+    "source_inputs",
+    "write_beside",
+]
 
 SBOM_ENTRY = "sboms/multiworld.cdx.json"
+UNVERIFIED = "unverified"
+"""Among the statement's tools: inputs that are not those on record."""
 
 _PYTORCH = "git+https://github.com/pytorch/pytorch"
 
@@ -41,10 +51,12 @@ class Origin:
     Attributes:
         inputs: files, packages, patches, sources, in the order of their use.
         compiler: what it says of itself; "" where nothing is compiled.
+        unverified: names of the inputs that are not those on record.
     """
 
     inputs: tuple[Resource, ...] = ()
     compiler: str = ""
+    unverified: tuple[str, ...] = ()
 
 
 def file_input(name: str, sha256: str) -> Resource:
@@ -58,9 +70,9 @@ def patch_inputs(series: Series) -> tuple[Resource, ...]:
     return tuple(Resource(patch.name, patch.sha256) for patch in series.patches)
 
 
-def source_inputs(target: Target) -> tuple[Resource, ...]:
-    """Return the files of PyTorch's sources whose blob ids are on record, and so were checked."""
-    return tuple(Resource(each.path, each.blob, "gitBlob") for each in target.files if each.blob)
+def source_inputs(contents: Mapping[str, bytes]) -> tuple[Resource, ...]:
+    """Return files of PyTorch's sources, as they were read, as inputs."""
+    return tuple(Resource(path, blob_id(data), "gitBlob") for path, data in contents.items())
 
 
 def files_inside(
@@ -82,6 +94,8 @@ def files_inside(
     tools = {"zlib": zlib.ZLIB_RUNTIME_VERSION, "sbom": SBOM_WRITER}
     if origin.compiler:
         tools["compiler"] = origin.compiler
+    if origin.unverified:
+        tools[UNVERIFIED] = ", ".join(origin.unverified)
     statement = Statement(
         subjects=dict(digests),
         torch=marker.torch,

@@ -191,7 +191,7 @@ class WheelFile:
         *,
         sha256: str | None = None,
         allow_unverified: bool = False,
-    ) -> None:
+    ) -> bool:
         """Check that this is the official wheel of a target for one Python on Linux x86_64.
 
         Args:
@@ -199,6 +199,9 @@ class WheelFile:
             python_tag: the interpreter ("cp311").
             sha256: of the file, where the caller has computed it; read from the file otherwise.
             allow_unverified: accept a wheel whose SHA-256 is not recorded; everything else is still checked.
+
+        Returns:
+            Whether it is a file that was recorded.
 
         Raises:
             WheelAlreadyPatched: it carries our marker.
@@ -223,17 +226,16 @@ class WheelFile:
             raise self._mismatch("CUDA", inside.cuda or "none", target.abi.cuda)
         if target.commit and inside.git_version != target.commit:
             raise self._mismatch("git_version", inside.git_version, target.commit)
-        if allow_unverified:
-            return
         found = sha256 or file_sha256(self.path)
         known = {w.sha256: w.filename for w in target.wheels}
-        if found not in known:
+        if found not in known and not allow_unverified:
             listed = ", ".join(f"{digest} ({name})" for digest, name in known.items()) or "none"
             raise WheelMismatch(
                 f"{self.path.name} has the SHA-256 {found}",
                 rule=f"the official wheels recorded for torch {target.version} are {listed}",
                 next_step="Give one of these, or pass --allow-unverified if you trust this file",
             )
+        return found in known
 
     def _mismatch(self, what: str, found: str, wanted: str) -> WheelMismatch:
         return WheelMismatch(

@@ -25,3 +25,4 @@ def test_a_number_stands_for_its_patches_only(build, series, label):
         version = f"2.6.0+{local_label(official, target, DIGEST)}"
         assert version == f"2.6.0+{official}{'.' * bool(official)}{label}"
         assert str(Version(version)) == version, "it must be in its normal form"
+        assert local_label("cu124", target, DIGEST, verified=False) == f"cu124.{label}.unverified"

@@ -20,6 +20,7 @@ from m8d_build.errors import (
 )
 from m8d_build.files.lock import hold
 from m8d_build.wheel.inspect import inspect_wheel
+from m8d_build.wheel.wheelfile import open_wheel
 
 pytestmark = pytest.mark.compiler
 
@@ -99,6 +100,11 @@ def test_a_wheel_that_is_not_on_record_is_refused_unless_allowed(tmp_path, call,
         archive.comment = b"changed"
     assert call()[0] == WheelMismatch.exit_code
     assert call(official, built / "nccl.so.2", "--allow-unverified")[0] == 0
+    (path,) = (tmp_path / "out").glob("*.whl")
+    assert open_wheel(path).version.local.endswith(".unverified")
+    found = inspect_wheel(path, tmp_path, symbols=False)
+    assert found.consistent, found.disagreements
+    assert found.notes == (f"made from inputs that are not those on record: {official.name}",)
 
 
 def test_a_wheel_that_is_none_is_refused(tmp_path, call):
