@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from multiworld.cli.console import complain, say
 from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, uninstall
-from multiworld.shim.patchfile import apply_patch, read_patch, receipt_of, revert_patch
+from multiworld.shim.patchfile import apply_patch, half_done, read_patch, receipt_of, revert_patch
 from multiworld.shim.torchsite import find_site, keep_to_own
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ def execute(args: argparse.Namespace) -> int:
     elif args.revert:
         _tell(revert_patch(site, dry_run=args.dry_run))
     elif args.uninstall:
+        _tell_of_half(site)
         done = uninstall(site, force=args.force)
         say(f"{site.torch}: torch.distributed.multiworld is {'removed' if done else 'not there'}.")
     else:
+        _tell_of_half(site)
         done = install(site, force=args.force)
         say(f"{site.torch}: torch.distributed.multiworld is {'installed' if done else 'there already'}.")
     return 0
@@ -109,7 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(site: TorchSite, *, as_json: bool) -> int:
     found, receipt = inspect(site), receipt_of(site)
-    applied = None if receipt is None else {"name": receipt["patch"]["name"], "state": receipt["state"]}
+    half = receipt is not None and half_done(site, receipt)
+    state = "half done" if half else "applied"
+    applied = None if receipt is None else {"name": receipt["patch"]["name"], "state": state}
+    if half and not found.next_step:
+        found = replace(found, next_step="Run m8d-post-setup again: it takes the patch file back")
     if as_json:
         say(json.dumps({**found.as_dict(), "patch_file": applied}, indent=1, sort_keys=True))
     else:
@@ -120,7 +127,13 @@ def _check(site: TorchSite, *, as_json: bool) -> int:
             say(f"Patch file {applied['name']}: {applied['state']}; `m8d-post-setup --revert` takes it back.")
         if found.next_step:
             say(f"{found.next_step}.")
-    return 0 if found.fine else NOT_INSTALLED
+    return 0 if found.fine and not half else NOT_INSTALLED
+
+
+def _tell_of_half(site: TorchSite) -> None:
+    receipt = receipt_of(site)
+    if receipt is not None and half_done(site, receipt):
+        say(f"A run that was ended left {receipt['patch']['name']} half done; it is taken back.")
 
 
 def _tell(outcome: Outcome) -> None:

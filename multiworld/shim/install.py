@@ -1,4 +1,7 @@
-"""Install, inspect and remove the loader in an installed torch. No file of torch is changed."""
+"""Install, inspect and remove the loader in an installed torch. No file of torch is changed.
+
+A patch file that an ended run left half applied is taken back first.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from multiworld.errors import InstallError
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text, read_loader
+from multiworld.shim.patchfile import recover
 from multiworld.shim.torchsite import ASIDE
 
 if TYPE_CHECKING:
@@ -146,10 +150,12 @@ def install(site: TorchSite, *, force: bool = False) -> bool:
         False if everything was as it should be already.
 
     Raises:
-        InstallError: it cannot be written, or something else is in its place. Nothing was changed then,
+        InstallError: it cannot be written, or something else is in its place; or a patch file is half applied
+            and cannot be taken back. Nothing was changed then,
             unless the message says otherwise.
     """
     with site.locked():
+        recover(site)
         site.clean(LOADER_FOLDER)
         found = inspect(site)
         if found.fine:
@@ -172,9 +178,10 @@ def uninstall(site: TorchSite, *, force: bool = False) -> bool:
         False if there was none.
 
     Raises:
-        InstallError: it cannot be removed, or is not ours.
+        InstallError: it cannot be removed, or is not ours; or as for `install`.
     """
     with site.locked():
+        recover(site)
         site.clean(LOADER_FOLDER)
         found = inspect(site)
         if found.state is LoaderState.ABSENT:

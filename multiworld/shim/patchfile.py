@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from multiworld.shim.record import Record
     from multiworld.shim.torchsite import TorchSite
 
-__all__ = ["BACKUP_FOLDER", "Outcome", "PatchFile", "apply_patch", "read_patch", "receipt_of", "revert_patch"]
+__all__ = [
+    "BACKUP_FOLDER",
+    "Outcome",
+    "PatchFile",
+    "apply_patch",
+    "half_done",
+    "read_patch",
+    "receipt_of",
+    "recover",
+    "revert_patch",
+]
 
 BACKUP_FOLDER = "torch/.m8d-backup"
 _RECEIPT = f"{BACKUP_FOLDER}/receipt.json"
@@ -118,7 +128,7 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
     files = tuple(diff.path for diff in patch.diffs)
     _check_version(site, patch)
     with site.locked():
-        _recover(site, dry_run=dry_run)
+        recover(site, dry_run=dry_run)
         receipt = receipt_of(site)
         if receipt is not None:
             return _applied_before(site, patch, receipt, files, dry_run=dry_run)
@@ -143,7 +153,7 @@ def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
     """
     with site.locked():
         receipt = receipt_of(site)
-        recovered = _recover(site, dry_run=dry_run)
+        recovered = recover(site, dry_run=dry_run)
         if receipt is None:
             raise InstallError(
                 f"no patch file is applied to {site.torch}", rule="--revert takes back what was applied"
@@ -282,20 +292,32 @@ def _change(site: TorchSite, files: Mapping[str, bytes | None], record: Record) 
     site.change(files, record)
 
 
-def _recover(site: TorchSite, *, dry_run: bool) -> bool:
-    """Revert an interrupted run; return whether a patch was reverted.
+def half_done(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
+    """Tell whether a run that applied or reverted a patch file was ended half way.
+
+    Args:
+        site: the torch.
+        receipt: what `receipt_of` returns.
 
     Raises:
-        InstallError: there is such a thing, and this is a dry run.
+        InstallError: a file cannot be read.
+    """
+    # A revert that was ended has some files back, and the receipt still says applied.
+    return receipt["state"] == _APPLYING or any(
+        _sha256(site.read(entry["path"])) == entry["before"] for entry in receipt["files"]
+    )
+
+
+def recover(site: TorchSite, *, dry_run: bool = False) -> bool:
+    """Revert an interrupted run, in a torch that is locked; return whether a patch was reverted.
+
+    Raises:
+        InstallError: there is such a thing, and this is a dry run; or it cannot be reverted.
     """
     receipt = receipt_of(site)
-    # A revert that was ended has some files back, and the receipt still says applied.
-    half_done = receipt is not None and (
-        receipt["state"] == _APPLYING
-        or any(_sha256(site.read(entry["path"])) == entry["before"] for entry in receipt["files"])
-    )
+    half = receipt is not None and half_done(site, receipt)
     if dry_run:
-        if half_done:
+        if half:
             raise InstallError(
                 f"a run on {site.torch} was ended half way",
                 next_step="Run without --dry-run: it is taken back first",
@@ -307,9 +329,9 @@ def _recover(site: TorchSite, *, dry_run: bool) -> bool:
         for path in record.below(BACKUP_FOLDER):
             record.restore(path, None)
         site.change(dict.fromkeys(_kept(site)), record)
-    elif half_done:
+    elif half:
         _restore(site, receipt)
-    return half_done
+    return half
 
 
 def _restore(site: TorchSite, receipt: Mapping[str, Any]) -> None:

@@ -314,6 +314,39 @@ def test_a_run_that_is_killed_at_any_step_is_taken_back_or_finished_by_the_next(
     assert steps > 8, "the run was killed at no step"
 
 
+@pytest.mark.parametrize("command", [(), ("--uninstall",)])
+@pytest.mark.parametrize("start", ["clean", "applied"])
+def test_what_a_killed_run_left_is_told_by_check_and_taken_back_by_any_run(
+    tmp_path, patch, capsys, start, command
+):
+    template = shimkit.make_site(tmp_path / "template")
+    install(template)
+    before = shimkit.tree(template.root)
+    if start == "applied":
+        apply_patch(template, read_patch(patch))
+    kill = ("--revert",) if start == "applied" else (str(patch),)
+    mixed = 0
+    for step in range(1, 60):
+        root = tmp_path / f"{step}"
+        shutil.copytree(template.root, root)
+        status = shimkit.run_killed(step, *kill, "--torch", str(root))
+        patched = [shimkit.tree(root).get(path) != before.get(path) for path in FILES]
+        if any(patched) and not all(patched):
+            mixed += 1
+            code, said, _ = run(capsys, "--check", "--torch", root)
+            assert (code, "worlds.patch: half done" in said) == (1, True)
+            code, said, _ = run(capsys, "--torch", root, *command)
+            assert (code, "it is taken back." in said) == (0, True)
+            if command:
+                assert run(capsys, "--torch", root)[0] == 0
+            assert shimkit.tree(root) == before
+            assert run(capsys, "--check", "--torch", root)[0] == 0
+        if status == 0:
+            break
+    assert status == 0
+    assert mixed
+
+
 def test_a_dry_run_over_a_half_done_one_says_so(tmp_path, patch):
     site = shimkit.make_site(tmp_path / "site")
     before = shimkit.tree(site.root)
