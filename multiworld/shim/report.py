@@ -40,7 +40,7 @@ class Patched:
         mode: "overlay" or "full"; empty for an official build.
         version: "2.6.0+cu124.m8d2"; empty for an official build.
         disagreements: where the marker, the library and the provenance statement differ, or why the marker
-            cannot be read.
+            cannot be read or the files cannot be compared.
         built_files: how many files are as the statement in the wheel says; None where it has no statement.
     """
 
@@ -131,8 +131,9 @@ def _patched() -> Patched:
 def _provenance(marker: Marker) -> InstalledProvenance | None:
     try:
         return check_installed(find_site(), marker)
-    except InstallError:
-        return None  # as for `_loader`
+    except InstallError as exc:
+        # A marker comes with a wheel: this is no source tree, but an installation that was damaged.
+        return InstalledProvenance(0, (f"its files cannot be compared with those that were built: {exc}",))
 
 
 def _loader() -> Inspection | None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 
 import pytest
+from kits.provenancekit import patched_wheel
 
 from multiworld._c10d.capabilities import BackendAbility, Build
 from multiworld._core.nccl_policy import Implementation, NcclFacts, decide
 from multiworld.cli import doctor, post_setup
 from multiworld.cli.main import COMMANDS, main
 from multiworld.errors import MultiworldError, ShimError
+from multiworld.shim import report, torchsite
 from multiworld.shim.install import Inspection, LoaderState
+from multiworld.shim.marker import read_marker
 from multiworld.shim.report import Patched, Status
 
 LOADER = Inspection(
@@ -85,6 +89,29 @@ def test_a_patched_build_and_one_that_contradicts_itself(monkeypatch, capsys):
     assert code == doctor.UNSOUND == 1
     assert "CONTRADICTS ITSELF" in said.out
     assert "nccl.so.2 says nothing of patches" in said.out
+
+
+@pytest.mark.parametrize("damage", ["second", "stripped"])
+def test_a_patched_build_whose_files_cannot_be_compared_says_why(monkeypatch, capsys, tmp_path, damage):
+    site = tmp_path / "site"
+    with zipfile.ZipFile(patched_wheel(tmp_path).path) as archive:
+        archive.extractall(site)
+    marker = read_marker(site / "torch", check_library=False)
+    monkeypatch.setattr(report, "marker_of_build", lambda: marker)
+    monkeypatch.setattr(torchsite, "find_torch", lambda: site / "torch")
+    assert report._patched().disagreements == ()
+    if damage == "second":
+        left = site / "torch-2.5.1.dist-info"
+        left.mkdir()
+        (left / "METADATA").write_text("Name: torch\nVersion: 2.5.1\n\n")
+        why = "has torch-2.5.1.dist-info and torch-2.6.0"
+    else:
+        next(site.glob("torch-*/RECORD")).unlink()
+        why = "has no RECORD"
+    code, said = run(monkeypatch, capsys, status_of(patched=report._patched()))
+    assert code == doctor.UNSOUND
+    assert why in " ".join(said.out.split())
+    assert "an older toolchain" not in said.out
 
 
 def test_other_builds_in_words(monkeypatch, capsys):
