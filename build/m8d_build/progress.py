@@ -71,7 +71,7 @@ class Progress:
     def step(self, name: str) -> Iterator[None]:
         """Print the step before and after it runs."""
         total = max(len(self._expected), self._done + 1)
-        self._console.print(f"[{self._done + 1}/{total}] {name} … {self.remaining()}", markup=False)
+        self._console.print(f"[{self._done + 1}/{total}] {name} ... {self.remaining()}", markup=False)
         began = self._clock()
         try:
             yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import json
 import pkgutil
 import sys
@@ -63,6 +64,10 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
     arguments = list(sys.argv[1:] if argv is None else argv)
     # In a file or a CI log nothing is gained by breaking lines at 80 columns.
     width = None if sys.stdout.isatty() else 160
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Paths, and what pip and compilers say, may have letters that the locale's encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     out = console or Console(highlight=False, width=width)
     messages = console or Console(stderr=True, highlight=False)
     try:

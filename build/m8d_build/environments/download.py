@@ -342,7 +342,7 @@ def _why(exc: CommandFailed) -> str:
 def _newest(listed: re.Match[str]) -> str:
     """Shorten pip's list of every version there is to the newest ones."""
     versions = listed[1].split(", ")
-    return listed[0] if len(versions) <= SHOWN else f"(from versions: …, {', '.join(versions[-SHOWN:])})"
+    return listed[0] if len(versions) <= SHOWN else f"(from versions: ..., {', '.join(versions[-SHOWN:])})"
 
 
 def _is_final(tail: str) -> bool:

@@ -67,6 +67,15 @@ def test_all_commands_together_have_distinct_names():
     assert {name.replace("-", "_") for name in cli.commands()} == modules
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
+def test_what_the_encoding_of_the_terminal_lacks_is_written_otherwise(monkeypatch, encoding):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli.main(["overlay", "--plan", "--torch", "2.6.0", "--source", "/home/łukasz/…"]) == 0
+    terminal.flush()
+    assert b"/home/\\u0142ukasz/\\u2026" in terminal.buffer.getvalue()
+
+
 @pytest.mark.parametrize("words", [["--help"], ["verify", "--help"]])
 def test_help_is_no_failure(words, capsys):
     assert cli.main(words) == 0

@@ -34,7 +34,7 @@ def test_a_step_shows_its_number_its_time_and_what_is_left(clock: Clock) -> None
         clock.now += 10
     assert progress.remaining() == "about 40 s left"
     lines = text.getvalue().splitlines()
-    assert lines[0] == "[1/2] fetch … about 50 s left"
+    assert lines[0] == "[1/2] fetch ... about 50 s left"
     assert "fetch: 10.0 s (elapsed 10 s)" in lines[1]
 
 
