@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from multiworld.cli.console import complain, say
 from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
-from multiworld.shim.install import inspect, install, uninstall
+from multiworld.shim.install import inspect, install, remove_left, uninstall
 from multiworld.shim.patchfile import apply_patch, half_done, read_patch, receipt_of, revert_patch
-from multiworld.shim.torchsite import find_site, keep_to_own
+from multiworld.shim.torchsite import find_folder, find_site, keep_to_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,11 +79,13 @@ def execute(args: argparse.Namespace) -> int:
         raise InstallError(
             "--dry-run alone", rule="it goes with PATCHFILE or --revert", next_step="Use --check"
         )
+    if args.uninstall and _uninstall_left(args.torch):
+        return 0
     site = find_site(args.torch)
     if args.check:
         return _check(site, as_json=args.json)
     if args.torch is None and not args.dry_run:
-        keep_to_own(site)
+        keep_to_own(site.torch)
     if args.patchfile is not None:
         _tell(apply_patch(site, read_patch(args.patchfile, for_torch=args.for_torch), dry_run=args.dry_run))
     elif args.revert:
@@ -96,6 +98,10 @@ def execute(args: argparse.Namespace) -> int:
         _tell_of_half(site)
         done = install(site, force=args.force)
         say(f"{site.torch}: torch.distributed.multiworld is {'installed' if done else 'there already'}.")
+        if site.by_conda:
+            say(
+                "Run m8d-post-setup --uninstall before conda removes or replaces torch: it leaves this file there."
+            )
     return 0
 
 
@@ -108,6 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MultiworldError as error:
         complain(f"m8d-post-setup: {error}")
         return exit_code(error)
+
+
+def _uninstall_left(torch_dir: Path | None) -> bool:
+    """Remove the loader where torch itself is gone; return False where there is nothing of that kind."""
+    torch = find_folder(torch_dir)
+    if (torch / "__init__.py").exists():
+        return False
+    if torch_dir is None:
+        keep_to_own(torch)
+    removed = remove_left(torch)
+    if removed:
+        say(f"{torch}: torch.distributed.multiworld is removed; torch itself was gone.")
+    return removed
 
 
 def _check(site: TorchSite, *, as_json: bool) -> int:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from multiworld.errors import InstallError
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text, read_loader
 from multiworld.shim.patchfile import recover
-from multiworld.shim.torchsite import ASIDE
+from multiworld.shim.torchsite import ASIDE, remove_file, unwritable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from multiworld.shim.torchsite import TorchSite
 
-__all__ = ["Inspection", "LoaderState", "inspect", "install", "uninstall"]
+__all__ = ["Inspection", "LoaderState", "inspect", "install", "remove_left", "uninstall"]
 
 
 class LoaderState(str, enum.Enum):
@@ -192,6 +194,31 @@ def uninstall(site: TorchSite, *, force: bool = False) -> bool:
             record.restore(path, None)
         site.change({LOADER_ENTRY: None}, record)
         return True
+
+
+def remove_left(torch: Path) -> bool:
+    """Remove the loader that is left where torch itself is gone: conda removes only what it installed.
+
+    Args:
+        torch: the folder that torch was in.
+
+    Returns:
+        False if there is no loader of ours as it was written; nothing was changed then.
+
+    Raises:
+        InstallError: it cannot be read or removed.
+    """
+    place = torch.parent / LOADER_ENTRY
+    try:
+        if not place.is_file():
+            return False
+        found = read_loader(place.read_bytes())
+        if found is None or not found.intact:
+            return False
+        remove_file(place)
+    except OSError as exc:
+        raise unwritable(place, exc) from exc
+    return True
 
 
 def _state_without_file(site: TorchSite, *, dangling: bool) -> LoaderState:

@@ -25,7 +25,16 @@ from multiworld.shim.record import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["ASIDE", "TorchSite", "find_site", "keep_to_own", "lies_with_parent", "unwritable"]
+__all__ = [
+    "ASIDE",
+    "TorchSite",
+    "find_folder",
+    "find_site",
+    "keep_to_own",
+    "lies_with_parent",
+    "remove_file",
+    "unwritable",
+]
 
 ASIDE = ".m8d-new"
 """Ending of a file that was written aside and not yet moved to its place."""
@@ -69,6 +78,14 @@ class TorchSite:
         if found is None:
             raise InstallError(f"{path} says no version", next_step="Install torch again")
         return found[1]
+
+    @property
+    def by_conda(self) -> bool:
+        """Whether conda installed it: what conda removes is by a list of its own, not by RECORD."""
+        try:
+            return (self.dist_info / "INSTALLER").read_bytes().strip() == b"conda"
+        except OSError:
+            return False
 
     def record(self) -> Record:
         """Read the RECORD.
@@ -150,7 +167,7 @@ class TorchSite:
         try:
             for path, content in contents.items():
                 if content is None:
-                    _remove(path)
+                    remove_file(path)
                 else:
                     _aside(path).replace(path)
             if changes_record:
@@ -189,6 +206,20 @@ class TorchSite:
             raise unwritable(Path(exc.filename or self.root), exc) from exc
 
 
+def find_folder(torch_dir: Path | None = None) -> Path:
+    """Return the folder of the package, whether or not a torch is in it. Arguments are find_site's.
+
+    Raises:
+        InstallError: this interpreter would import none.
+    """
+    if torch_dir is not None:
+        return torch_dir if (torch_dir / "version.py").is_file() else torch_dir / "torch"
+    try:
+        return find_torch()
+    except MarkerError as exc:
+        raise InstallError(exc.value, next_step="Install it, or name its folder with --torch") from exc
+
+
 def find_site(torch_dir: Path | None = None) -> TorchSite:
     """Find an installed torch, without importing it.
 
@@ -199,13 +230,7 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
     Raises:
         InstallError: there is none, or it was not installed from a wheel.
     """
-    if torch_dir is None:
-        try:
-            torch = find_torch()
-        except MarkerError as exc:
-            raise InstallError(exc.value, next_step="Install it, or name its folder with --torch") from exc
-    else:
-        torch = torch_dir if (torch_dir / "version.py").is_file() else torch_dir / "torch"
+    torch = find_folder(torch_dir)
     if not (torch / "__init__.py").is_file():
         raise InstallError(
             f"there is no torch in {torch_dir or torch}",
@@ -235,19 +260,19 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
     return TorchSite(root, found[0])
 
 
-def keep_to_own(site: TorchSite) -> None:
+def keep_to_own(torch: Path) -> None:
     """Refuse a torch that this virtual environment only sees (--system-site-packages, the user's folder).
 
     Raises:
         InstallError: it belongs to the Python that the environment was made with, and so to others too.
     """
-    user = interpreter.getusersitepackages()
-    if lies_with_parent(site.root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
+    user, root = interpreter.getusersitepackages(), torch.absolute().parent
+    if lies_with_parent(root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
         raise InstallError(
-            f"{site.torch} is not in this virtual environment ({sys.prefix}), "
+            f"{torch} is not in this virtual environment ({sys.prefix}), "
             "which sees the packages of its parent",
             rule="m8d-post-setup changes a torch of the environment that it runs in: others may use that one",
-            next_step=f"Install torch into this environment; or say that it is meant: --torch {site.root}",
+            next_step=f"Install torch into this environment; or say that it is meant: --torch {root}",
         )
 
 
@@ -315,7 +340,7 @@ def _write_aside(path: Path, data: bytes) -> None:
         os.chown(aside, owner.st_uid, owner.st_gid)
 
 
-def _remove(path: Path) -> None:
+def remove_file(path: Path) -> None:
     """Remove a file, its compiled files, and folders that are empty then."""
     path.unlink(missing_ok=True)
     if path.suffix == ".py":

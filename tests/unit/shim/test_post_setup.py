@@ -167,6 +167,29 @@ def test_a_torch_that_was_upgraded_says_what_to_do(site):
     assert "m8d-post-setup" in found.next_step
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_what_is_left_where_conda_has_removed_torch_can_be_uninstalled(site, capsys, edited):
+    """conda removes what its own list names; the rest of RECORD is nothing to it."""
+    (site.dist_info / "INSTALLER").write_text("conda\n")
+    assert "--uninstall before conda removes" in run(capsys, "--torch", site.root)[1]
+    for path in shimkit.FILES:
+        (site.root / path).unlink()
+    shutil.rmtree(site.dist_info)
+    if edited:
+        (site.root / LOADER_ENTRY).write_bytes(loader_text() + b"print()\n")
+    code, said, _ = run(capsys, "--uninstall", "--torch", site.root)
+    assert (code, (site.root / LOADER_ENTRY).exists()) == ((FAILED, True) if edited else (0, False))
+    if not edited:
+        assert said.endswith("is removed; torch itself was gone.\n")
+        assert not site.torch.exists()
+        assert run(capsys, "--uninstall", "--torch", site.root)[0] == FAILED
+
+
+def test_a_hint_about_conda_is_for_conda_alone(site, capsys):
+    (site.dist_info / "INSTALLER").write_text("pip\n")
+    assert run(capsys, "--torch", site.root)[1].endswith("multiworld is installed.\n")
+
+
 # --- finding torch
 
 
