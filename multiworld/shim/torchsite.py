@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import site as interpreter
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,6 +319,8 @@ def _make_folders(folder: Path) -> list[Path]:
     missing = [each for each in (folder, *folder.parents) if not each.exists()][::-1]
     for each in missing:
         each.mkdir(exist_ok=True)
+        # As torch's own folders are: all who can read those can read this one, whatever the umask is.
+        each.chmod(stat.S_IMODE(each.parent.stat().st_mode))
         if os.geteuid() == 0:
             owner = each.parent.stat()
             os.chown(each, owner.st_uid, owner.st_gid)

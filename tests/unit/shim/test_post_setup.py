@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,19 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_changed(
     assert "use a venv of your own" in said
     monkeypatch.undo()
     assert shimkit.tree(site.root) == before
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o700])
+def test_who_may_read_torch_may_read_what_is_added_whatever_the_umask_is(site, mode):
+    (site.torch / "distributed").chmod(mode)
+    before = os.umask(0o077)
+    try:
+        install(site)
+    finally:
+        os.umask(before)
+    place = site.root / LOADER_ENTRY
+    assert stat.S_IMODE(place.parent.stat().st_mode) == mode
+    assert stat.S_IMODE(place.stat().st_mode) == 0o644
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
