@@ -85,7 +85,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.check:
         return _check(site, as_json=args.json)
     if args.torch is None and not args.dry_run:
-        keep_to_own(site.torch)
+        keep_to_own(site.torch, site.dist_info)
     if args.patchfile is not None:
         _tell(apply_patch(site, read_patch(args.patchfile, for_torch=args.for_torch), dry_run=args.dry_run))
     elif args.revert:

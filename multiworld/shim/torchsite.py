@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import shutil
-import site as interpreter
 import stat
 import sys
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ __all__ = [
     "find_folder",
     "find_site",
     "keep_to_own",
-    "lies_with_parent",
+    "lies_outside",
     "remove_file",
     "unwritable",
 ]
@@ -261,35 +260,36 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
     return TorchSite(root, found[0])
 
 
-def keep_to_own(torch: Path) -> None:
-    """Refuse a torch that this virtual environment only sees (--system-site-packages, the user's folder).
-
-    Raises:
-        InstallError: it belongs to the Python that the environment was made with, and so to others too.
-    """
-    user, root = interpreter.getusersitepackages(), torch.absolute().parent
-    if lies_with_parent(root, Path(sys.prefix), Path(sys.base_prefix), Path(user)):
-        raise InstallError(
-            f"{torch} is not in this virtual environment ({sys.prefix}), "
-            "which sees the packages of its parent",
-            rule="m8d-post-setup changes a torch of the environment that it runs in: others may use that one",
-            next_step=f"Install torch into this environment; or say that it is meant: --torch {root}",
-        )
-
-
-def lies_with_parent(root: Path, prefix: Path, base: Path, user: Path) -> bool:
-    """Tell whether packages in `root` belong to the Python that a virtual environment was made with.
+def keep_to_own(torch: Path, *more: Path) -> None:
+    """Refuse a torch that this virtual environment only sees: its parent's, one by PYTHONPATH or a link.
 
     Args:
-        root: a site-packages.
-        prefix: ``sys.prefix``.
-        base: ``sys.base_prefix``: the same outside of virtual environments.
-        user: the user's site-packages.
+        torch: its folder.
+        more: other folders that would be changed.
+
+    Raises:
+        InstallError: one of them is not in the environment, and so others may use it.
     """
-    root, prefix, base, user = (path.resolve() for path in (root, prefix, base, user))
-    if prefix in (base, root) or prefix in root.parents:
-        return False
-    return any(place == root or place in root.parents for place in (base, user))
+    for place in (torch, *more):
+        if lies_outside(place, Path(sys.prefix), Path(sys.base_prefix)):
+            raise InstallError(
+                f"{place} is not in this virtual environment ({sys.prefix}), which only sees it",
+                rule="m8d-post-setup changes a torch of its own environment: others may use that one",
+                next_step="Install torch into this environment; or say that it is meant: "
+                f"--torch {torch.absolute().parent}",
+            )
+
+
+def lies_outside(place: Path, prefix: Path, base: Path) -> bool:
+    """Tell whether a folder is not in the virtual environment that runs this; links are followed.
+
+    Args:
+        place: the folder.
+        prefix: ``sys.prefix``.
+        base: ``sys.base_prefix``: the same outside of virtual environments, and nothing lies outside then.
+    """
+    place, prefix, base = (path.resolve() for path in (place, prefix, base))
+    return prefix != base and prefix not in place.parents
 
 
 def unwritable(path: Path, exc: OSError) -> InstallError:

@@ -132,7 +132,8 @@ def test_a_user_install_is_found(base, wheels, tmp_path):
     user = tmp_path / "user"
     base.pip("install", "--target", user, wheels / f"torch-{shimkit.VERSION}-py3-none-any.whl")
     environ = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(user)))}
-    base.post_setup(**environ)
+    assert "is not in this virtual environment" in base.post_setup(check=False, **environ).stderr
+    base.post_setup("--torch", user, **environ)
     assert (user / LOADER_ENTRY).is_file()
     assert base.post_setup("--check", **environ).returncode == 0
     assert base.post_setup("--check", "--torch", user).returncode == 0

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
 from multiworld.shim.install import LoaderState, inspect, install, uninstall
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text
-from multiworld.shim.torchsite import ASIDE, TorchSite, find_site, lies_with_parent
+from multiworld.shim.torchsite import ASIDE, TorchSite, find_site, lies_outside
 
 FAILED = EXIT_CODES[InstallError]
 
@@ -219,6 +220,7 @@ def test_other_distributions_are_not_taken_for_torch_and_two_torches_are_refused
 
 def test_the_default_is_the_torch_that_this_interpreter_would_import(site, monkeypatch, capsys):
     monkeypatch.setattr("multiworld.shim.torchsite.find_torch", lambda: site.torch)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert run(capsys)[0] == 0
     assert inspect(site).fine
     monkeypatch.setattr("multiworld._c10d.marker.find_spec", lambda _name: None)
@@ -230,20 +232,42 @@ def test_the_default_is_the_torch_that_this_interpreter_would_import(site, monke
 
 
 @pytest.mark.parametrize(
-    ("root", "prefix", "base", "expected"),
+    ("place", "prefix", "base", "expected"),
     [
-        ("/usr/lib/python3/dist-packages", "/home/u/v", "/usr", True),
-        ("/home/u/.local/lib/python3/site-packages", "/home/u/v", "/usr", True),
-        ("/home/u/v/lib/python3/site-packages", "/home/u/v", "/usr", False),
-        ("/usr/v/lib/python3/site-packages", "/usr/v", "/usr", False),
-        ("/usr/lib/python3/dist-packages", "/usr", "/usr", False),
-        ("/home/u/.local/lib/python3/site-packages", "/usr", "/usr", False),
-        ("/srv/target", "/home/u/v", "/usr", False),  # PYTHONPATH: it was told
+        ("/usr/lib/python3/dist-packages/torch", "/home/u/v", "/usr", True),
+        ("/home/u/.local/lib/python3/site-packages/torch", "/home/u/v", "/usr", True),
+        ("/home/u/v/lib/python3/site-packages/torch", "/home/u/v", "/usr", False),
+        ("/usr/v/lib/python3/site-packages/torch", "/usr/v", "/usr", False),
+        ("/usr/lib/python3/dist-packages/torch", "/usr", "/usr", False),
+        ("/home/u/.local/lib/python3/site-packages/torch", "/usr", "/usr", False),
+        ("/srv/target/torch", "/home/u/v", "/usr", True),  # PYTHONPATH, a .pth file
     ],
 )
-def test_which_torch_is_the_parents(root, prefix, base, expected):
-    user = Path("/home/u/.local/lib/python3/site-packages")
-    assert lies_with_parent(Path(root), Path(prefix), Path(base), user) is expected
+def test_which_torch_lies_outside_of_a_virtual_environment(place, prefix, base, expected):
+    assert lies_outside(Path(place), Path(prefix), Path(base)) is expected
+
+
+@pytest.mark.parametrize("linked", ["torch", "dist-info"])
+@pytest.mark.parametrize("more", [(), ("--uninstall",)])
+def test_a_virtual_environment_does_not_change_what_is_linked_into_it(
+    site, tmp_path, monkeypatch, capsys, linked, more
+):
+    own = tmp_path / "v"
+    inside = own / "lib/site-packages"
+    shutil.copytree(site.root, inside)
+    gone = inside / ("torch" if linked == "torch" else site.dist_info.name)
+    shutil.rmtree(gone)
+    gone.symlink_to(site.root / gone.name)
+    monkeypatch.setattr(sys, "prefix", str(own))
+    monkeypatch.setattr(sys, "base_prefix", "/usr")
+    monkeypatch.setattr("multiworld.shim.torchsite.find_torch", lambda: inside / "torch")
+    before = shimkit.tree(site.root)
+    code, _, said = run(capsys, *more)
+    assert code == FAILED
+    assert f"{gone} is not in this virtual environment" in said
+    assert f"--torch {inside}" in said
+    assert shimkit.tree(site.root) == before
+    assert run(capsys, "--torch", inside)[0] == 0
 
 
 def test_a_version_that_cannot_be_read_is_told(site, capsys):
