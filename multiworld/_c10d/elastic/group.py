@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from multiworld._c10d.plain_methods import PLAIN
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import StandIn
 from multiworld.errors import MultiworldError, WorldClosedError
@@ -21,13 +22,9 @@ __all__ = ["ElasticGeneration", "ElasticGroup"]
 
 _ProcessGroup: Any = torch._C._distributed_c10d.ProcessGroup
 
-# What C++ calls on a group that it is given (DDP's reducer, `_broadcast_coalesced`), as torch has it: taken
-# while the router is not installed. In a world these may return works that are Python objects, and C++ does
-# not keep such a work alive (torch 2.4 to 2.6).
-_plain: dict[str, Any] = {
-    name: getattr(vars(_ProcessGroup)[name], "__func__", vars(_ProcessGroup)[name])
-    for name in ("allreduce", "broadcast", "allgather")
-}
+# What C++ calls on a group that it is given (DDP's reducer, `_broadcast_coalesced`). In a world these may
+# return works that are Python objects, and C++ does not keep such a work alive (torch 2.4 to 2.6).
+_called_by_cxx = frozenset({"allreduce", "broadcast", "allgather"})
 
 
 class ElasticGeneration(Protocol):
@@ -106,8 +103,8 @@ class ElasticGroup(StandIn, _ProcessGroup):  # type: ignore[misc, unused-ignore]
                     rule="A block belongs to the generation in which it was entered",
                     next_step="Enter it anew: `with world:`",
                 )
-        if name in _plain and present.c10d.traffic is None:
-            function = _plain[name]
+        if name in _called_by_cxx and present.c10d.traffic is None:
+            function = PLAIN[name]
             getattr(group, name)  # raises, if it is over
             return lambda *args, **kwargs: function(group, *args, **kwargs)
         return getattr(group, name)

@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d.gloo import part_sizes
 from multiworld._c10d.nccl import inflight
+from multiworld._c10d.plain_methods import PlainMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,9 +160,8 @@ def of(group: ProcessGroup | None, state: WorldState) -> Direct:
         return _NotDirect()
     alone = all(group._get_backend(device) is backend for device in group._device_types)
     # From 2.14 on, hooks may be registered with a process group, and its backend knows nothing of them.
-    return Direct(
-        cast("Backend", group if hasattr(group, "register_pre_hook") else backend), state, alone=alone
-    )
+    plain = PlainMethods(group) if hasattr(group, "register_pre_hook") else backend
+    return Direct(cast("Backend", plain), state, alone=alone)
 
 
 _Tensor = torch.Tensor
