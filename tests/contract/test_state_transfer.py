@@ -55,6 +55,7 @@ def test_tensors_of_every_kind(lanes, pair, name, in_place):
 
 @pytest.mark.parametrize("name", [each for each in DTYPES if not each.startswith("q")])
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
+@pytest.mark.filterwarnings("ignore:BComplex32:UserWarning")
 def test_every_dtype(lanes, pair, name):
     sent, room = filled(name, 1), filled(name, 2)
     got = lanes.carried(pair, [sent, sent], [room], in_place=True)
