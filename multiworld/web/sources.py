@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from multiworld._net.blocking import BlockingCall
 from multiworld.errors import MultiworldError, UnknownWorldError
 from multiworld.run.control.client import LauncherSilentError, look, own_snapshot, snapshots
-from multiworld.run.control.pending import waiting_worlds, waits_in
+from multiworld.run.control.pending import blocked_operations, waiting_worlds, waits_in
 from multiworld.web.run_view import RunViews, complete
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ __all__ = ["LaunchedRun", "RunOverError", "Source", "ThisProcess", "tail"]
 _TIMEOUT = 2.0
 _ASKING = 2.0
 """Seconds, longer than the launcher waits for its workers."""
+
+_SCRAPED = 4.0
+"""Seconds for what a scrape asks: twice as long as the launcher waits for its workers, and something more."""
 
 _OLD = 3.0
 """Seconds after which what workers said is waited for anew, for `_PATIENCE` at most: no page was open."""
@@ -147,19 +150,25 @@ class LaunchedRun:
         return found
 
     def _make(self) -> dict[str, Any]:
+        snapshot = self._last()
+        if not self._trouble:
+            self._ask_the_others(bool(snapshot["peers"]))
+        others, silent = self._known_others(snapshot)
+        note = "; ".join([self._trouble, *silent] if self._trouble else silent)
+        return self._views.view(snapshot, others, *self._told(snapshot), note)
+
+    def _last(self) -> dict[str, Any]:
+        """Return the launcher's snapshot; while it does not answer, the last one, and there is trouble."""
         self._trouble = ""
         try:
-            snapshot = self._snapshot = self._own()
-            self._answered = self._clock()
-            self._ask_the_others(bool(snapshot["peers"]))
+            self._snapshot = self._own()
         except (RunOverError, LauncherSilentError) as error:
             if self._snapshot is None:
                 raise
             self._trouble = f"nothing new since {self._clock() - self._answered:.0f} s: {error}"
-            snapshot = {**self._snapshot, "now": time.time()}
-        others, silent = self._known_others(snapshot)
-        note = "; ".join([self._trouble, *silent] if self._trouble else silent)
-        return self._views.view(snapshot, others, *self._told(snapshot), note)
+            return {**self._snapshot, "now": time.time()}
+        self._answered = self._clock()
+        return self._snapshot
 
     def _own(self) -> dict[str, Any]:
         found = own_snapshot(self._path, _TIMEOUT)
@@ -241,14 +250,17 @@ class LaunchedRun:
         raise FileNotFoundError(f"{process} has no log {stream!r}")
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
-        """Return the run's numbers."""
+        """Return the run's numbers.
+
+        Who waits is asked anew: between two scrapes what the page was told before is long over.
+        """
         from multiworld.web.run_metrics import exposition_of_run  # noqa: PLC0415  (needs prometheus_client)
 
-        self.view()
+        found = blocked_operations(self._path, _SCRAPED)
+        waits = {name: {"pending": rows, "waited": {}} for name, rows in found.items()}
         with self._lock:
-            assert self._snapshot is not None  # noqa: S101  (a view was made of it)
             # Each launcher counts its own: what several said would be counted by all of them.
-            view = RunViews().view(self._snapshot, (), *self._told(self._snapshot), self._trouble)
+            view = RunViews().view(self._last(), (), {}, waits, self._trouble)
         return exposition_of_run(view, accept)
 
     def live(self) -> Health:

@@ -12,6 +12,7 @@ from unit.web.test_views import WAITS, hub, members, snapshot
 
 from multiworld.errors import UnknownWorldError
 from multiworld.run import events
+from multiworld.run.control import pending
 from multiworld.run.control.client import LauncherSilentError
 from multiworld.run.view.state import RunState
 from multiworld.web import sources
@@ -34,6 +35,7 @@ class Launcher:
         self.slow.set()
         for name in ("own_snapshot", "look", "snapshots"):
             monkeypatch.setattr(sources, name, getattr(self, name))
+        monkeypatch.setattr(pending, "look", self.look)
 
     def own_snapshot(self, path, timeout):
         if self.error is not None:
@@ -178,6 +180,31 @@ def test_other_nodes_are_in_it(run, launcher):
     launcher.others = [{**snapshot(), "node": "beta", "workers": [], "worlds": [], "started": 1.0}]
     view = until(run, lambda view: any(each["text"].startswith("beta: ") for each in view["events"]))
     assert len(view["worlds"]) == 2
+
+
+def pending_seconds(run):
+    lines = run.metrics("text/plain")[0].decode().splitlines()
+    told = dict(line.split() for line in lines if line.startswith("multiworld_run_world_pending_seconds{"))
+    return float(told['multiworld_run_world_pending_seconds{world="w0"}'])
+
+
+def test_a_scrape_says_what_waits_now_and_not_at_the_last_scrape(launcher, monkeypatch):
+    pytest.importorskip("prometheus_client", reason="numbers need prometheus_client")
+    clock = Clock()
+    run = LaunchedRun(Path("/none"), clock=clock)
+    waits = []
+
+    def look(path, worlds, timeout, members):
+        told = {name: WAITS for name in worlds.get("0", ()) if waits}
+        return [{"rank": 0, "attempt": 0, "status": hub(waits=9.0 * bool(waits)), "waits": told}]
+
+    monkeypatch.setattr(sources, "look", look)
+    monkeypatch.setattr(pending, "look", look)
+    monkeypatch.setattr(sources, "_PATIENCE", 0.0)  # a silent worker keeps the page's own looks that long
+    for stuck in (False, True, True, False, False):
+        waits[:] = ["w0"] * stuck
+        assert (pending_seconds(run) > 0) == stuck
+        clock.now += 15
 
 
 def test_logs_are_those_of_the_snapshot(run, launcher, tmp_path):
