@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -26,7 +27,8 @@ __all__ = ["WebPage", "check_installed"]
 
 _ENDING = 3.0
 _AGAIN = 1.0
-"""Seconds before a page whose process has ended is served anew."""
+"""Seconds before a page whose process has ended is served anew; twice as many after each that served none."""
+_LONGEST = 10.0
 _LINES = 3
 
 
@@ -61,6 +63,7 @@ class WebPage:
         self._bus = bus
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._pause = math.inf  # until a page was served
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -78,26 +81,40 @@ class WebPage:
 
         Probes ask the page: without it a healthy launcher would be ended for nothing.
         """
-        assert process.stdout is not None  # noqa: S101  (it is a pipe)
+        assert process.stdin is not None  # noqa: S101  (it is a pipe)
+        assert process.stdout is not None  # noqa: S101  (as well)
         link = process.stdout.readline().strip()
         if link:
+            self._pause = _AGAIN
             self._note(logging.INFO, f"page: {link}")
             for line in process.stdout:
                 if line.strip():
                     self._note(logging.WARNING, f"page: {line.strip()}")
         code = process.wait()
+        process.stdin.close()
+        process.stdout.close()
         if self._closing.is_set():
             return
         why = "; ".join(said) or f"exit code {code}"
-        if not link:  # at an address that cannot be had, for instance
+        if self._pause == math.inf:  # at an address that cannot be had, for instance
             self._note(logging.WARNING, f"the page has ended: {why}. m8d-run web serves it anew")
             return
         self._note(logging.WARNING, f"the page has ended: {why}. It is served anew")
-        if self._closing.wait(_AGAIN):
-            return
-        with self._lock:
-            if not self._closing.is_set():
-                self._process = self._start()
+        self._serve_anew()
+
+    def _serve_anew(self) -> None:
+        while not self._closing.wait(self._pause):
+            self._pause = min(2 * self._pause, _LONGEST)
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                try:
+                    self._process = self._start()
+                except OSError as error:  # the host has no process left, for instance
+                    why = error
+                else:
+                    return
+            self._note(logging.WARNING, f"the page cannot be started: {why}. It is tried again")
 
     def _read(self, process: subprocess.Popen[str], said: deque[str]) -> None:
         """Read what it says on standard error, so that it never waits; the last lines are told."""
@@ -105,6 +122,7 @@ class WebPage:
         for line in process.stderr:
             if line.strip():
                 said.append(line.strip()[:500])
+        process.stderr.close()
 
     def _note(self, level: int, text: str) -> None:
         self._bus.publish(Note(time.time(), level, text))
