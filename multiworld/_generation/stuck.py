@@ -7,6 +7,7 @@ worlds. What is asked and told then has a thread of the pool.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from multiworld.events import WorldStuck, bus
 from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from multiworld._core.operations.log import Entry
     from multiworld._generation.operations import GenerationOperations
     from multiworld.pending import PendingOperation
@@ -33,6 +36,11 @@ LOOKS = 8
 
 MOST = 600.0
 """Seconds between two questions about a receive that waits for members which have nothing to do."""
+
+_TOLD = math.inf
+"""There is no next question."""
+
+_UNKNOWN = None, 0.0, 0.0
 
 _log = logger(__name__)
 
@@ -52,8 +60,8 @@ class _Place:
     Attributes:
         after: seconds after which an operation is stuck.
         asking: whether its members are being asked.
-        known: operations by the id of their entries, each with the time of the next question (infinite where
-            it was told) and the pause before that.
+        known: operations by the id of their entries, each with the time of the next question (`_TOLD`
+            where it was told) and the pause before that.
     """
 
     def __init__(self, after: float) -> None:
@@ -102,6 +110,17 @@ class StuckWatch:
             self._places.pop(gen, None)
             if not self._places:
                 self._changed.set()
+
+    def first_told(self, gen: Watched, waiting: Iterable[Entry]) -> Entry | None:
+        """Return the first of a generation's operations that was told as stuck. Any thread.
+
+        Args:
+            gen: the generation.
+            waiting: entries of its log that are not over.
+        """
+        place = self._places.get(gen)
+        known = {} if place is None else place.known
+        return next((each for each in waiting if known.get(id(each), _UNKNOWN)[1] == _TOLD), None)
 
     def _run(self) -> None:
         while True:
@@ -157,7 +176,7 @@ class StuckWatch:
                     pause = min(2 * before, MOST)
                     place.known[id(entry)] = (entry, time.monotonic() + pause, pause)
                 elif gen in self._places:
-                    place.known[id(entry)] = (entry, float("inf"), before)
+                    place.known[id(entry)] = (entry, _TOLD, before)
                     if operation in told:  # two receives of the same are one to others
                         continue
                     told.append(operation)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from multiworld._core.operations.log import BEGAN
 from multiworld._core.operations.totals import Sums
 from multiworld._generation.process_totals import process_totals
+from multiworld._generation.stuck import stuck_watch
 from multiworld.errors import MultiworldError
 from multiworld.events import Cause, State
 from multiworld.metrics.recorder import BROKEN, STATE_BYTES, STUCK, recorder
@@ -141,6 +142,7 @@ class WorldsCollector:
         busy: dict[str, float] = {}
         broken: dict[str, float] = {}
         pending: dict[str, float] = {}
+        stuck: dict[str, float] = {}
         for name, world in worlds.items():
             label, state, gen = labels[name], world.state, world._gen  # noqa: SLF001  (the handle's own package)
             if state in states:
@@ -150,12 +152,16 @@ class WorldsCollector:
             is_active, is_ready = float(state is State.ACTIVE), float(world.ready)
             seconds = 0.0 if since is None or state is State.ACTIVE else max(0.0, now - since)
             waits = now - waiting[0][BEGAN] if waiting else 0.0
+            told = stuck_watch.first_told(gen, waiting)
+            hangs = 0.0 if told is None else now - told[BEGAN]
             if label is OTHER:  # the worst of them, and of what can be added the sum
                 is_active, is_ready = min(is_active, active.get(label, 1)), min(is_ready, ready.get(label, 1))
                 seconds, waits = max(seconds, broken.get(label, 0)), max(waits, pending.get(label, 0))
+                hangs = max(hangs, stuck.get(label, 0))
             else:
                 generation[label] = gen.number
             active[label], ready[label], broken[label], pending[label] = is_active, is_ready, seconds, waits
+            stuck[label] = hangs
             members[label] = members.get(label, 0) + gen.size
             busy[label] = busy.get(label, 0) + len(world.busy)
         yield self._gauge(
@@ -177,6 +183,12 @@ class WorldsCollector:
             "Seconds since this member called the oldest of its operations that are not over; 0: none.",
             "world",
             pending,
+        )
+        yield self._gauge(
+            "world_stuck_seconds",
+            "Seconds since this member called the oldest of its operations that are stuck; 0: none.",
+            "world",
+            stuck,
         )
 
     def _of_events(

@@ -14,8 +14,9 @@ from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
+from multiworld._core.operations.log import BEGAN, ENDED
 from multiworld.events import Cause, State
-from multiworld.metrics import text
+from multiworld.metrics import collector, text
 from multiworld.metrics.collector import OTHER, WorldsCollector
 from multiworld.metrics.recorder import STATE_BYTES, STUCK
 
@@ -76,6 +77,29 @@ def test_each_number_is_what_the_process_has(busy):
     assert found["multiworld_join_duration_seconds_bucket", "0.1"] == 0
     assert found["multiworld_join_duration_seconds_bucket", "0.25"] == 2
     assert found[("multiworld_join_duration_seconds_sum",)] == pytest.approx(0.4)
+
+
+def test_what_was_told_as_stuck_counts_as_long_as_it_waits(process, monkeypatch):
+    for name in ("w0", "w1", "w2"):
+        process.add(name).waits(90.0)  # for work
+    process.known["w0"].waits(30.0)
+    process.known["w2"].waits(20.0)
+
+    def first_told(gen, waiting):
+        return next((each for each in waiting if time.monotonic() - each[BEGAN] < 60), None)
+
+    monkeypatch.setattr(collector.stuck_watch, "first_told", first_told)
+    with collected(process, max_worlds=1) as made:
+        found = numbers(made)
+    assert found["multiworld_world_stuck_seconds", "w0"] == pytest.approx(30, abs=5)
+    assert found["multiworld_world_stuck_seconds", OTHER] == pytest.approx(20, abs=5)
+    process.known["w0"].log.entries[1][ENDED] = time.monotonic()
+    with collected(process) as made:
+        found = numbers(made)
+    assert (found["multiworld_world_stuck_seconds", "w0"], found["multiworld_world_stuck_seconds", "w1"]) == (
+        0,
+        0,
+    )
 
 
 def test_a_world_that_rejoins_is_broken_until_it_is_active(busy):
@@ -198,7 +222,7 @@ def test_both_formats_read_as_what_was_collected(busy, openmetrics):
 
         read = described(text_string_to_metric_families(found))
         assert read == described(text_string_to_metric_families(generate_latest(registry).decode()))
-    assert len(read) == len(families) == 21
+    assert len(read) == len(families) == 22
 
 
 def test_the_format_is_chosen_by_the_header(busy, monkeypatch):

@@ -1,0 +1,77 @@
+"""The watch over operations that wait for long: what it has told, and that it goes on."""
+
+from __future__ import annotations
+
+import queue
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from multiworld._core.operations.log import ENDED, OperationLog
+from multiworld._core.operations.report import MemberReport
+from multiworld._core.operations.waiting import pending_operations
+from multiworld._generation.stuck import StuckWatch
+from multiworld.events import WorldStuck, bus
+
+AFTER = 0.05
+PATIENCE = 60.0
+
+
+class Generation:
+    """One whose other member has nothing to do."""
+
+    def __init__(self):
+        self.world, self.number, self.rank = "w", 1, 0
+        self.log = OperationLog(0, 2)
+        self.operations = SimpleNamespace(
+            log=self.log, reports=self.reports, pending_among=pending_operations
+        )
+
+    def reports(self, timeout, *, deep):
+        return {0: self.log.report(time.monotonic()), 1: MemberReport(1)}
+
+    def calls(self, kind, peer=None, tag=None):
+        number = self.log.world.following() if tag is None else None
+        entry = [self.log.world, kind, number, 4, peer, tag, time.monotonic(), None]
+        self.log.append(entry)
+        return entry
+
+    def waiting(self):
+        return self.log.waiting(time.monotonic())
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setenv("M8D_STUCK_AFTER", str(AFTER))
+    return StuckWatch()
+
+
+@pytest.fixture
+def heard():
+    found = queue.Queue()
+    forget = bus.subscribe(lambda event: found.put(event) if isinstance(event, WorldStuck) else None)
+    yield found
+    forget()
+
+
+def holds(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_was_told_is_known_as_long_as_it_waits_and_an_idle_receive_is_not(watch, heard):
+    gen = Generation()
+    watch.add(gen)
+    receive = gen.calls("recv", 1, 0)
+    stuck = gen.calls("all_reduce")
+    assert heard.get(timeout=PATIENCE).operation.kind == "all_reduce"
+    assert receive in gen.waiting()
+    assert watch.first_told(gen, gen.waiting()) is stuck
+    stuck[ENDED] = time.monotonic()
+    assert watch.first_told(gen, gen.waiting()) is None
+    watch.remove(gen)
+    assert watch.first_told(gen, [stuck]) is None
+    holds(lambda: watch._thread is None)
