@@ -16,6 +16,7 @@ LAST = 50
 """Faults that a timeline keeps."""
 
 _MOST_STEPS = 200
+_MOST_WORLDS = 4096
 _LEFT = "left"
 
 
@@ -89,6 +90,8 @@ class FaultTimeline:
     def __init__(self) -> None:
         self._count = 0
         self._faults: deque[Fault] = deque(maxlen=LAST)
+        # The newest generation with a fault, by world: more worlds may break at once than faults are kept.
+        self._newest: dict[str, int] = {}
 
     def broke(
         self, at: float, world: str, generation: int, who: str, cause: str,
@@ -100,11 +103,12 @@ class FaultTimeline:
             if not any(each.what in {"seen", "told"} and each.who == who for each in known.steps):
                 self._add(known, "told", at, who)
             return False
-        late = any(
-            each.world == world and each.generation >= generation and not each.over for each in self._faults
-        )
-        if cause == _LEFT or late:
+        if cause == _LEFT or generation <= self._newest.get(world, -1):
             return False
+        self._newest.pop(world, None)  # the newest is the last
+        self._newest[world] = generation
+        if len(self._newest) > _MOST_WORLDS:
+            del self._newest[next(iter(self._newest))]
         self._count += 1
         fault = Fault(self._count, world, generation, cause, ranks, detail)
         fault.steps.append(Step("seen", at, who))
@@ -113,6 +117,7 @@ class FaultTimeline:
 
     def closed(self, world: str) -> None:
         """All members have closed the world: its faults are over, and its generations may begin anew."""
+        self._newest.pop(world, None)
         for each in self._faults:
             if each.world == world:
                 each.over = True

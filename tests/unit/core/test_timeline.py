@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiworld._core import timeline
 from multiworld._core.timeline import _MOST_STEPS, LAST, FaultTimeline
 
 
@@ -67,6 +68,21 @@ def test_memory_is_bounded():
     for _ in range(2 * _MOST_STEPS):
         line.joining(1e6, f"w{2 * LAST - 1}", "a")
     assert len(line.faults()[0]["steps"]) == _MOST_STEPS
+
+
+def test_a_fault_is_new_once_also_where_more_worlds_break_than_faults_are_kept(monkeypatch):
+    worlds = [f"w{number}" for number in range(2 * LAST)]
+    line = FaultTimeline()
+    assert all(line.broke(1.0, world, 1, "a", "crashed") for world in worlds)
+    assert not any(line.broke(1.0, world, 1, who, "crashed") for who in "bc" for world in worlds)
+    assert line.broke(2.0, "w0", 2, "a", "hung"), "of the next generation"
+    assert not line.broke(2.0, "w0", 1, "d", "crashed")
+    line.closed("w1")
+    assert line.broke(3.0, "w1", 1, "a", "crashed"), "the world began anew"
+    monkeypatch.setattr(timeline, "_MOST_WORLDS", len(worlds))
+    assert line.broke(4.0, "more", 1, "a", "crashed")
+    assert not line.broke(4.0, "w0", 2, "b", "hung")
+    assert line.broke(4.0, "w2", 1, "b", "crashed"), "the one that broke first is forgotten"
 
 
 def test_calls_that_have_raised_are_a_step_at_their_time_though_told_late():

@@ -327,6 +327,16 @@ def test_faults_and_their_healing_are_told():
     assert len(state.snapshot()["faults"]) == 1
 
 
+def test_more_worlds_than_faults_are_kept_break_and_each_counts_once():
+    worlds = [f"w{number}" for number in range(64)]
+    told = [
+        h.WorldChanged(AT + 5, rank, name, "broken", 1, "rank 0 crashed", "crashed")
+        for rank in range(1, 8)
+        for name in worlds
+    ]
+    assert run_of(*begun(7), *told).snapshot()["totals"]["broken"] == {"crashed": len(worlds)}
+
+
 def test_a_world_of_a_range_is_healed_without_the_lost():
     def said(at, rank, state, generation, **more):
         return h.WorldChanged(AT + at, rank, "train", state, generation, sizes="2:4", **more)
