@@ -96,7 +96,7 @@ class StuckWatch:
                 os.register_at_fork(after_in_child=self._forget)
             self._pid = os.getpid()
             self._places[gen] = _Place(after)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="m8d-stuck", daemon=True)
                 try:
                     self._thread.start()
@@ -144,8 +144,16 @@ class StuckWatch:
         """Look at all worlds; returns the seconds until the next time."""
         now = time.monotonic()
         for gen, place in places:
-            self._look(gen, place, now)
-        return min(1.0, *(place.after / LOOKS for _, place in places))
+            try:
+                self._look(gen, place, now)
+            except Exception:  # noqa: BLE001, PERF203  (logged: the other worlds are looked at, and this one again)
+                _log.exception(
+                    "world %r: operations that wait for long could not be looked for",
+                    gen.world,
+                    extra=about(gen.world, gen.number, gen.rank),
+                )
+        # `remove` takes no lock: there may be none.
+        return min([1.0, *(place.after / LOOKS for _, place in places)])
 
     def _look(self, gen: Watched, place: _Place, now: float) -> None:
         if place.asking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from multiworld._generation.stuck import StuckWatch
 from multiworld.events import WorldStuck, bus
 
 AFTER = 0.05
-PATIENCE = 60.0
+PATIENCE = 30.0
 
 
 class Generation:
@@ -74,4 +75,56 @@ def test_what_was_told_is_known_as_long_as_it_waits_and_an_idle_receive_is_not(w
     assert watch.first_told(gen, gen.waiting()) is None
     watch.remove(gen)
     assert watch.first_told(gen, [stuck]) is None
+    holds(lambda: watch._thread is None)
+
+
+class Racing(dict):
+    """Places of which the last one is removed after the watch has seen that there are some."""
+
+    def __init__(self):
+        super().__init__()
+        self.removed = threading.Event()
+
+    def __bool__(self):
+        found = len(self) > 0
+        if found and threading.current_thread().name == "m8d-stuck" and not self.removed.is_set():
+            self.clear()
+            self.removed.set()
+        return found
+
+
+def test_a_world_that_goes_while_the_watch_begins_to_look_leaves_the_watch_working(watch, heard):
+    watch._places = racing = Racing()
+    watch.add(Generation())
+    assert racing.removed.wait(PATIENCE)
+    gen = Generation()
+    gen.calls("all_reduce")
+    watch.add(gen)
+    assert heard.get(timeout=PATIENCE).operation.kind == "all_reduce"
+    watch.remove(gen)
+    holds(lambda: watch._thread is None)
+
+
+def test_an_error_at_one_world_is_logged_and_the_others_are_looked_at(watch, heard, caplog):
+    broken, gen = Generation(), Generation()
+    broken.log.entries = None
+    gen.calls("all_reduce")
+    watch.add(broken)
+    watch.add(gen)
+    assert heard.get(timeout=PATIENCE).operation.kind == "all_reduce"
+    assert "could not be looked for" in caplog.text
+    for each in (broken, gen):
+        watch.remove(each)
+    holds(lambda: watch._thread is None)
+
+
+def test_a_watch_whose_thread_is_dead_has_another_one_with_the_next_world(watch, heard):
+    watch._thread = dead = threading.Thread(target=int)
+    dead.start()
+    dead.join()
+    gen = Generation()
+    gen.calls("all_reduce")
+    watch.add(gen)
+    assert heard.get(timeout=PATIENCE).operation.kind == "all_reduce"
+    watch.remove(gen)
     holds(lambda: watch._thread is None)
