@@ -275,7 +275,7 @@ class LaunchedRun:
         return Health(not self._trouble, self._trouble or "ok")
 
     def ready(self, worlds: Sequence[str]) -> Health:
-        """Whether these worlds are active, or all of this node's workers.
+        """Whether these worlds are active, or all that this node's workers have not closed.
 
         A world that the worlds file has and no worker has begun to join is not, and neither is one of which a
         worker failed. A node that waits for others is not ready; a spare one is.
@@ -291,11 +291,12 @@ class LaunchedRun:
             own = self._snapshot or {}
         bad = []
         if not worlds:
-            # What breaks elsewhere is no reason to send no work here.
+            # What breaks elsewhere is no reason to send no work here; what was closed here breaks elsewhere.
             worlds = [
                 each["name"]
                 for each in own["worlds"]
-                if each["members"] and states.get(each["name"]) != "closed"
+                if any(of["state"] != "closed" for of in each["members"])
+                and states.get(each["name"]) != "closed"
             ]
             bad += [f"{name}: not joined" for name in own.get("awaited", ())]
             if not own["nodes"]:

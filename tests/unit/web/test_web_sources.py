@@ -175,6 +175,27 @@ def test_a_world_of_other_nodes_that_breaks_leaves_this_one_ready(run, launcher)
     assert not run.ready(["far"]).ok
 
 
+def test_a_world_that_this_node_has_closed_does_not_count_when_it_breaks_elsewhere(run, launcher):
+    told = [*begun(2), events.NodeJoined(AT, "beta", 1)]
+    told += [events.WorldChanged(AT + 2, rank, "w0", "closed", 1) for rank in (0, 1)]
+    launcher.snapshot = of_plan(*told)
+    far = RunState()
+    for each in (
+        events.RunStarted(AT, "job7", "worker", 3, "train.py", "beta"),
+        events.SlotTaken(AT, 1, 2),
+        events.WorkerStarted(AT, 3, "worker", 3, 0, 5000, 0),
+        events.WorldChanged(AT + 1, 3, "w0", "active", 1),
+        events.WorldChanged(AT + 3, 3, "w0", "broken", 1, "rank 0 left", "left"),
+    ):
+        far.apply(each)
+    launcher.others = [far.snapshot()]
+    until(run, lambda view: any(each["state"] == "broken" for each in view["worlds"]))
+    assert run.ready(()).text == "ok"
+    assert run.ready(["w0"]).text == "w0: broken"
+    launcher.snapshot = of_plan(*told[:-1])
+    assert run.ready(()).text == "w0: broken", "one of its workers is in it"
+
+
 def test_other_nodes_are_in_it(run, launcher):
     launcher.snapshot["peers"] = [{"node": "beta", "seat": 1, "state": "seated", "since": 1.0}]
     launcher.others = [{**snapshot(), "node": "beta", "workers": [], "worlds": [], "started": 1.0}]
