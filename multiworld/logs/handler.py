@@ -97,7 +97,9 @@ class LineHandler(logging.Handler):
 
 
 class _StandardError:
-    """Standard error of the moment: a program may set another one."""
+    """Standard error of the moment: a program may set another one, so it is never closed for good."""
+
+    closed = False
 
     def write(self, text: str) -> None:
         if sys.stderr is not None:
@@ -109,7 +111,7 @@ class _StandardError:
 
 
 def _lost(form: Callable[[dict[str, Any]], str], number: int) -> str:
-    text = f"{number} lines were left out: they came faster than they could be written"
+    text = f"{number} lines were left out: they came faster than they could be written, or could not be"
     now = local_time(time.time())
     return form({"time": now, "program": _ROOT, "pid": os.getpid(), "level": "warning", "message": text})
 

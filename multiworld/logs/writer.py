@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections import deque
@@ -17,8 +18,14 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 10_000
 _IDLE = 60.0
+_GONE = frozenset({errno.EBADF, errno.EIO})
+"""What writing to a descriptor that was closed raises, and to a terminal that is gone."""
 
 T = TypeVar("T")
+
+
+class LostError(Exception):
+    """A thing could not be handled; the next one may be."""
 
 
 class Backlog(Generic[T]):
@@ -42,7 +49,7 @@ class Backlog(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def _handle(self, thing: T) -> bool:
-        """Handle one, in the thread; False: no more can be handled. Raises BlockingIOError for lost ones."""
+        """Handle one, in the thread; False: no more can be handled. Raises LostError for a lost one."""
         raise NotImplementedError
 
     def _lost(self, number: int) -> T:
@@ -106,29 +113,31 @@ class Backlog(Generic[T]):
                     self._thread = None
                     return
                 self._busy = True
+            told = [(thing, 1) for thing in things]
             if dropped:
-                things.append(self._lost(dropped))
-            if not self._handled(things):
+                told.append((self._lost(dropped), dropped))
+            if not self._handled(told):
                 with self._ready:
                     self._closed = True
                     self._waiting.clear()
                 return
 
-    def _handled(self, things: list[T]) -> bool:
-        for thing in things:
+    def _handled(self, things: list[tuple[T, int]]) -> bool:
+        for thing, number in things:  # and for how many it stands
             try:
                 if not self._handle(thing):
                     return False
-            except BlockingIOError:  # noqa: PERF203  (each has its own fate)
+            except LostError:  # noqa: PERF203  (each has its own fate)
                 with self._ready:
-                    self._dropped += 1
+                    self._dropped += number
         return True
 
 
 class LineWriter(Backlog[str]):
     """Writes lines to a stream.
 
-    After a broken pipe or a closed file the rest is left out.
+    After a broken pipe, a closed file or a terminal that is gone the rest is left out. A line that cannot be
+    written for another reason, a full disk for instance, counts as lost.
 
     Args:
         stream: to write to; each line is flushed.
@@ -145,9 +154,10 @@ class LineWriter(Backlog[str]):
         try:
             self._stream.write(line)
             self._stream.flush()
-        except BlockingIOError:
-            raise
         except (OSError, ValueError) as error:
+            over = isinstance(error, ConnectionError) or getattr(error, "errno", None) in _GONE
+            if not (over or self._stream.closed):
+                raise LostError from error
             _log.debug("the log cannot be written any more: %s", error)
             return False
         return True
