@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -433,7 +434,7 @@ def _nodes(run: _Run, spec: WorkerSpec, state: RunState) -> Nodes:
         on_loss=options.on_node_loss,
         hang_timeout=options.node_hang_timeout,
     )
-    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan, state.snapshot)
+    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan, partial(state.snapshot, after=0))
 
 
 def _group_agent(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunViews", "complete"]
 
-LAST = 200
+LAST = 500
 """Events that a view has."""
 
 _RUN = (
@@ -102,16 +102,25 @@ class RunViews:
             "events": list(self._events),
         }
 
+    def seen(self, snapshot: dict[str, Any]) -> int:
+        """Return the number of the last event of a snapshot's launcher that views have had; 0: of none."""
+        return self._last.get(_launcher(snapshot), 0)
+
     def _note_events(self, snapshot: dict[str, Any], prefix: str) -> None:
-        node = f"{snapshot['node']}/{snapshot['started']}"
         for each in snapshot["last"]:
-            if each["number"] > self._last.get(node, 0):
-                self._last[node] = each["number"]
-                self._count += 1
-                self._events.append({
-                    "id": self._count, "at": each["at"], "world": each["world"], "level": each["level"],
-                    "text": prefix + each["text"],
-                })  # fmt: skip
+            seen, number = self.seen(snapshot), each["number"]
+            if number <= seen:
+                continue
+            if seen and number > seen + 1:
+                text = f"{prefix}{number - seen - 1} events are not shown: more came than are kept"
+                self._event({"at": each["at"], "world": "", "level": "warning", "text": text})
+            self._last[_launcher(snapshot)] = number
+            shown = {key: each[key] for key in ("at", "world", "level")}
+            self._event({**shown, "text": prefix + each["text"]})
+
+    def _event(self, told: dict[str, Any]) -> None:
+        self._count += 1
+        self._events.append({"id": self._count, **told})
 
     def _world(
         self,
@@ -164,6 +173,10 @@ class RunViews:
             "note": next((each["note"] for each in said if each["note"]), ""),
             "candidates": sum(each.get("waiting", 0) for each in said),
         }
+
+
+def _launcher(snapshot: dict[str, Any]) -> str:
+    return f"{snapshot['node']}/{snapshot['started']}"
 
 
 class _Workers:

@@ -171,7 +171,8 @@ class LaunchedRun:
         return self._snapshot
 
     def _own(self) -> dict[str, Any]:
-        found = own_snapshot(self._path, _TIMEOUT)
+        after = 0 if self._snapshot is None else self._views.seen(self._snapshot)
+        found = own_snapshot(self._path, _TIMEOUT, after)
         if found is None:
             raise RunOverError(
                 f"the launcher at {self._path} has ended",

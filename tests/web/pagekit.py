@@ -186,7 +186,7 @@ class Source:
             rows = {row[name]: row for row in now[key]} | {row[name]: row for row in patch.get(key, ())}
             now[key] = [row for row in rows.values() if row[name] not in patch.get(f"{key}_gone", ())]
         now["faults"].sort(key=lambda one: -one["at"])
-        now["events"] = [*now["events"], *patch.get("events", ())][-200:]
+        now["events"] = [*now["events"], *patch.get("events", ())][-500:]
         self.now = now
 
     def view(self):

@@ -317,20 +317,20 @@ def test_tooltip_of_a_cell(site):
 
 
 def test_events_follow_unless_the_reader_scrolled_up(site):
-    source = fleet(events=[event(number, f"event {number}") for number in range(150)])
+    source = fleet(events=[event(number, f"event {number}") for number in range(450)])
     page = site(source)
     box = page.locator("#event-list")
-    expect(box.locator("li")).to_have_count(150)
+    expect(box.locator("li")).to_have_count(450)
     end = "box => box.scrollHeight - box.scrollTop - box.clientHeight"
     assert box.evaluate(end) < 5
-    source.change(events=[event(number, f"event {number}") for number in range(150, 210)])
-    expect(box).to_contain_text("event 209")
-    expect(box.locator("li")).to_have_count(200)
+    source.change(events=[event(number, f"event {number}") for number in range(450, 510)])
+    expect(box).to_contain_text("event 509")
+    expect(box.locator("li")).to_have_count(500)
     assert box.evaluate(end) < 5
     box.evaluate("box => { box.scrollTop = 300 }")
     page.wait_for_timeout(100)
-    source.change(events=[event(300, "event 300")])
-    expect(box).to_contain_text("event 300")
+    source.change(events=[event(600, "event 600")])
+    expect(box).to_contain_text("event 600")
     assert box.evaluate(end) > 100
     page.get_by_role("button", name="To the newest").click()
     assert box.evaluate(end) < 5

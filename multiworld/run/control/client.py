@@ -44,17 +44,19 @@ def question(path: Path, message: dict[str, Any], timeout: float) -> object | No
     return answer
 
 
-def own_snapshot(path: Path, timeout: float) -> dict[str, Any] | None:
+def own_snapshot(path: Path, timeout: float, after: int | None = None) -> dict[str, Any] | None:
     """Return a launcher's snapshot; None if it has ended.
 
     Args:
         path: of the socket.
         timeout: seconds, from connecting to the last byte.
+        after: number of an event: the later ones are in it; None: the last ones.
 
     Raises:
         LauncherSilentError: it cannot be reached, has not answered in time, or with something else.
     """
-    answer = question(path, {"hello": "status"}, timeout)
+    named = {} if after is None else {"after": after}
+    answer = question(path, {"hello": "status", **named}, timeout)
     return None if answer is None else _snapshot_in(answer)
 
 

@@ -60,8 +60,8 @@ class ControlServer:
         path: of the socket; its folder is made, and removed in the end, unless it is there already.
         plan: of the worlds file; None without one.
         bus: gets the workers' reports, as `WorldChanged`.
-        snapshot: returns a dictionary for JSON, the answer to ``status``. Quick; called in the server's
-            thread.
+        snapshot: returns a dictionary for JSON, the answer to ``status``; may get ``after``, the number
+            of an event. Quick; called in the server's thread.
         store: returns the present address of the store that planned worlds meet at; "" if there is none yet.
             Quick.
         others: asks the other nodes' launchers for their snapshots, within so many seconds; in a thread
@@ -78,7 +78,7 @@ class ControlServer:
         path: str,
         plan: WorldsPlan | None,
         bus: EventBus,
-        snapshot: Callable[[], dict[str, Any]],
+        snapshot: Callable[..., dict[str, Any]],
         *,
         store: Callable[[], str],
         command: Callable[[dict[str, Any], Answer], None] | None = None,
@@ -320,7 +320,7 @@ class ControlServer:
             if message.get("nodes") is True:
                 self._ask_nodes(client)
             else:
-                self._send(client, self._status())
+                self._send(client, self._status(message.get("after")))
         elif message.get("hello") == "look":
             client.said = True
             client.most = MOST_LOOKED
@@ -400,9 +400,10 @@ class ControlServer:
             self._answers.put((client, self._status()))
             self._rouse()
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, after: object = None) -> dict[str, Any]:
+        more = {"after": after} if isinstance(after, int) else {}
         try:
-            return {"snapshot": self._snapshot()}
+            return {"snapshot": self._snapshot(**more)}
         except Exception as exc:  # noqa: BLE001  (a faulty snapshot must not end the server)
             _log.exception("control socket: no snapshot could be made")
             return {"error": f"no snapshot: {exc}"}

@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from multiworld._core.operations.report import MAX_REPORT
+from multiworld.run.view.state import LAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ class ToldSnapshot:
 
 
 def encode(snapshot: dict[str, Any]) -> bytes:
-    """Return the snapshot, at most `MAX_REPORT` bytes; of a large one with fewer faults, steps and lists."""
+    """Return the snapshot, at most `MAX_REPORT` bytes; of a large one with fewer events, faults and lists."""
     for each in _shorter(snapshot):
         data = zlib.compress(json.dumps(each).encode(), 1)
         if len(data) <= MAX_REPORT:
@@ -65,6 +66,8 @@ def encode(snapshot: dict[str, Any]) -> bytes:
 
 
 def _shorter(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield snapshot
+    snapshot = {**snapshot, "last": snapshot.get("last", [])[-LAST:]}
     yield snapshot
     for faults, steps in ((50, 10), (10, 10), (0, 0)):
         kept = [{**each, "steps": each["steps"][:steps]} for each in snapshot.get("faults", ())[:faults]]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.events import RunEvent
 
-__all__ = ["LAST", "UP_AFTER", "VERSION", "RunState"]
+__all__ = ["KEPT", "LAST", "UP_AFTER", "VERSION", "RunState"]
 
 VERSION = 1
 """Version of the snapshot. Keys may be added within a version; none changes its meaning."""
@@ -47,7 +47,10 @@ UP_AFTER = 10.0
 """Seconds after which a worker that reports no world counts as up."""
 
 LAST = 20
-"""How many of the last events a snapshot holds."""
+"""How many of the last events a snapshot holds where nothing else is asked for."""
+
+KEPT = 500
+"""How many of the last events are kept: a member's end may break hundreds of worlds at once."""
 
 _MOST_WORLDS = 512
 _LONGEST_TEXT = 500
@@ -125,7 +128,8 @@ class RunState:
         self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
         self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
-        self._last: deque[dict[str, Any]] = deque(maxlen=LAST)
+        self._last: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._number = 0  # of the last of them
         self._ended: RunEnded | None = None
 
     @property
@@ -148,13 +152,18 @@ class RunState:
                 known = self._workers.get(rank)
                 text = f"rank {rank}{f' ({known.role}:{known.role_rank})' if known else ''} {text}"
             level = logging.getLevelName(level_of(event)).lower()
+            self._number += 1
             self._last.append({
-                "number": self._changes, "at": event.at, "level": level, "world": getattr(event, "world", ""),
+                "number": self._number, "at": event.at, "level": level, "world": getattr(event, "world", ""),
                 "text": text,
             })  # fmt: skip
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as data for JSON; the page "What a run shows" has its keys."""
+    def snapshot(self, *, after: int | None = None) -> dict[str, Any]:
+        """Return the state as data for JSON; the page "What a run shows" has its keys.
+
+        Args:
+            after: number of an event: of those that are kept the later ones are in it; None: the last `LAST`.
+        """
         with self._lock:
             now = self._clock()
             of_worker: dict[int, list[dict[str, Any]]] = {}
@@ -195,7 +204,11 @@ class RunState:
                 "awaited": self._awaited(),
                 "faults": self._faults.faults(),
                 "totals": {**self._totals, "broken": dict(self._broken)},
-                "last": [dict(each) for each in self._last],
+                "last": [
+                    dict(each)
+                    for each in self._last
+                    if each["number"] > (self._number - LAST if after is None else after)
+                ],
                 "ended": None
                 if self._ended is None
                 else {"exitcode": self._ended.exitcode, "reason": self._ended.reason},

@@ -1,6 +1,6 @@
 // What the server last said: a view, and the patches since.
 
-const EVENTS = 200;
+const EVENTS = 500;
 const FAULTS = 50;
 
 const HEAD = { title: "", note: "", run: null, kind: "", totals: {} }; // and what stands for none

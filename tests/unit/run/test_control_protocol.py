@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from multiworld._net.launcher_connection import MAX_LINE, ControlClient, Lines, ProtocolError, encode
 from multiworld.run.control import server as control
 from multiworld.run.control import sockets as folders
-from multiworld.run.control.client import LauncherSilentError, look, question, snapshots
+from multiworld.run.control.client import LauncherSilentError, look, own_snapshot, question, snapshots
 from multiworld.run.control.looks import Look
 from multiworld.run.control.pending import pending_operations
 from multiworld.run.control.server import ControlServer
@@ -63,7 +63,7 @@ class Served:
             f"{self.folder}/run/{folders.SOCKET}",
             parse(plan, "x.toml") if plan else None,
             bus,
-            lambda: self.snapshot(),  # noqa: PLW0108  (tests put another one there)
+            lambda **more: self.snapshot(**more),  # noqa: PLW0108  (tests put another one there)
             store=lambda: self.store,
         )
 
@@ -757,6 +757,14 @@ def test_snapshots_of_all_nodes(served):
     served.server._others = lambda timeout: [{"node": "beta"}, {"node": "gamma", "x": "y" * 100_000}]
     told = snapshots(Path(served.server.path), PATIENCE)
     assert told == [{"version": 1}, {"node": "beta"}, {"node": "gamma", "x": "y" * 100_000}]
+
+
+def test_a_snapshot_has_the_events_after_the_one_that_is_named(served):
+    served.snapshot = lambda **more: more
+    path = Path(served.server.path)
+    assert own_snapshot(path, PATIENCE, 7) == {"after": 7}
+    assert own_snapshot(path, PATIENCE) == {}
+    assert question(path, {"hello": "status", "after": "7"}, PATIENCE) == {"snapshot": {}}
 
 
 def test_a_large_run_has_a_snapshot(served):

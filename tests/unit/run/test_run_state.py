@@ -17,7 +17,7 @@ from multiworld.events import MemberBusy
 from multiworld.launched.reports import LauncherReports
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
-from multiworld.run.view.state import LAST, UP_AFTER, RunState
+from multiworld.run.view.state import KEPT, LAST, UP_AFTER, RunState
 from multiworld.run.view.world_state import world_state
 
 ALIVE = {"starting", "up", "retiring"}
@@ -166,6 +166,12 @@ def test_only_the_last_happenings_are_kept_each_on_one_line():
     state = run_of(*(h.Note(AT + at, 20, f"note {at}\n\x1b[2Jagain" + "x" * 900) for at in range(50)))
     last = state.snapshot()["last"]
     assert [each["at"] for each in last] == [AT + at for at in range(50 - LAST, 50)]
+    assert [each["number"] for each in state.snapshot(after=10)["last"]] == list(range(11, 51))
+    assert state.snapshot(after=50)["last"] == []
+    for at in range(50, KEPT + 60):
+        state.apply(h.StateProgress(AT + at, 0, "w", 1, 2))  # it has no number
+        state.apply(h.Note(AT + at, 20, "more"))
+    assert [each["number"] for each in state.snapshot(after=0)["last"]] == list(range(61, KEPT + 61))
     assert all(each["text"].isprintable() and len(each["text"]) <= 500 for each in last)
 
 

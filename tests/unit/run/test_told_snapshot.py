@@ -13,6 +13,7 @@ from kits.runstatekit import begun, killed, run_of
 
 from multiworld._core.operations.report import MAX_REPORT
 from multiworld.run.nodes.told_snapshot import ToldSnapshot, decode, encode
+from multiworld.run.view.state import LAST
 
 
 def test_a_snapshot_comes_through():
@@ -36,6 +37,9 @@ def test_one_that_is_too_large_is_told_without_some_of_its_lists():
     ]
     found = decode(encode({**snapshot, "faults": faults}))
     assert ([len(each["steps"]) for each in found["faults"]], found["last"]) == ([10] * 50, snapshot["last"])
+    few = [{"text": f"{noise.getrandbits(8192):x}"} for _ in range(100)]
+    found = decode(encode({**snapshot, "last": few}))
+    assert found == {**snapshot, "last": few[-LAST:]}
     found = decode(encode({**snapshot, "last": texts, "faults": faults}))
     assert (found["faults"], found["last"], found["workers"]) == ([], [], snapshot["workers"])
     found = decode(encode({**snapshot, "last": texts, "workers": texts}))

@@ -285,6 +285,36 @@ def test_faults_keep_their_ids_when_another_launcher_answers_or_does_not():
     assert [each["id"] for each in alone] == [each["id"] for each in both["faults"]] == ["w0/1"]
 
 
+def broken_by_one(state, worlds, members):
+    state.apply(h.WorkerFailed(AT + 100, 0, 4000, 0, -9, "killed by SIGKILL"))
+    for rank in range(1, members):
+        for number in range(worlds):
+            state.apply(
+                h.WorldChanged(AT + 100, rank, f"w{number}", "broken", 1, "rank 0 crashed", "crashed")
+            )
+
+
+def test_all_events_of_a_fault_of_many_worlds_are_shown_its_cause_first():
+    state, views = run_of(*begun(7)), RunViews()
+    before = state.snapshot(after=0)
+    shown = len(views.view(before, (), {}, {})["events"])
+    broken_by_one(state, 32, 8)
+    found = views.view(state.snapshot(after=views.seen(before)), (), {}, {})["events"][shown:]
+    assert len(found) == 1 + 7 * 32
+    assert found[0]["text"] == "rank 0 (hub:0) failed: killed by SIGKILL"
+
+
+def test_events_that_are_not_shown_are_counted():
+    state, views = run_of(*begun(7)), RunViews()
+    before = state.snapshot(after=0)
+    shown = len(views.view(before, (), {}, {})["events"])
+    broken_by_one(state, 4, 8)
+    found = views.view(state.snapshot(), (), {}, {})["events"][shown:]
+    assert found[0]["text"] == "9 events are not shown: more came than are kept"
+    assert (found[0]["level"], len(found)) == ("warning", 21)
+    assert len({each["id"] for each in found}) == 21
+
+
 def test_events_are_told_once():
     views = RunViews()
     first = views.view(snapshot(), (), {}, {})["events"]

@@ -30,6 +30,7 @@ class Launcher:
         self.others = []
         self.looked = []
         self.members = []
+        self.after = []
         self.error = None
         self.slow = threading.Event()
         self.slow.set()
@@ -37,7 +38,8 @@ class Launcher:
             monkeypatch.setattr(sources, name, getattr(self, name))
         monkeypatch.setattr(pending, "look", self.look)
 
-    def own_snapshot(self, path, timeout):
+    def own_snapshot(self, path, timeout, after):
+        self.after.append(after)
         if self.error is not None:
             raise self.error
         return self.snapshot
@@ -226,6 +228,21 @@ def test_a_scrape_says_what_waits_now_and_not_at_the_last_scrape(launcher, monke
         waits[:] = ["w0"] * stuck
         assert (pending_seconds(run) > 0) == stuck
         clock.now += 15
+
+
+def test_a_launcher_is_asked_for_the_events_that_the_page_has_not(run, launcher):
+    last = launcher.snapshot["last"][-1]["number"]
+    for _ in range(2):
+        run.view()
+    assert launcher.after == [0, last]
+    launcher.snapshot = {**snapshot(), "last": []}
+    run.view()
+    run.view()
+    assert launcher.after[2:] == [last, last]
+    launcher.snapshot = {**snapshot(), "last": [], "started": 1.0}
+    run.view()
+    run.view()
+    assert launcher.after[-1] == 0, "another launcher counts anew"
 
 
 def test_logs_are_those_of_the_snapshot(run, launcher, tmp_path):
