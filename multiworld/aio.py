@@ -1,6 +1,7 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
-An operation is posted at once, in the caller's order. Messages of the lane are awaited in the loop itself
+An operation is posted at once, in the caller's order; one that would come between the steps of an object
+operation is posted after them (`multiworld.turns`). Messages of the lane are awaited in the loop itself
 (`multiworld._net.lane.awaiting`), gloo's collectives the short way (`multiworld._c10d.gloo.await_work`), all
 else by a kept thread, or the future of the work where torch has one. Cancelling ends the waiting: a receive
 of the lane is taken back, and the next one gets its message; what torch carries goes on.
@@ -22,6 +23,7 @@ from multiworld.errors import MultiworldError
 from multiworld.events import State
 from multiworld.objects import ComingList
 from multiworld.operation_table import TABLE, better, call, peer
+from multiworld.turns import COLLECTIVE, RECEIVE, SEND, Turns, collective, message
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from multiworld._generation.generation import Generation
     from multiworld._net.lane.endpoint import Operation
     from multiworld.objects import ObjectCollectives
+    from multiworld.turns import Turn, Way
     from multiworld.work import WorldWork
 
 __all__ = ["Aio", "AioWork"]
@@ -73,7 +76,8 @@ class Aio:
 
     def __init__(self, world: ObjectCollectives) -> None:
         self._world = world
-        self._before: asyncio.Future[Any] | None = None  # of those in `_in_turn`
+        self._turns = Turns()
+        self._taken = self._turns.taken  # empty as a rule: an operation asks that, and pays for no more
         self._making: asyncio.Future[Any] | None = None  # of the last that waits for torch's group
         self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
         self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
@@ -85,6 +89,9 @@ class Aio:
 
     async def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send `tensor` to rank `dst`. After a cancellation the message may still be delivered."""
+        if self._taken and self._turns.hold(message(SEND, dst, tag, tensor)):
+            await (await self.isend(tensor, dst, tag))
+            return
         gen = self._world._gen  # noqa: SLF001  (its own)
         try:
             lane = gen.lane
@@ -105,6 +112,12 @@ class Aio:
 
         A receive that is cancelled is taken back: its message goes to the next one.
         """
+        if self._taken and self._turns.hold(ways := message(RECEIVE, src, tag, tensor)):
+            turn = self._turns.take(ways)
+            try:
+                return await self._recv_in_turn(turn, tensor, src, tag)
+            finally:
+                turn.over()
         gen = self._world._gen  # noqa: SLF001  (its own)
         try:
             lane = gen.lane
@@ -115,6 +128,27 @@ class Aio:
             await self._raise(gen, exc)
         if lane is None or receive is None:
             return await self._recv(gen, tensor, src, tag)
+        try:
+            await self._over(gen, lane, receive)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit) as error:
+            lane.take_back(receive, error, (tensor, landed))
+            raise
+        if landed is not None:
+            landed()
+        assert receive.sender is not None  # noqa: S101  (it has a message)
+        return receive.sender
+
+    async def _recv_in_turn(self, turn: Turn, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+        """`recv` once `turn` has come, which is not over then; the usual way does not pay for this call."""
+        await turn.come()
+        gen = self._world._gen  # noqa: SLF001  (its own)
+        lane = gen.lane
+        if lane is None or not lane.takes(tensor):
+            return await self._recv(gen, tensor, src, tag)
+        try:
+            receive, landed = lane.begin_receive(tensor, None if src is None else peer(gen, src), tag)
+        except Exception as exc:  # noqa: BLE001  (explained, and raised again)
+            await self._raise(gen, exc)
         try:
             await self._over(gen, lane, receive)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit) as error:
@@ -141,20 +175,35 @@ class Aio:
 
     async def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> AioWork:
         """Start a send; await the returned work."""
+        turn = await self._turn(message(SEND, dst, tag, tensor)) if self._taken else None
         gen = self._world._gen  # noqa: SLF001  (its own)
         post = self._post if _over_lane(gen, tensor) else self._post_by_torch
-        return AioWork(self, gen, await post(gen, lambda: self._world.isend(tensor, dst, tag)))
+        try:
+            return AioWork(self, gen, await post(gen, lambda: self._world.isend(tensor, dst, tag)))
+        finally:
+            if turn is not None:
+                turn.over()
 
     async def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> AioWork:
         """Start a receive; `tensor` holds the message once the returned work was awaited."""
+        turn = await self._turn(message(RECEIVE, src, tag, tensor)) if self._taken else None
         gen = self._world._gen  # noqa: SLF001  (its own)
         post = self._post if _over_lane(gen, tensor) else self._post_by_torch
-        return AioWork(self, gen, await post(gen, lambda: self._world.irecv(tensor, src, tag)))
+        try:
+            return AioWork(self, gen, await post(gen, lambda: self._world.irecv(tensor, src, tag)))
+        finally:
+            if turn is not None:
+                turn.over()
 
     async def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[AioWork]:
         """Start the sends and receives of `p2p_op_list`; await each of the returned works."""
+        turn = await self._turn(_ways_of(p2p_op_list)) if self._taken else None
         gen = self._world._gen  # noqa: SLF001  (its own)
-        works = await self._post_by_torch(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
+        try:
+            works = await self._post_by_torch(gen, lambda: self._world.batch_isend_irecv(p2p_op_list))
+        finally:
+            if turn is not None:
+                turn.over()
         return [AioWork(self, gen, work) for work in works]
 
     # -- collectives -----------------------------------------------------------------------------------------
@@ -222,7 +271,8 @@ class Aio:
 
     async def send_object_list(self, object_list: list[Any], dst: int, device: Any = None) -> None:
         """Send the objects of `object_list` to rank `dst`."""
-        await self._in_turn("send_object_list", object_list, dst, device)
+        turn = self._turns.take(message(SEND, dst, 0, device or self._world.device))
+        await self._in_turn(turn, functools.partial(self._world.send_object_list, object_list, dst, device))
 
     async def recv_object_list(
         self, object_list: list[Any], src: int | None = None, device: Any = None, *, weights_only: bool = True
@@ -232,34 +282,36 @@ class Aio:
         One of the CPU that is cancelled before anything has come is taken back, as a tensor's receive is; all
         others are received nevertheless, and lost.
         """
-        coming = ComingList(object_list, device or self._world.device)
-        if not _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
-            return int(
-                await self._in_turn("recv_object_list", object_list, src, device, weights_only=weights_only)
-            )
-        context, over = contextvars.copy_context(), await self._turn()
+        device = device or self._world.device
+        coming = ComingList(object_list, device)
 
-        def rest() -> None:
+        def whole() -> int:
+            return self._world.recv_object_list(object_list, src, device, weights_only=weights_only)
+
+        def rest() -> int:
             self._world.recv(coming.room(), sender)
             coming.fill(sender, weights_only=weights_only)
+            return sender
 
+        turn = self._turns.take(message(RECEIVE, src, 0, device))
+        if not _over_lane(self._world._gen, coming.sizes):  # noqa: SLF001  (its own)
+            return int(await self._in_turn(turn, whole))
         try:
-            sender = await self.recv(coming.sizes, src)
+            sender = await self._recv_in_turn(turn, coming.sizes, src)
         except BaseException:
-            _finished(over)
+            turn.over()
             raise
-        await self._last(over, lambda: context.run(rest))  # a task would end with its loop
-        return sender
+        return int(await self._in_turn(turn, rest))  # a task would end with its loop
 
     async def broadcast_object_list(
         self, object_list: list[Any], src: int = 0, device: Any = None, *, weights_only: bool = True
     ) -> None:
         """Give every member the objects of `src`'s `object_list`."""
-        await self._in_turn("broadcast_object_list", object_list, src, device, weights_only=weights_only)
+        await self._objects("broadcast_object_list", object_list, src, device, weights_only=weights_only)
 
     async def all_gather_object(self, object_list: list[Any], obj: Any, *, weights_only: bool = True) -> None:
         """Fill `object_list` with everyone's `obj`."""
-        await self._in_turn("all_gather_object", object_list, obj, weights_only=weights_only)
+        await self._objects("all_gather_object", object_list, obj, weights_only=weights_only)
 
     async def gather_object(
         self,
@@ -270,7 +322,7 @@ class Aio:
         weights_only: bool = True,
     ) -> None:
         """Fill `dst`'s `object_gather_list` with all ranks' `obj`."""
-        await self._in_turn("gather_object", obj, object_gather_list, dst, weights_only=weights_only)
+        await self._objects("gather_object", obj, object_gather_list, dst, weights_only=weights_only)
 
     async def scatter_object_list(
         self,
@@ -281,7 +333,7 @@ class Aio:
         weights_only: bool = True,
     ) -> None:
         """Put rank r's object of `src`'s list into ``scatter_object_output_list[0]`` of rank r."""
-        await self._in_turn(
+        await self._objects(
             "scatter_object_list",
             scatter_object_output_list,
             scatter_object_input_list,
@@ -327,6 +379,9 @@ class Aio:
 
     async def _do(self, name: str, *args: Any) -> None:
         """Run the collective `name` to its end."""
+        if self._taken and self._turns.hold(COLLECTIVE):
+            await self._blocking(name, *args)
+            return
         row, gen = TABLE[name], self._world._gen  # noqa: SLF001  (its own)
         work = ending = entry = None
         try:
@@ -348,7 +403,7 @@ class Aio:
                 await asyncio.sleep(0)
             return
         if lane is not None and lane.checks:  # to compare the calls blocks
-            await self._in_turn(name, *args)
+            await self._blocking(name, *args)
             return
         if row.post is not None and not by_torch:
             try:
@@ -464,39 +519,59 @@ class Aio:
         finally:
             del ready  # as in recv
 
-    async def _in_turn(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Run the blocking method `name`, which takes several steps, on a waiter after those given before."""
-        fn = functools.partial(getattr(self._world, name), *args, **kwargs)
-        context, over = contextvars.copy_context(), await self._turn()
-        return await self._last(over, lambda: context.run(fn))
+    async def _turn(self, ways: Sequence[Way]) -> Turn | None:
+        """Wait for the turn of an operation on `ways`; None if it needs none."""
+        if not self._turns.hold(ways):
+            return None
+        turn = self._turns.take(ways)
+        await turn.come()
+        return turn
 
-    async def _last(self, over: asyncio.Future[Any], fn: Callable[[], Any]) -> Any:
-        """Run the last step of an operation on a waiter; cancelled, it goes on. Then it is the next one's turn."""
-        try:
-            running = self._on_waiter(fn)
-        except BaseException:  # the process gets no other thread
-            _finished(over)
-            raise
-        running.add_done_callback(lambda _: _finished(over))
+    async def _objects(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Run the object collective `name`."""
+        turn = self._turns.take(collective(self._world.device))
+        await self._in_turn(turn, functools.partial(getattr(self._world, name), *args, **kwargs))
+
+    async def _blocking(self, name: str, *args: Any) -> None:
+        """Run the collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
+        run = functools.partial(self._world._do, name, False, *args)  # noqa: SLF001  (its own)
+        await self._in_turn(self._turns.take(COLLECTIVE), run, goes_on=True)
+
+    async def _in_turn(self, turn: Turn, fn: Callable[[], Any], *, goes_on: bool = False) -> Any:
+        """Run `fn`, which blocks, on a waiter once `turn` has come, which then is over.
+
+        Cancelled while it runs, it goes on; cancelled before, only if `goes_on`.
+        """
+        running = self._begin(turn, fn)
         try:
             return await asyncio.shield(running)
         finally:
+            if not goes_on:
+                turn.give_up()
             del running  # as in recv
 
-    async def _turn(self) -> asyncio.Future[Any]:
-        """Wait for the operations of several steps that were given before; return what the next one waits for."""
-        before, loop = self._before, asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-        self._before = done
-        try:
-            if before is not None and before.get_loop() is loop and not before.done():
-                await asyncio.wait([before])
-        except asyncio.CancelledError:
-            # It never ran: who comes next waits for who came before.
-            assert before is not None  # noqa: S101  (nothing else was awaited)
-            before.add_done_callback(lambda _: _finished(done))
-            raise
-        return done
+    def _begin(self, turn: Turn, fn: Callable[[], Any]) -> asyncio.Future[Any]:
+        from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
+
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        running: asyncio.Future[Any] = loop.create_future()
+        running.add_done_callback(seen)
+
+        def run() -> Any:
+            try:
+                return context.run(fn)
+            finally:
+                turn.over()
+
+        def begin() -> None:
+            try:
+                waiter_pool.pool.run(waiter_pool.outcome_of(run, loop, running))
+            except RuntimeError as error:  # the process gets no other thread
+                turn.over()
+                waiter_pool.hand_over(loop, running, None, error)
+
+        turn.when_come(begin)
+        return running
 
     def _on_waiter(self, fn: Callable[[], Any]) -> asyncio.Future[Any]:
         from multiworld._c10d import waiter_pool  # noqa: PLC0415  (a world exists, so torch is loaded)
@@ -540,6 +615,11 @@ def _over_lane(gen: Generation, tensor: Tensor) -> bool:
     return gen.lane is not None and gen.lane.takes(tensor)
 
 
-def _finished(lane: asyncio.Future[Any]) -> None:
-    if not lane.done():
-        lane.set_result(None)
+def _ways_of(p2p_op_list: Sequence[Any]) -> list[Way]:
+    """The ways of a batch's messages; what is none of them torch refuses."""
+    return [
+        way
+        for each in p2p_op_list
+        if hasattr(each, "peer")
+        for way in message(RECEIVE if each.op.__name__ == "irecv" else SEND, each.peer, each.tag, each.tensor)
+    ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Job = Callable[[], Callable[[], None] | None]
 
-__all__ = ["Pool", "future_of", "pool", "without_future"]
+__all__ = ["Pool", "future_of", "hand_over", "outcome_of", "pool", "without_future"]
 
 LIMIT = 512
 """Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
@@ -68,7 +68,7 @@ class Pool:
         meanwhile is no error. Call it in the loop's thread.
         """
         future: asyncio.Future[Any] = loop.create_future()
-        self.run(_outcome_of(fn, loop, future))
+        self.run(outcome_of(fn, loop, future))
         return future
 
     def run(self, job: Job) -> None:
@@ -226,11 +226,11 @@ def future_of(work: Any, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
     future: asyncio.Future[Any] = loop.create_future()
-    torch_future.add_done_callback(_outcome_of(methodcaller("value"), loop, future))
+    torch_future.add_done_callback(outcome_of(methodcaller("value"), loop, future))
     return future
 
 
-def _outcome_of(
+def outcome_of(
     fn: Callable[..., Any], loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]
 ) -> Callable[..., None]:
     """Return a job that calls `fn`, once, and sets its result or exception in `future`."""
@@ -242,7 +242,7 @@ def _outcome_of(
             result = fn(*given)
         except BaseException as exc:  # set in the future
             error = exc
-        _hand_over(loop, future, result, error)
+        hand_over(loop, future, result, error)
         # The error's traceback refers to this frame. References from the frame to the error, or to the future
         # that has it, would make a cycle that keeps works, tensors and groups of the callers' frames alive.
         del fn, future, given, result, error
@@ -250,9 +250,10 @@ def _outcome_of(
     return job
 
 
-def _hand_over(
+def hand_over(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: BaseException | None
 ) -> None:
+    """Give the future its result, or its error; in any thread."""
     # Raised where the loop was closed meanwhile.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, future, result, error)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from kits.meetkit import until
 from test_world_more import alone, runs
-from waykit import world
+from waykit import without_lane, world
 
 import multiworld as mw
 from multiworld import aio, objects
@@ -223,6 +223,133 @@ def in_order(me, size):
 
 def test_each_begins_when_the_one_before_it_has_ended(cast):
     runs(cast, in_order, size=1)
+
+
+def beside_tensors(me, size, lane):
+    """Object operations and tensors' at once: each gets its own, in the order of the calls."""
+    if not lane:
+        without_lane()
+    rounds, other = 30, 1 - me.rank
+
+    async def main(w):
+        calls, checks = [], []
+        for n in range(rounds):
+            objects_, total, parts = (
+                [None] * size,
+                torch.tensor([me.rank + n]),
+                [torch.zeros(1) for _ in range(size)],
+            )
+            lists, tensors = [[None], [None]], [torch.zeros(2), torch.zeros(1), torch.zeros(2)]
+            source = None if n % 3 == 0 else other
+            calls += [
+                w.aio.all_gather_object(objects_, (me.rank, n, "x" * (997 * n % 5000))),
+                w.aio.all_reduce(total),
+                w.aio.all_gather(parts, torch.tensor([float(me.rank)])),
+                w.aio.send_object_list([("list", n)], other),
+                w.aio.send(torch.full((2,), float(n)), other),
+                w.aio.isend(torch.full((1,), float(n)), other),
+                w.aio.send_object_list([{"of": me.rank}], other),
+                w.aio.send(torch.full((2,), float(-n)), other),
+                w.aio.recv_object_list(lists[0], source),
+                w.aio.recv(tensors[0], source),
+                w.aio.irecv(tensors[1], source),
+                w.aio.recv_object_list(lists[1], source),
+                w.aio.recv(tensors[2], other),
+            ]
+
+            def check(n=n, objects_=objects_, total=total, parts=parts, lists=lists, tensors=tensors):
+                assert objects_ == [(rank, n, "x" * (997 * n % 5000)) for rank in range(size)]
+                assert total.item() == 1 + 2 * n
+                assert [each.item() for each in parts] == [0.0, 1.0]
+                assert lists == [[("list", n)], [{"of": other}]]
+                assert [each.tolist() for each in tensors] == [[n] * 2, [n], [-n] * 2]
+
+            checks.append(check)
+        for each in await asyncio.gather(*calls):
+            if isinstance(each, aio.AioWork):
+                await each
+        for check in checks:
+            check()
+        assert not w.aio._turns.taken
+
+    with world(me, size) as w:
+        asyncio.run(main(w))
+
+
+@pytest.mark.parametrize("lane", [True, False], ids=["lane", "no lane"])
+def test_no_tensor_comes_between_the_steps_of_an_object_operation(cast, lane):
+    runs(cast, beside_tensors, 2, lane=lane)
+
+
+def goes_on(me, size):
+    """Begun in a loop that has ended, an operation still has its turn; so has a tensor's that stood behind it."""
+    with world(me, size) as w:
+        first, second, total = [None] * size, [None] * size, torch.tensor([me.rank + 1])
+        later = torch.tensor([10 * (me.rank + 1)])
+        if me.rank == 1:
+            w.recv(torch.zeros(1), 0)
+            w.all_gather_object(first, "short")
+            w.all_reduce(total)
+            w.all_gather_object(second, ["of", 1, "long" * 100])
+            w.all_reduce(later)
+        else:
+
+            async def cut_short():
+                tasks = [
+                    asyncio.create_task(w.aio.all_gather_object(first, "first")),
+                    asyncio.create_task(w.aio.all_reduce(total)),
+                ]
+                await asyncio.wait(tasks, timeout=0.05)
+                assert not any(each.done() for each in tasks)
+
+            async def main():
+                await w.aio.send(torch.zeros(1), 1)
+                await w.aio.all_gather_object(second, {"second": 0})
+                await w.aio.all_reduce(later)
+
+            asyncio.run(cut_short())
+            asyncio.run(main())
+        assert first == ["first", "short"]
+        assert second == [{"second": 0}, ["of", 1, "long" * 100]]
+        assert (total.item(), later.item()) == (3, 30)
+
+
+def test_a_turn_outlives_its_loop(cast):
+    runs(cast, goes_on, 2)
+
+
+def unhindered(me, size):
+    """What cannot be taken for a list that is awaited goes on, although it was called later."""
+    with world(me, size) as w:
+        if me.rank == 1:
+            got = [None]
+            w.recv(torch.zeros(1), 0)
+            w.recv_object_list(got, 0)
+            assert got == ["there"]
+            w.all_reduce(torch.zeros(1))
+            w.send(torch.ones(1), 0, tag=1)
+            w.send_object_list(["back"], 0)
+            return
+
+        async def main():
+            back = [None]
+            listed = asyncio.create_task(w.aio.recv_object_list(back, 1))
+            await asyncio.sleep(0)
+            await w.aio.send(torch.zeros(1), 1)
+            await w.aio.send_object_list(["there"], 1)
+            await w.aio.all_reduce(torch.zeros(1))
+            await w.aio.recv(torch.zeros(1), 1, tag=1)
+            behind = asyncio.create_task(w.aio.recv(torch.zeros(1), 1))
+            await asyncio.sleep(0)
+            behind.cancel()
+            await listed
+            assert back == ["back"]
+
+        asyncio.run(main())
+
+
+def test_nothing_waits_for_a_list_that_it_does_not_meet(cast):
+    runs(cast, unhindered, 2)
 
 
 def taken_back(me, size):

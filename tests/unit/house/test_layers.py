@@ -31,6 +31,7 @@ LAYERS = (
         "world",
         "advances",
         "aio",
+        "turns",
         "watchdog",
         "collectives",
         "operation_table",

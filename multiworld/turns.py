@@ -1,0 +1,160 @@
+"""Turns: in which order a world's awaited operations begin while some of them take several steps.
+
+Object operations take several steps: of two at once, each could take what is the other's. What is called
+meanwhile, and would come in between, waits until they are over; all else goes on at once. A turn belongs to
+no event loop: its operation goes on in a thread after its loop has ended.
+
+There is no lock: the collector may end a task, and with it a turn, in the middle of any line here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["COLLECTIVE", "RECEIVE", "SEND", "Turn", "Turns", "Way", "collective", "message"]
+
+Way = tuple[str | None, str | None, int | None]
+"""What an operation travels on: type of device, kind, rank of the other member. None stands for any."""
+
+SEND, RECEIVE = "send", "receive"
+COLLECTIVE: tuple[Way, ...] = ((None, "collective", None),)
+"""The ways of a tensor's collective."""
+
+
+def collective(device: Any) -> tuple[Way, ...]:
+    """Return the ways of an object collective whose bytes travel on `device`."""
+    return COLLECTIVE if (kind := _type_of(device)) == "cpu" else ((kind, None, None),)
+
+
+def message(kind: str, peer: int | None, tag: int, on: Any) -> tuple[Way, ...]:
+    """Return the ways of a message; none where an object's message, which has tag 0, is never taken for it.
+
+    Args:
+        kind: `SEND` or `RECEIVE`.
+        peer: rank of the other member; None for any.
+        tag: as given.
+        on: the tensor, or its device.
+    """
+    device = _type_of(getattr(on, "device", on))
+    if device != "cpu":
+        return ((device, None, None),)  # NCCL knows no tags, and all its operations have one order
+    return ((device, kind, peer),) if tag == 0 else ()
+
+
+class Turns:
+    """Of one world.
+
+    Attributes:
+        taken: those that are not over, in the order in which they were taken.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[Turn] = []
+
+    def hold(self, ways: Sequence[Way]) -> bool:
+        """Whether an operation on `ways` has to take a turn."""
+        return any(each.meets(ways) for each in tuple(self.taken))
+
+    def take(self, ways: Sequence[Way]) -> Turn:
+        """Return a turn behind all that meet its ways."""
+        turn = Turn(self.taken, ways)
+        self.taken.append(turn)
+        taken = tuple(self.taken)
+        turn.before = [each for each in taken[: taken.index(turn)] if each.meets(ways)]
+        return turn
+
+
+class Turn:
+    """One operation's; it lasts from `Turns.take` until `over`.
+
+    Args:
+        taken: see `Turns`.
+        ways: that it keeps others from.
+
+    Attributes:
+        before: those that it waits for.
+        left: whether it is over.
+    """
+
+    def __init__(self, taken: list[Turn], ways: Sequence[Way]) -> None:
+        self.before: Sequence[Turn] = ()
+        self.left = False
+        self._taken = taken
+        self._ways = ways
+        self._calls: list[Callable[[], None]] = []  # one at most; who takes it out makes it
+
+    def meets(self, ways: Sequence[Way]) -> bool:
+        """Whether an operation on `ways` must not begin before this one is over."""
+        return any(_meet(mine, other) for mine in self._ways for other in ways)
+
+    def when_come(self, call: Callable[[], None]) -> None:
+        """Call `call` once, here if the turn has come, else in the thread in which it comes."""
+        self._calls.append(call)
+        self._look()
+
+    async def come(self) -> None:
+        """Wait until it has come; if that fails, it is over."""
+        if self._is_here():
+            return
+        loop = asyncio.get_running_loop()
+        here: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, here)
+            except RuntimeError:  # the loop is closed, and its tasks with it
+                self.over()
+
+        self.when_come(tell)
+        try:
+            await here
+        except BaseException:
+            self.over()
+            raise
+
+    def give_up(self) -> None:
+        """It is over, unless its call was made already."""
+        if self._take_call() is not None:
+            self.over()
+
+    def over(self) -> None:
+        """Let the next ones begin; again does nothing."""
+        if self.left:
+            return
+        self.left = True
+        self.before = ()
+        self._taken.remove(self)
+        for each in tuple(self._taken):
+            each._look()  # noqa: SLF001  (of this class)
+
+    def _is_here(self) -> bool:
+        # The last first: as a rule it is the last to leave.
+        return all(each.left for each in reversed(self.before))
+
+    def _look(self) -> None:
+        if self._calls and self._is_here() and (call := self._take_call()) is not None:
+            self.before = ()
+            call()
+
+    def _take_call(self) -> Callable[[], None] | None:
+        try:
+            return self._calls.pop()
+        except IndexError:  # another thread has it, or there was none
+            return None
+
+
+def _meet(one: Way, other: Way) -> bool:
+    return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
+
+
+def _type_of(device: Any) -> str:
+    return str(device).partition(":")[0]
+
+
+def _settle(here: asyncio.Future[None]) -> None:
+    if not here.done():
+        here.set_result(None)
