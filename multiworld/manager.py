@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from multiworld._join.join import join_async
@@ -10,6 +9,7 @@ from multiworld.communicator import WorldCommunicator
 from multiworld.errors import InvalidJoinError
 from multiworld.events import State
 from multiworld.registry import registry
+from multiworld.world import close_timeout
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class WorldManager:
         self._communicator.add_world(world_name, backend)
 
     def remove_world(self, world_name: str) -> None:
-        """Close the world and forget it; its name may be used again.
+        """Close the world and forget it; its name may be used again. As `World.close`, it blocks its thread.
 
         A world that was removed already is left as it is: several tasks may notice that it broke, and each
         remove it.
@@ -124,18 +124,20 @@ class WorldManager:
             if world_name in self._removed:
                 return
             raise ValueError(f"World {world_name} does not exist.")
-        world = self._worlds.pop(world_name)
-        self._removed.add(world_name)
-        self._communicator.remove_world(world_name)
+        world = self._forget(world_name)
         if world is not None:
             world.close()
 
     def cleanup(self) -> None:
-        """Close every world of this process, within seconds, and return; the program goes on."""
+        """Close every world of this process, all at once, as `World.close` does; the program goes on."""
         for name in list(self._worlds):
-            with contextlib.suppress(ValueError):  # another thread removed it first
-                self.remove_world(name)
-        registry.close_all(timeout=5.0, ending=False)
+            self._forget(name)
+        registry.close_all(close_timeout(), ending=False)
+
+    def _forget(self, name: str) -> World | None:
+        self._removed.add(name)
+        self._communicator.remove_world(name)
+        return self._worlds.pop(name, None)  # another thread may have removed it
 
     async def _connect(self, world: World, device: Any) -> None:
         # NCCL builds its communicator with the first operation: do it now, so that the first message does not

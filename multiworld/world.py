@@ -413,7 +413,7 @@ class World(Selecting, ObjectCollectives):
         Returns:
             Whether all is free; False when the time ran out (the rest goes on in the background).
         """
-        return self._close(_close_timeout() if timeout is None else _seconds(timeout))
+        return self._close(close_timeout() if timeout is None else _seconds(timeout))
 
     def _close(self, seconds: float, failure: str = "") -> bool:
         deadline = time.monotonic() + seconds
@@ -540,7 +540,8 @@ def _seconds(timeout: float | dt.timedelta) -> float:
     return min(found, settings.MAX_TIMEOUT)
 
 
-def _close_timeout() -> float:
+def close_timeout() -> float:
+    """Return the seconds that closing may take where none are given."""
     try:
         return settings.load().close_timeout
     except MultiworldError as error:  # closing never raises; the next join says it
