@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from multiworld._join.join import join_async
 from multiworld.communicator import WorldCommunicator
-from multiworld.errors import InvalidJoinError
+from multiworld.errors import InvalidJoinError, JoinAbandonedError
 from multiworld.events import State
 from multiworld.registry import registry
 from multiworld.world import close_timeout
@@ -33,6 +35,7 @@ class WorldManager:
         self.enable_monitor = enable_monitor
         self._communicator = WorldCommunicator(self)
         self._worlds: dict[str, World | None] = {}
+        self._joins: dict[str, asyncio.Future[World]] = {}  # of those that are being initialized
         self._removed: set[str] = set()
 
     @property
@@ -65,7 +68,7 @@ class WorldManager:
 
         Raises:
             ValueError: a world of that name is active.
-            JoinError: see `multiworld.join`.
+            JoinError: see `multiworld.join`; JoinAbandonedError also if it was removed meanwhile.
         """
         if port <= 0:
             raise InvalidJoinError(
@@ -76,8 +79,8 @@ class WorldManager:
             )
         self.add_world(world_name, backend)
         host = f"[{addr}]" if ":" in addr else addr
-        try:
-            world = await join_async(
+        joining = asyncio.ensure_future(
+            join_async(
                 world_name,
                 rank,
                 world_size,
@@ -86,17 +89,30 @@ class WorldManager:
                 timeout=timeout,
                 device=device if backend != "gloo" else None,
             )
-        except BaseException:
-            self._worlds.pop(world_name, None)
-            self._communicator.remove_world(world_name)
+        )
+        self._joins[world_name] = joining
+        try:
+            world = await joining
+        except BaseException as exc:
+            if self._joins.get(world_name) is joining:
+                del self._joins[world_name]
+                self._worlds.pop(world_name, None)
+                self._communicator.remove_world(world_name)
+            elif isinstance(exc, asyncio.CancelledError):
+                raise _removed_meanwhile(world_name) from None
             raise
+        if self._joins.get(world_name) is not joining:  # too late to cancel it
+            await asyncio.to_thread(world.close)
+            raise _removed_meanwhile(world_name)
+        del self._joins[world_name]
         self._worlds[world_name] = world
         self._communicator.set_world(world_name, world)
         if backend.startswith("nccl"):
             try:
                 await self._connect(world, device)
             except BaseException:
-                self.remove_world(world_name)
+                if self._worlds.get(world_name) is world:
+                    self.remove_world(world_name)
                 raise
 
     def add_world(self, world_name: str, backend: str) -> None:
@@ -114,6 +130,7 @@ class WorldManager:
     def remove_world(self, world_name: str) -> None:
         """Close the world and forget it; its name may be used again. As `World.close`, it blocks its thread.
 
+        One that is being initialized is given up, which the other members are told.
         A world that was removed already is left as it is: several tasks may notice that it broke, and each
         remove it.
 
@@ -137,6 +154,10 @@ class WorldManager:
     def _forget(self, name: str) -> World | None:
         self._removed.add(name)
         self._communicator.remove_world(name)
+        joining = self._joins.pop(name, None)
+        if joining is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, which has cancelled it
+                joining.get_loop().call_soon_threadsafe(joining.cancel)
         return self._worlds.pop(name, None)  # another thread may have removed it
 
     async def _connect(self, world: World, device: Any) -> None:
@@ -145,3 +166,12 @@ class WorldManager:
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         await world.aio.all_reduce(torch.zeros(1, device=device if device is not None else world.device))
+
+
+def _removed_meanwhile(name: str) -> JoinAbandonedError:
+    return JoinAbandonedError(
+        name,
+        f"world {name!r} was removed while it was being initialized",
+        rule="A removed world does not become active",
+        next_step="Initialize it again",
+    )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from multiworld.communicator import BrokenWorldException, WorldCommunicator
-from multiworld.errors import UnknownWorldError
+from multiworld.errors import JoinAbandonedError, UnknownWorldError
 from multiworld.manager import WorldManager
 from multiworld.watchdog import WatchDog
 
@@ -195,6 +195,48 @@ def run_operations(me, size):
 def test_all_eight_operations_in_two_worlds(cast):
     members = cast.all(run_operations, 3)
     assert [member.finish() for member in members] == [0, 0, 0]
+
+
+# -- a world whose other member is not there yet --------------------------------------------------------------------
+
+
+async def given_up(me):
+    world_manager = WorldManager()
+    task = asyncio.create_task(
+        world_manager.initialize_world("world1", 0, 2, addr="127.0.0.1", port=port_of(me), timeout=PATIENCE)
+    )
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    world_manager.cleanup()
+    with pytest.raises(JoinAbandonedError, match="removed while it was being initialized"):
+        await task
+    assert time.monotonic() - began < PATIENCE / 2
+    me.emit("given up")
+    await world_manager.initialize_world("world1", 0, 2, addr="127.0.0.1", port=port_of(me), timeout=PATIENCE)
+    await world_manager.communicator.recv(torch.zeros(1), 1, "world1")
+    world_manager.cleanup()
+
+
+async def coming_later(me):
+    world_manager = WorldManager()
+    await world_manager.initialize_world("world1", 1, 2, addr="127.0.0.1", port=port_of(me), timeout=PATIENCE)
+    await world_manager.communicator.send(torch.zeros(1), 0, "world1")
+    world_manager.cleanup()
+
+
+def run_given_up(me):
+    asyncio.run(given_up(me))
+
+
+def run_coming_later(me):
+    asyncio.run(coming_later(me))
+
+
+def test_cleanup_gives_up_what_is_being_initialized(cast):
+    first = cast.start(run_given_up)
+    first.expect("given up")
+    second = cast.start(run_coming_later, 1)
+    assert [first.finish(), second.finish()] == [0, 0]
 
 
 # -- the watchdog ---------------------------------------------------------------------------------------------------

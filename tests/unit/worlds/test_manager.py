@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 
 import pytest
 
 from multiworld import manager as module
+from multiworld.errors import JoinAbandonedError
 from multiworld.events import State
 from multiworld.manager import WorldManager
 from multiworld.registry import Registry
@@ -56,3 +59,108 @@ def test_cleanup_closes_all_worlds_at_once(registry, monkeypatch):
     manager.remove_world("w1")  # another task may not know
     with pytest.raises(ValueError, match="does not exist"):
         manager.remove_world("w0")
+
+
+# -- removed while it is initialized ----------------------------------------------------------------------------------
+
+
+class FakeJoins:
+    """Each join ends when it is told to; `late` ones although they were cancelled before."""
+
+    def __init__(self, *, late):
+        self.late, self.ends, self.worlds = late, [], []
+
+    async def __call__(self, name, *_, **__):
+        end = asyncio.Event()
+        self.ends.append(end)
+        while not end.is_set():
+            with contextlib.suppress(asyncio.CancelledError) if self.late else contextlib.nullcontext():
+                await end.wait()
+        self.worlds.append(FakeWorld(name, threading.Barrier(1)))
+        return self.worlds[-1]
+
+    async def begun(self, count):
+        async def until():
+            while len(self.ends) < count:  # noqa: ASYNC110  (two tasks, one loop)
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(until(), PATIENCE)
+
+
+def initialized(manager):
+    return asyncio.create_task(manager.initialize_world("w", 0, 2, port=1))
+
+
+async def ended(task):
+    return (await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), PATIENCE))[0]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "too late"])
+@pytest.mark.parametrize("how", ["cleanup", "remove_world", "another thread"])
+@pytest.mark.usefixtures("registry")
+def test_a_world_that_is_removed_while_it_is_initialized_does_not_become_active(monkeypatch, how, late):
+    joins = FakeJoins(late=late)
+    monkeypatch.setattr(module, "join_async", joins)
+
+    async def main():
+        manager = WorldManager()
+        task = initialized(manager)
+        await joins.begun(1)
+        if how == "remove_world":
+            manager.remove_world("w")
+        elif how == "cleanup":
+            manager.cleanup()
+        else:
+            await asyncio.to_thread(manager.cleanup)
+        await asyncio.sleep(0)
+        if late:
+            joins.ends[0].set()
+        error = await ended(task)
+        assert isinstance(error, JoinAbandonedError), error
+        assert "removed" in str(error)
+        assert manager.communicator.is_broken("w")
+        again = initialized(manager)
+        await joins.begun(2)
+        joins.ends[1].set()
+        assert await ended(again) is None
+        assert not manager.communicator.is_broken("w")
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_world_of_an_earlier_attempt_is_closed_and_the_later_ones_stays(monkeypatch):
+    joins = FakeJoins(late=True)
+    monkeypatch.setattr(module, "join_async", joins)
+
+    async def main():
+        manager = WorldManager()
+        first = initialized(manager)
+        await joins.begun(1)
+        manager.remove_world("w")
+        second = initialized(manager)
+        await joins.begun(2)
+        joins.ends[1].set()
+        assert await ended(second) is None
+        joins.ends[0].set()
+        assert isinstance(await ended(first), JoinAbandonedError)
+        assert [world.state for world in joins.worlds] == [State.ACTIVE, State.CLOSED]
+        assert not manager.communicator.is_broken("w")
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_cancelled_initialization_is_cancelled(monkeypatch):
+    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
+
+    async def main():
+        manager = WorldManager()
+        task = initialized(manager)
+        await joins.begun(1)
+        task.cancel()
+        assert isinstance(await ended(task), asyncio.CancelledError)
+        with pytest.raises(ValueError, match="does not exist"):
+            manager.remove_world("w")
+
+    asyncio.run(main())
