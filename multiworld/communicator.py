@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import BrokenWorldException, UnknownWorldError, WorldClosedError
@@ -16,6 +17,9 @@ __all__ = ["BrokenWorldException", "WorldCommunicator"]
 
 DEFAULT_WORLD_NAME = ""
 """Means the only world there is."""
+
+REMEMBERED = 1000
+"""Names of removed worlds that are known as such: programs may use ever new ones."""
 
 
 class _NeverHereError(BrokenWorldException, UnknownWorldError):
@@ -35,7 +39,8 @@ class WorldCommunicator:
 
     def __init__(self, world_manager: Any = None) -> None:
         self._world_manager = world_manager
-        self._worlds: dict[str, World | None] = {}
+        self._worlds: dict[str, World | None] = {}  # None: not initialized yet
+        self._removed: deque[str] = deque(maxlen=REMEMBERED)
 
     # -- which worlds ----------------------------------------------------------------------------------------
 
@@ -50,7 +55,9 @@ class WorldCommunicator:
     def remove_world(self, world_name: str) -> None:
         """Forget the world; operations under its name raise BrokenWorldException from now on."""
         if world_name in self._worlds:
-            self._worlds[world_name] = None
+            if world_name not in self._removed:
+                self._removed.append(world_name)
+            self._worlds.pop(world_name, None)  # another thread may have
 
     def is_broken(self, world_name: str) -> bool:
         """Whether the world is not active: broken, removed, not initialized yet, or never known."""
@@ -115,18 +122,18 @@ class WorldCommunicator:
             raise BrokenWorldException(world_name, str(exc), cause="left") from exc
 
     def _find(self, world_name: str) -> World:
-        known = self._worlds
-        if world_name == DEFAULT_WORLD_NAME and world_name not in known and len(known) == 1:
-            (world_name,) = known
-        if world_name not in known:
-            raise _NeverHereError(
-                world_name,
-                f"no world {world_name!r} in this process. Worlds here: {', '.join(sorted(known)) or 'none'}. "
-                "Initialize it first: await manager.initialize_world(...)",
-            )
-        world = known[world_name]
-        if world is None:
+        world = self._worlds.get(world_name)
+        if world is not None:
+            return world
+        if world_name in self._worlds or world_name in self._removed:
             raise BrokenWorldException(
                 world_name, "the world was removed, or is not initialized", cause="left"
             )
-        return world
+        here = {name: each for name, each in self._worlds.copy().items() if each is not None}
+        if world_name == DEFAULT_WORLD_NAME and len(here) == 1:
+            return next(iter(here.values()))
+        raise _NeverHereError(
+            world_name,
+            f"no world {world_name!r} in this process. Worlds here: {', '.join(sorted(here)) or 'none'}. "
+            "Initialize it first: await manager.initialize_world(...)",
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from multiworld._join.join import join_async
-from multiworld.communicator import WorldCommunicator
+from multiworld.communicator import REMEMBERED, WorldCommunicator
 from multiworld.errors import InvalidJoinError, JoinAbandonedError
 from multiworld.events import State
 from multiworld.registry import registry
@@ -36,7 +37,7 @@ class WorldManager:
         self._communicator = WorldCommunicator(self)
         self._worlds: dict[str, World | None] = {}
         self._joins: dict[str, asyncio.Future[World]] = {}  # of those that are being initialized
-        self._removed: set[str] = set()
+        self._removed: deque[str] = deque(maxlen=REMEMBERED)
 
     @property
     def communicator(self) -> WorldCommunicator:
@@ -152,7 +153,8 @@ class WorldManager:
         registry.close_all(close_timeout(), ending=False)
 
     def _forget(self, name: str) -> World | None:
-        self._removed.add(name)
+        if name not in self._removed:
+            self._removed.append(name)
         self._communicator.remove_world(name)
         joining = self._joins.pop(name, None)
         if joining is not None:

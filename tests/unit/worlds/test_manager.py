@@ -1,4 +1,4 @@
-"""pymultiworld's manager: what it does with its worlds' names when it closes them."""
+"""pymultiworld's manager and communicator: which worlds their names mean, before and after these are closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import threading
 import pytest
 
 from multiworld import manager as module
-from multiworld.errors import JoinAbandonedError
+from multiworld.communicator import (
+    DEFAULT_WORLD_NAME,
+    REMEMBERED,
+    BrokenWorldException,
+    WorldCommunicator,
+)
+from multiworld.errors import JoinAbandonedError, UnknownWorldError
 from multiworld.events import State
 from multiworld.manager import WorldManager
 from multiworld.registry import Registry
@@ -57,6 +63,52 @@ def test_cleanup_closes_all_worlds_at_once(registry, monkeypatch):
     assert [world.given for world in worlds] == [20.0] * 4
     assert manager.communicator.is_broken("w1")
     manager.remove_world("w1")  # another task may not know
+    with pytest.raises(ValueError, match="does not exist"):
+        manager.remove_world("w0")
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_world_is_the_only_one_that_is_there():
+    communicator = WorldCommunicator()
+
+    def found():
+        return communicator._find(DEFAULT_WORLD_NAME)
+
+    for name in ("a", "b", "c"):
+        world = object()
+        communicator.add_world(name)
+        with pytest.raises(UnknownWorldError, match="Worlds here: none"):
+            found()
+        communicator.set_world(name, world)
+        assert found() is world
+        communicator.add_world("other")  # not initialized yet
+        assert found() is world
+        communicator.set_world("other", object())
+        with pytest.raises(UnknownWorldError, match=f"Worlds here: {name}, other"):
+            found()
+        communicator.remove_world("other")
+        assert found() is world
+        communicator.remove_world(name)
+        with pytest.raises(BrokenWorldException, match="was removed"):
+            communicator._find(name)
+
+
+def test_names_of_removed_worlds_do_not_pile_up():
+    manager, count = WorldManager(), REMEMBERED + 100
+    for number in range(count):
+        for _ in range(2):
+            manager.add_world(f"w{number}", "gloo")
+            manager.remove_world(f"w{number}")
+            manager.remove_world(f"w{number}")
+    for face in (manager, manager.communicator):
+        assert not face._worlds
+        assert len(face._removed) == REMEMBERED
+    with pytest.raises(BrokenWorldException, match="was removed"):
+        manager.communicator._find(f"w{count - 1}")
+    with pytest.raises(UnknownWorldError):
+        manager.communicator._find("w0")
     with pytest.raises(ValueError, match="does not exist"):
         manager.remove_world("w0")
 
