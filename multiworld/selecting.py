@@ -57,10 +57,12 @@ def _end(state: WorldState, exc: BaseException | None) -> None:
         from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         hooks.leave_block(state, exc)
-    if exc is not None and state.translate is not None:
+    if exc is not None:
+        from multiworld._c10d.routing import error_owner  # noqa: PLC0415  (as above)
+
         # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
         # translate it before here.
-        better = state.translate(state, exc)
+        better = error_owner.guessed(exc, state)
         try:
             if better is not None and better is not exc:
                 raise better from exc

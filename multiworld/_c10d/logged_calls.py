@@ -54,13 +54,15 @@ class _Call:
 
     Attributes:
         done: whether no thread waits for it.
+        state: of its world, if that is still there.
     """
 
-    __slots__ = ("_entry", "done")
+    __slots__ = ("_entry", "done", "state")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, state: Callable[[], WorldState | None]) -> None:
         self._entry = entry
         self.done = True
+        self.state = state
 
     def __call__(self) -> _Call:
         """Return itself, as a weak reference returns what is there."""
@@ -68,20 +70,25 @@ class _Call:
 
     def ended(self, *, well: bool) -> None:
         """A thread has waited for it."""
+        if self._entry[ENDED] is not self:
+            return
         self._entry[ENDED] = time.monotonic()
         if well:
             went_well(self._entry)
 
 
-def waiting(work: Any) -> None:
-    """A thread begins to wait for a work of torch's."""
+def waiting(work: Any) -> WorldState | None:
+    """A thread begins to wait for a work of torch's; returns of which world it is, where that is known."""
     if _any and (call := _waits.get(work)) is not None:
         call.done = False
+        return call.state()
+    return None
 
 
 def waited(work: Any, *, well: bool) -> None:
     """A thread has waited for it; `well`: without an error."""
-    if _any and (call := _waits.pop(work, None)) is not None:
+    # One that has failed fails again: its world stays known.
+    if _any and (call := _waits.pop(work, None) if well else _waits.get(work)) is not None:
         call.ended(well=well)
 
 
@@ -132,7 +139,7 @@ class LoggedCalls:
             entry[ENDED] = time.monotonic()
             went_well(entry)
         else:
-            entry[ENDED] = _waits[work] = _Call(entry)
+            entry[ENDED] = _waits[work] = _Call(entry, self._state)
         return work
 
     def _entry(self, name: str, group: Any, args: tuple[Any, ...]) -> Entry:

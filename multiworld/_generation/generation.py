@@ -372,17 +372,36 @@ class Generation:
         self.verdict(self._attachment.breakage_for(fault.detail, ranks))
         return self.error()
 
-    def translate(self, _state: WorldState, exc: BaseException) -> BaseException | None:
+    def translate(
+        self, _state: WorldState, exc: BaseException, /, *, sure: bool = True
+    ) -> BaseException | None:
         """`explain`, for a bare ``torch.distributed`` call in this world; None if `exc` stands.
 
         Inside ``with world:`` errors of all kinds pass: only torch's own can say anything about the world. A
         missing file, or the timeout of a connection that is not the world's, must neither break it nor be
-        hidden.
+        hidden. Without `sure`, the error may be of another group: see `_explain_guessed`.
         """
         if not isinstance(exc, RuntimeError) or not raised_by_torch(exc, fault_classification.classify):
             return None
-        better = self.explain(exc)
+        better = self.explain(exc) if sure else self._explain_guessed(exc)
         return None if better is exc else better
+
+    def _explain_guessed(self, exc: RuntimeError) -> BaseException:
+        """`explain`, where it is not known that `exc` is an operation's of this world.
+
+        It gives no verdict: other members' worlds must not end for what another group has met with.
+        """
+        if self.machine.state is not State.ACTIVE:
+            return self.error()
+        if lane_only.is_refusal(exc):
+            return lane_only.refusal(self.world, "its lane does not carry this operation")
+        if fault_classification.classify(exc) is None or is_posting():
+            return exc
+        breakage = self._attachment.breakage_after_all()
+        if breakage is None:
+            return exc
+        self.verdict(breakage)
+        return self.error()
 
     # -- a forked child --------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def world(kit):
     state = kit.world("a")
     state.seen = []
 
-    def translate(which, error):
+    def translate(which, error, *, sure=True):
         state.seen.append((which, error))
         return BrokenWorldException("a", str(error))
 
@@ -95,7 +95,7 @@ def test_an_error_becomes_the_worlds(kit, world, name):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_the_world_does_not_know_stays(kit, name):
     world = kit.world("a")
-    world.translate = lambda _state, _error: None
+    world.translate = lambda _state, _error, **_sure: None
     with router.selected(world):
         error = original_of(CALLS[name])
     assert not isinstance(error, BrokenWorldException)

@@ -24,6 +24,7 @@ from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._c10d.gloo import lane_only
+from multiworld._c10d.routing.error_owner import guessed
 from multiworld._c10d.routing.state import owner_of
 from multiworld._core.reraise import raise_instead
 
@@ -55,10 +56,11 @@ def install(patches: Patches) -> None:
 def explained(error: BaseException) -> BaseException | None:
     """Return what to raise instead of `error`, which may come outside of all blocks; None if it stays.
 
-    It is taken to be of the model whose forward pass this thread began last.
+    It may be of the model whose forward pass this thread began last, as long as that one is there.
     """
-    state: WorldState | None = getattr(_here, "state", None)
-    return None if state is None or state.translate is None else state.translate(state, error)
+    last: weakref.ref[_Follower] | None = getattr(_here, "last", None)
+    follower = None if last is None else last()
+    return None if follower is None else guessed(error, follower.state, of_a_group=True)
 
 
 def _unless_elastic(original: Any) -> Any:
@@ -118,9 +120,13 @@ class _Follower:
     Args:
         model: that it is of.
         group: that the model was made with.
+
+    Attributes:
+        state: of the generation that its last forward pass was in.
     """
 
     def __init__(self, model: Any, group: ElasticGroup) -> None:
+        self.state: WorldState | None = None
         self._model = weakref.ref(model)
         self._group = group
         self._bound = group.generation().number
@@ -129,7 +135,7 @@ class _Follower:
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         model: Any = self._model()
         generation = self._group.generation()
-        _here.state = generation.c10d
+        self.state, _here.last = generation.c10d, weakref.ref(self)
         try:
             if self._alike != generation.number:
                 self._follow(model, generation)

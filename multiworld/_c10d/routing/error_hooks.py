@@ -2,8 +2,8 @@
 
 Torch's functions are spread by value over torch and user code, so they cannot be wrapped. What they have in
 common is where their errors pass: the decorator of `c10d_logger` looks up `_get_msg_dict` when a function has
-raised, `Work.wait` is an attribute of a type, and so on. Each hook asks the world (`WorldState.translate`)
-what to raise instead.
+raised, `Work.wait` is an attribute of a type, and so on. Each hook asks the error's world what to raise
+instead, as far as it knows which one that is (`error_owner`).
 
 Costs nothing where no error is, but for one Python call around `Work.wait`, sends and receives, and a
 backward pass.
@@ -13,50 +13,46 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
 from torch.distributed import c10d_logger
+from torch.distributed.distributed_c10d import P2POp
+from torch.utils.weak import WeakIdKeyDictionary
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
+from multiworld._c10d.routing.error_owner import guessed, stays, translated
 from multiworld._c10d.routing.selection import current, propagating
-from multiworld._c10d.routing.state import WorldState, owner_of
+from multiworld._c10d.routing.state import WorldState, original_world, owner_of, owner_of_name
 from multiworld._core.reraise import raise_instead
 from multiworld.errors import MultiworldError, RouterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
     from types import FrameType
 
     from multiworld._c10d.monkeypatch import Patches
 
-__all__ = ["install", "translated"]
+__all__ = ["install"]
 
 _c = torch._C._distributed_c10d
 # Methods of ProcessGroup that torch.distributed calls outside its decorated functions (isend, irecv and
 # batches).
 _METHODS = ("send", "recv", "recv_anysource")
+_FUNCTIONAL = (
+    "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
+    "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
+    "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
+)  # fmt: skip
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
-
-def translated(error: BaseException, group: Any = None) -> BaseException | None:
-    """Return what to raise instead of `error`; None where it is to stay.
-
-    Args:
-        error: what an operation raised.
-        group: that the operation was called on; None where that is not known: then the selected world is
-            meant.
-    """
-    if isinstance(error, MultiworldError):
-        return None
-    state = (None if group is None else owner_of(group)) or current()
-    if state is None or state.translate is None:
-        return None
-    return state.translate(state, error)
+_results: MutableMapping[Any, weakref.ref[WorldState]] = WeakIdKeyDictionary()
+"""By tensor that a functional collective has returned: its world, weakly."""
 
 
 def install(patches: Patches) -> None:
@@ -90,7 +86,11 @@ def install(patches: Patches) -> None:
         if packet is not None:
             # `_op` is what calling it runs; the packet itself is known to the compiler by identity. Not the
             # overload below it: newer versions exchange that one's `_op` themselves.
-            patches.set(packet, "_op", _guarded(vars(packet)["_op"]))
+            patches.set(packet, "_op", _waiting_for_tensors(vars(packet)["_op"]))
+    for name in _FUNCTIONAL:
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        if packet is not None:
+            patches.set(packet, "_op", _functional(vars(packet)["_op"]))
     patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
 
 
@@ -103,7 +103,7 @@ def _describing(original: Any, filename: str) -> Any:
         error = _local(frame, "error") if frame.f_code.co_filename == filename else None
         if not isinstance(error, BaseException):
             return original(func_name, *args, **kwargs)
-        instead = translated(error, _group_among(args, kwargs))
+        instead = _of_call(error, _group_among(args, kwargs))
         if instead is not None:
             try:
                 raise instead from error
@@ -129,28 +129,90 @@ def _local(frame: FrameType, name: str) -> Any:
 
 
 def _group_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    for value in (kwargs.get("group"), kwargs.get("process_group"), *args):
-        if isinstance(value, _c.ProcessGroup):
-            return value
+    for value in (*kwargs.values(), *args):
+        # A batch of sends and receives says it in each of them.
+        given = value[0].group if isinstance(value, list) and value and type(value[0]) is P2POp else value
+        if isinstance(given, _c.ProcessGroup):
+            return given
     return None
 
 
-def _guarded(original: Any) -> Any:
-    """`original`, a method or an operator, with its errors as the world's."""
-    # The function under a descriptor: binding it would cost more than the call.
-    function = getattr(original, "__func__", original)
+def _of_call(error: BaseException, group: Any) -> BaseException | None:
+    """Return what to raise instead of a function's error, which was given `group`; None: the default one."""
+    if group is None:
+        return translated(error, current())
+    owner = owner_of(group)
+    if owner is not None:
+        return translated(error, owner)
+    if group in original_world().pg_map:
+        stays(error)
+        return None
+    return guessed(error, current())  # of a world that is gone
+
+
+def _functional(original: Any) -> Any:
+    """`original`, a functional collective, whose errors and whose results' are its world's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        owner = _named_among((*args, *kwargs.values()))
+        try:
+            found = original(*args, **kwargs) if kwargs else original(*args)
+        except Exception as error:
+            try:
+                if owner is None:
+                    raise_instead(error, guessed(error, current()))
+                raise_instead(error, translated(error, owner))
+            finally:
+                del args, kwargs, owner
+        if owner is not None and not _compiling():
+            for each in found if isinstance(found, list | tuple) else (found,):
+                _results[each] = weakref.ref(owner)
+        return found
+
+    return _dressed(call, original)
+
+
+def _named_among(args: tuple[Any, ...]) -> WorldState | None:
+    """Return the world of the group that a functional collective is given, or its name (to torch 2.14)."""
+    for value in args:
+        owner = (
+            owner_of_name(value)
+            if isinstance(value, str)
+            else owner_of(value)
+            if isinstance(value, _c.ProcessGroup)
+            else None
+        )
+        if owner is not None:
+            return owner
+    return None
+
+
+def _waiting_for_tensors(original: Any) -> Any:
+    """`original`, which waits for functional collectives, with its errors as the world's."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             # Merging no keywords costs half of what this wrapper does.
-            return function(*args, **kwargs) if kwargs else function(*args)
+            return original(*args, **kwargs) if kwargs else original(*args)
         except Exception as error:
             try:
-                raise_instead(error, translated(error, _group_among(args, kwargs)))
+                owner = _owner_of_results((*args, *kwargs.values()))
+                if owner is None:
+                    raise_instead(error, guessed(error, current(), of_a_group=True))
+                raise_instead(error, translated(error, owner))
             finally:
-                del args, kwargs  # who keeps the exception need not keep the work
+                del args, kwargs, owner  # who keeps the exception need not keep the work
 
     return _dressed(call, original)
+
+
+def _owner_of_results(args: tuple[Any, ...]) -> WorldState | None:
+    for value in args:
+        for each in value if isinstance(value, list | tuple) else (value,):
+            known = _results.get(each) if isinstance(each, torch.Tensor) else None
+            if known is not None:
+                return known()
+    return None
 
 
 def _waiting(original: Any) -> Any:
@@ -158,19 +220,21 @@ def _waiting(original: Any) -> Any:
     function = getattr(original, "__func__", original)
 
     def call(work: Any, *args: Any, **kwargs: Any) -> Any:
-        logged_calls.waiting(work)
+        owner = logged_calls.waiting(work)
         well = False
         try:
             found = function(work, *args, **kwargs) if kwargs else function(work, *args)
             well = True
         except Exception as error:
             try:
-                raise_instead(error, translated(error))
+                if owner is None:
+                    raise_instead(error, guessed(error, current(), of_a_group=True))
+                raise_instead(error, translated(error, owner))
             finally:
                 del args, kwargs
         finally:
             logged_calls.waited(work, well=well)
-            del work  # who keeps an exception need not keep the work
+            del work, owner  # who keeps an exception need not keep the work
         return found
 
     return _dressed(call, original)
@@ -196,7 +260,7 @@ def _posting(original: Any) -> Any:
                 work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except Exception as error:
             try:
-                raise_instead(error, translated(error, group))
+                raise_instead(error, _of_call(error, group))
             finally:
                 # A kept exception has this frame, and must not keep the group or its world.
                 del group, owner, args, kwargs
@@ -225,7 +289,7 @@ def _collective(original: Any) -> Any:
                 work = owner.collectives.posted(name, group, args, kwargs)
             except Exception as error:
                 try:
-                    raise_instead(error, translated(error, group))
+                    raise_instead(error, translated(error, owner))
                 finally:
                     del group, owner, args, kwargs  # as above
             if work is not None:
@@ -233,7 +297,13 @@ def _collective(original: Any) -> Any:
         if compared and owner is not None and len(args) > 1:
             part_sizes.compare(args[0], args[1], group.size())
         if owner is not None and owner.operations is not None and not _compiling():
-            return owner.operations.run(name, group, args, kwargs, function)
+            try:
+                return owner.operations.run(name, group, args, kwargs, function)
+            except Exception as error:
+                try:
+                    raise_instead(error, translated(error, owner))
+                finally:
+                    del group, owner, args, kwargs
         return function(group, *args, **kwargs) if kwargs else function(group, *args)
 
     return _dressed(call, original)
@@ -263,6 +333,6 @@ def _engine(original: Any) -> Any:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)
             except Exception as error:
-                raise_instead(error, translated(error))
+                raise_instead(error, guessed(error, state, of_a_group=True))
 
     return WorldEngine()

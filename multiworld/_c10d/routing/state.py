@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         LaneCollectives,
         LogsCalls,
         MakesGroup,
+        Translates,
     )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "living",
     "original_world",
     "owner_of",
+    "owner_of_name",
     "prepare",
     "with_token",
 ]
@@ -106,6 +108,11 @@ def owner_of(group: Any) -> WorldState | None:
     # Asked at operations: so it must not look through all worlds.
     owner = _owners.get(group)
     return group.state() if owner is None and isinstance(group, StandIn) else owner
+
+
+def owner_of_name(name: str) -> WorldState | None:
+    """Return the living world that has a group of this name in torch's C++ registry; None where none has."""
+    return next((state for state in _Living.states if name in state._names), None)
 
 
 class StandIn:
@@ -214,7 +221,7 @@ class WorldState(c10d._World):
         prefix: what the names of this world's groups begin with in torch's C++ registry, one per process.
         serial: 1 or more, of this object alone in this process.
         token: a negative number that is the same for this name and generation in every process (`mesh.py`).
-        translate: ``(state, error) -> exception to raise instead, or None``; set by the world.
+        translate: ``(state, error, sure=True) -> exception to raise instead, or None``; set by the world.
         on_destroyed: called when user code destroyed the world's default group.
         gloo: a `multiworld._c10d.gloo.backend.GlooWorld`, of a world that has been built.
         lane: what sends messages of its groups over the lane; None where they go through gloo.
@@ -234,7 +241,7 @@ class WorldState(c10d._World):
         self.prefix = f"m8d:{name}:{generation}:"
         self.serial = next(_serials)
         self.token = -1 - int.from_bytes(hashlib.sha256(self.prefix.encode()).digest()[:7], "big")
-        self.translate: Callable[[WorldState, BaseException], BaseException | None] | None = None
+        self.translate: Translates | None = None
         self.on_destroyed: Callable[[], None] | None = None
         self.gloo: GlooGroups | None = None
         self.lane: LaneChannels | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "LogsCalls", "MakesGroup"]
+__all__ = ["GlooGroups", "LaneChannels", "LaneCollectives", "LogsCalls", "MakesGroup", "Translates"]
 
 W = TypeVar("W")
 
@@ -67,3 +67,13 @@ class MakesGroup(Protocol):
 
     def made(self) -> Any:
         """Make the group if it is not made yet, and return it; None where the world is over."""
+
+
+class Translates(Protocol):
+    """A `multiworld._generation.generation.Generation.translate`."""
+
+    def __call__(self, state: Any, error: BaseException, /, *, sure: bool = True) -> BaseException | None:
+        """Return what to raise instead of an error of a world; None where it stays.
+
+        With `sure` false, it may be another's error: it breaks nothing.
+        """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.routing.error_hooks import translated
+from multiworld._c10d.routing.error_owner import guessed
 from multiworld._c10d.routing.selection import current, selected
 from multiworld._c10d.routing.state import WorldState, owner_of
 from multiworld._core.reraise import raise_instead
@@ -91,7 +91,7 @@ def _carried(function: Callable[..., Any], state: WorldState) -> Callable[..., A
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                raise_instead(error, translated(error))
+                raise_instead(error, guessed(error, state))
 
     return run
 

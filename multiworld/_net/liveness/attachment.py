@@ -8,9 +8,15 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.liveness.actions import Refusal, Why
-from multiworld._core.liveness.detector import SIGN_GRACE
+from multiworld._core.liveness.detector import GRACE, SIGN_GRACE
 from multiworld._net.liveness.inquiry import Inquiry
-from multiworld.errors import JoinAbandonedError, JoinError, JoinTimeoutError, StaleGenerationError
+from multiworld.errors import (
+    JoinAbandonedError,
+    JoinError,
+    JoinTimeoutError,
+    MultiworldError,
+    StaleGenerationError,
+)
 from multiworld.events import Breakage, Cause
 from multiworld.logs.source import logger
 
@@ -25,6 +31,9 @@ __all__ = ["Attachment", "Owner"]
 _log = logger(__name__)
 _REPORT_GRACE = SIGN_GRACE + 1.0
 """Seconds that a failed operation, or a lost connection, waits at most for the watchdog to say why."""
+
+_OTHERS_GRACE = 2 * GRACE
+"""Seconds in which the verdict of a member arrives to which an operation has failed at the same time."""
 
 
 class Owner(Protocol):
@@ -116,6 +125,21 @@ class Attachment:
         """
         verdict = self.report(detail, ranks, deadline=time.monotonic() + _REPORT_GRACE)
         return verdict or Breakage(Cause.FAILED, ranks, detail, time.monotonic())
+
+    def breakage_after_all(self) -> Breakage | None:
+        """Return why the world breaks, if it does; for an error that may be one of its operations'.
+
+        A member that answers was alive after the error; one that does not is judged meanwhile. This takes
+        `_OTHERS_GRACE`, for the verdict of a member that knows more, and at most `SIGN_GRACE`. Any thread.
+        """
+        now = time.monotonic()
+        if not self.ended.is_set():
+            try:
+                self.ask(deep=False, deadline=now + SIGN_GRACE)
+            except MultiworldError:  # the watchdog's thread cannot wait for what it is to find out
+                return self.breakage
+            self.ended.wait(max(0.0, now + _OTHERS_GRACE - time.monotonic()))
+        return self.breakage
 
     def ask_to_read(self, ranks: tuple[int, ...]) -> None:
         """Ask members to read what this one sent them, in a world with a lane. Any thread; never waits."""

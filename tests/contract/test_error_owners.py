@@ -1,0 +1,244 @@
+"""Whose an error is: a world breaks for its own members' faults, in whatever block the error passes."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.nn.parallel import DistributedDataParallel
+from worldkit import PATIENCE, SOON, outcome
+
+import multiworld as mw
+
+LONG = 10 * PATIENCE
+"""Seconds, of each operation and join: what ends before was ended by the fault."""
+
+
+def join(me, name, rank, size=2, timeout=LONG):
+    return mw.join(name, rank, size, store=me.store, timeout=timeout)
+
+
+def over_gloo():
+    """A tensor that the lane does not carry."""
+    return torch.eye(2).to_sparse()
+
+
+def model(group=None):
+    return DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
+
+
+def loss(net):
+    return net(torch.ones(1, 2)).sum()
+
+
+def tell(me, call, *worlds):
+    """Tell the test what became of `call`, and of these worlds."""
+    seen = outcome(call)
+    for w in worlds:
+        seen[w.name] = outcome(lambda w=w: w.all_reduce(torch.ones(1)))["text"]
+    me.emit("told", **seen)
+
+
+def stays(me, w):
+    """A member of `w` to which nothing happens."""
+    me.hear()
+    tell(me, lambda: None, w)
+    me.hear()  # the others are done
+
+
+def dies(me, meet):
+    meet()
+    me.emit("up")
+    me.hear()
+
+
+# -- faults of others -----------------------------------------------------------------------------------------------
+
+
+def two_worlds(me, kind, position):
+    """Position 0 is in both worlds, 1 in "here", 2 in "there", and dies."""
+    here = join(me, "here", position) if position < 2 else None
+    there = join(me, "there", position // 2) if position != 1 else None
+    if position == 2:
+        net = model(there.group)
+        dies(me, lambda: loss(net))
+        return
+    if position == 1:
+        stays(me, here)
+        return
+    with there:
+        net = model()
+        scalar = loss(net)
+        # Posted before the fault: else the world may be known to be broken, and refuse.
+        work = dist.all_reduce(over_gloo(), async_op=True)
+        tensor = funcol.all_reduce(torch.ones(1), "sum", there.group)
+
+    def waits():
+        with here:
+            work.wait()
+
+    def again():
+        with pytest.raises(mw.BrokenWorldException), here:
+            work.wait()
+        work.wait()
+
+    def functional():
+        with here:
+            funcol.wait_tensor(tensor)
+
+    def backward():
+        with here:
+            scalar.backward()
+
+    calls = {"wait": waits, "again": again, "functional": functional, "backward": backward}
+    me.emit("up")
+    me.hear()
+    tell(me, calls[kind], here)
+    me.hear()
+
+
+def faulty(cast, program, **arguments):
+    """Start three members, kill the last when it is up, and return what the first two tell."""
+    actors = [cast.start(program, each, position=each, **arguments) for each in range(3)]
+    actors[2].expect("up")
+    actors[0].expect("up")
+    actors[2].kill()
+    for each in actors[:2]:
+        each.say("go on")
+    seen = [each.expect("told") for each in actors[:2]]
+    for each in actors[:2]:
+        each.say("end")
+        assert each.finish() == 0
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["wait", "again", "functional", "backward"])
+def test_a_fault_of_one_world_does_not_break_another_that_is_selected(cast, kind):
+    first, second = faulty(cast, two_worlds, kind=kind)
+    assert first.here == second.here == ""
+    if kind != "backward":
+        assert "BrokenWorldException" in first.kinds
+        assert first.text.startswith("there broke")
+    else:
+        assert "RuntimeError" in first.kinds
+        assert "BrokenWorldException" not in first.kinds
+
+
+def own_group(me, kind, position):
+    """0 and 2 have a default group of their own, 0 and 1 are in "here"."""
+    if position != 1:
+        host, port = me.store.removeprefix("tcp://").split(":")
+        store = dist.PrefixStore("own", dist.TCPStore(host, int(port)))
+        dist.init_process_group(
+            "gloo", store=store, rank=position // 2, world_size=2, timeout=dt.timedelta(seconds=LONG)
+        )
+        net = model()
+        scalar = loss(net)
+    if position == 2:
+        dies(me, lambda: None)
+        return
+    here = join(me, "here", position)
+    if kind == "backward after another model's":
+        other = model(here.elastic_group)
+        loss(other).backward()
+    if position == 1:
+        stays(me, here)
+        return
+    own = dist.group.WORLD
+
+    def collective():
+        with here:
+            dist.all_reduce(torch.ones(1), group=own)
+
+    def batch():
+        with here:
+            for each in dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(1), 1, own)]):
+                each.wait()
+
+    calls = {"collective": collective, "batch": batch, "backward after another model's": scalar.backward}
+    me.emit("up")
+    me.hear()
+    tell(me, calls[kind], here)
+    me.hear()
+
+
+@pytest.mark.parametrize("kind", ["collective", "batch", "backward after another model's"])
+def test_a_fault_of_torchs_own_group_does_not_break_a_world(cast, kind):
+    first, second = faulty(cast, own_group, kind=kind)
+    assert "RuntimeError" in first.kinds
+    assert "BrokenWorldException" not in first.kinds
+    assert first.here == second.here == ""
+
+
+# -- faults of its own ----------------------------------------------------------------------------------------------
+
+
+def lost_in_one_of_two(me, kind, position):
+    """Position 0 is in both worlds, 1 in "there", 2 in "here", and dies."""
+    there = join(me, "there", position) if position < 2 else None
+    here = join(me, "here", position // 2) if position != 1 else None
+    if position == 1:
+        stays(me, there)
+        return
+    net = model(here.group)
+    scalar = loss(net)
+    if position == 2:
+        dies(me, lambda: None)
+        return
+    there.group  # noqa: B018  (gloo's)
+    with here:
+        work = dist.all_reduce(over_gloo(), async_op=True)
+        tensor = funcol.all_reduce(torch.ones(1), "sum", here.group)
+
+    def backward():
+        with here:
+            scalar.backward()
+
+    def functional():
+        with here:
+            funcol.wait_tensor(tensor)
+
+    def future():
+        with here:
+            work.get_future().wait()
+
+    def outside():
+        with there:
+            work.wait()
+
+    calls = {"backward": backward, "functional": functional, "end of the block": future, "outside": outside}
+    me.emit("up")
+    me.hear()
+    tell(me, calls[kind], there)
+    me.hear()
+
+
+@pytest.mark.parametrize("kind", ["backward", "functional", "end of the block", "outside"])
+def test_what_a_lost_member_leads_to_is_its_worlds_beside_another_one(cast, kind):
+    first, second = faulty(cast, lost_in_one_of_two, kind=kind)
+    assert "BrokenWorldException" in first.kinds, first.text
+    assert first.text.startswith("here broke")
+    assert (first.cause, first.ranks) == ("crashed", (1,))
+    assert first.there == second.there == ""
+
+
+def awaited_in_vain(me, size):
+    w = join(me, "w", me.rank, size, timeout=SOON / 5 if me.rank == 0 else LONG)
+    net = model(w.group)
+    scalar = loss(net)
+    if me.rank == 0:
+        with w:
+            me.emit("told", **outcome(scalar.backward))
+    me.hear()
+
+
+def test_a_backward_pass_that_takes_too_long_breaks_the_only_world(cast):
+    first, second = cast.all(awaited_in_vain, 2)
+    seen = first.expect("told")
+    assert seen.cause == "failed"
+    for each in (first, second):
+        each.say("end")
+        assert each.finish() == 0
