@@ -18,8 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Refusal", "is_posting", "over_error", "posting", "raise_if_lost", "raised_by_torch"]
 
-_NOT_DISTRIBUTED = ("torch.utils.", "torch.hub", "torch.multiprocessing")
-"""Parts of torch whose timeouts and broken pipes are not a world's: data loaders, downloads, processes."""
+_NOT_DISTRIBUTED = (
+    "torch.utils.",
+    "torch._utils",
+    "torch.hub",
+    "torch.multiprocessing",
+    "torch.distributed.rpc",
+    "torch.futures",
+)
+"""Parts of torch whose timeouts and broken pipes are not a world's: loaders, downloads, processes, RPC."""
+
+_STORES = ("DistStoreError", "DistNetworkError")
+"""Errors of stores, of which a program may have its own."""
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
@@ -102,7 +112,7 @@ def raised_by_torch(exc: RuntimeError, classify: Callable[[BaseException], Fault
         exc: what was raised inside ``with world:``.
         classify: `multiworld._c10d.fault_classification.classify`.
     """
-    if type(exc).__module__.partition(".")[0] == "torch":
+    if type(exc).__module__.partition(".")[0] == "torch" and type(exc).__name__ not in _STORES:
         return True
     last = exc.__traceback__
     if last is None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._utils import ExceptionWrapper
 from torch.nn.parallel import DistributedDataParallel
 from worldkit import PATIENCE, SOON, outcome
 
 import multiworld as mw
+from multiworld.events import Breakage, Cause
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the fault."""
@@ -171,6 +174,55 @@ def test_a_fault_of_torchs_own_group_does_not_break_a_world(cast, kind):
     assert "RuntimeError" in first.kinds
     assert "BrokenWorldException" not in first.kinds
     assert first.here == second.here == ""
+
+
+class S3TimeoutError(Exception):
+    """One that a data loader's worker cannot hand over as it is."""
+
+    def __init__(self, *, endpoint):
+        super().__init__(f"Connect timeout on endpoint URL: {endpoint}")
+
+
+def not_of_a_group(me, size):
+    w = join(me, "w", 0, size)
+    w.group  # noqa: B018  (gloo's)
+    own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def wait(*_):
+        own.wait(["never"], dt.timedelta(milliseconds=50))
+
+    def load():
+        try:
+            raise S3TimeoutError(endpoint="e")  # noqa: TRY301  (as a worker does)
+        except S3TimeoutError:
+            caught = ExceptionWrapper(where="in DataLoader worker process 0")
+        caught.reraise()
+
+    def remote():
+        future = torch.futures.Future()
+        future.set_exception(RuntimeError("RPC ran for more than set timeout (500 ms)"))
+        future.wait()
+
+    def backward():
+        weight = torch.ones(1, requires_grad=True)
+        weight.register_hook(wait)
+        weight.sum().backward()
+
+    calls = [wait, load, remote, backward]
+    for over in (False, True):
+        if over:
+            w._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
+        for call in calls:
+            with pytest.raises(RuntimeError, match=r"(?i)timeout|timed out") as caught, w:
+                call()
+            assert not isinstance(caught.value, mw.MultiworldError), (call.__name__, over)
+            assert (w.state is mw.State.BROKEN) == over, call.__name__
+    w.close()
+
+
+def test_timeouts_that_are_no_groups_neither_break_a_world_nor_are_hidden(cast):
+    (actor,) = cast.all(not_of_a_group, 1)
+    actor.expect("end")
 
 
 # -- faults of its own ----------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ __all__ = ["guessed", "stays", "translated"]
 _STAYS = "_m8d_stays"
 """An attribute of exceptions that are no world's: what they pass afterwards must not guess."""
 
+_TIMEOUTS = ("timed out waiting", "application timeout", "watchdog caught", "nccl")
+"""What gloo and NCCL write where an operation takes too long; programs have timeouts of their own."""
+
 
 def translated(error: BaseException, state: WorldState | None) -> BaseException | None:
     """Return what to raise instead of `error`; None where it is to stay.
@@ -69,8 +72,10 @@ def _surely_of(state: WorldState, error: BaseException) -> bool:
 
     Not where a connection has ended: that may be one of a world that is over. Its members know why it ended.
     """
-    fault = classify(error)
-    if fault is None or not (fault.timeout or (state.traffic is not None and fault.peer is None)):
+    fault, text = classify(error), str(error).lower()
+    if fault is None or (fault.timeout and not any(each in text for each in _TIMEOUTS)):
+        return False
+    if not (fault.timeout or (state.traffic is not None and fault.peer is None)):
         return False
     own: Any = original_world().pg_map
     return not len(own) and all(each is state or each.group is None for each in living())
