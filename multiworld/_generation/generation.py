@@ -391,11 +391,15 @@ class Generation:
 
         It gives no verdict: other members' worlds must not end for what another group has met with.
         """
-        if self.machine.state is not State.ACTIVE:
-            return self.error()
-        if lane_only.is_refusal(exc):
+        over = self.machine.state is not State.ACTIVE
+        if lane_only.is_refusal(exc) and not over:
             return lane_only.refusal(self.world, "its lane does not carry this operation")
-        if fault_classification.classify(exc) is None or is_posting():
+        # After the end, too: what is no transport fault is none of an operation that the end has cut off.
+        if fault_classification.classify(exc) is None:
+            return exc
+        if over:
+            return self.error()
+        if is_posting():
             return exc
         breakage = self._attachment.breakage_after_all()
         if breakage is None:

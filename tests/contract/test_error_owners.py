@@ -225,6 +225,35 @@ def test_timeouts_that_are_no_groups_neither_break_a_world_nor_are_hidden(cast):
     actor.expect("end")
 
 
+def local(me, size, ends):
+    w = join(me, "w", 0, size)
+    net = model(w.elastic_group)
+    loss(net).backward()
+    other = torch.ones(1, requires_grad=True)
+    product = (other * other).sum()
+    product.backward()
+    if ends == "closed":
+        w.close()
+    else:
+        w._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
+    calls = {
+        "second time": product.backward,
+        "shapes cannot be multiplied": lambda: torch.ones(2, 3) @ torch.ones(2, 3),
+        "nonexistent": lambda: torch.save(torch.ones(1), "/nonexistent/file.pt"),
+    }
+    with pytest.raises(RuntimeError, match="second time"):
+        product.backward()  # outside of all blocks
+    for text, call in calls.items():
+        with pytest.raises(RuntimeError, match=text), w:
+            call()
+
+
+@pytest.mark.parametrize("ends", ["broken", "closed"])
+def test_errors_of_no_operation_stay_when_a_world_is_over(cast, ends):
+    (actor,) = cast.all(local, 1, ends=ends)
+    actor.expect("end")
+
+
 # -- faults of its own ----------------------------------------------------------------------------------------------
 
 
