@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiworld.errors import RouterError
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -38,18 +40,36 @@ class Selecting:
     ) -> None:
         # Not by the generation: it may have given way to the next one inside the block.
         state = _leave()
-        if exc is not None or state.traffic is not None:
+        if state is None or state.name != self._gen.world:
+            _leave_out_of_turn(state, self._gen.world, exc)
+        elif exc is not None or state.traffic is not None:
             _end(state, exc)
 
 
-def _leave() -> WorldState:
+def _leave() -> WorldState | None:
     # Replaces itself at the first use: torch is loaded by then; importing multiworld must not load it.
     global _leave  # noqa: PLW0603  (with what it stands for)
     from multiworld._c10d.routing import selection  # noqa: PLC0415  (a world exists, so torch is loaded)
 
     _leave = selection.leave
-    left: WorldState = _leave()
+    left: WorldState | None = _leave()
     return left
+
+
+def _leave_out_of_turn(left: WorldState | None, name: str, exc: BaseException | None) -> None:
+    """Leave the block of the world `name`, although the one of `left` was entered after it."""
+    from multiworld._c10d.routing import selection  # noqa: PLC0415  (as above)
+
+    state = selection.leave_instead(left, name)
+    if state is not None and (exc is not None or state.traffic is not None):
+        _end(state, exc)
+    if exc is None:
+        inner = "torch's own state" if left is None else f"world {left.name!r}"
+        raise RouterError(
+            f"The block of world {name!r} ended inside the block of {inner}",
+            rule="The block that was entered last ends first; a generator's lasts while it is suspended",
+            next_step="Enter the block around each step of the generator, or use the world's methods",
+        )
 
 
 def _end(state: WorldState, exc: BaseException | None) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["Tracing", "current", "enter", "leave", "propagating", "selected", "top"]
+__all__ = ["Tracing", "current", "enter", "leave", "leave_instead", "propagating", "selected", "top"]
 
 top: Callable[[], tuple[WorldState | None, ...]] = stack.top
 """The stack itself, for code where every call counts: ``top()[-1]``."""
@@ -92,6 +92,25 @@ def leave() -> Any:
             next_step="Use `with world:` and do not carry the block across threads or tasks",
         )
     return entered[-1]
+
+
+def leave_instead(left: WorldState | None, name: str) -> WorldState | None:
+    """Leave the block of the world `name` that was entered last, where `leave` has left another one.
+
+    Args:
+        left: what `leave` returned: the block of another world is open, and stays so.
+        name: of the world whose block ends.
+
+    Returns:
+        The state that was entered; None where no block of this world is open here.
+    """
+    entered = (*top(), left)
+    places = [place for place, state in enumerate(entered) if state is not None and state.name == name]
+    if not places:
+        _put(entered)
+        return None
+    _put((*entered[: places[-1]], *entered[places[-1] + 1 :]))
+    return entered[places[-1]]
 
 
 @contextlib.contextmanager
