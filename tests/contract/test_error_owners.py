@@ -284,7 +284,10 @@ def lost_in_one_of_two(me, kind, position):
 
     def future():
         with here:
-            work.get_future().wait()
+            with pytest.raises(RuntimeError) as raw:
+                work.get_future().wait()
+            assert not isinstance(raw.value, mw.MultiworldError)  # yet
+            raise raw.value
 
     def outside():
         with there:
