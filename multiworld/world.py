@@ -81,6 +81,7 @@ class World(Selecting, ObjectCollectives):
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._whole: Generation | None = None  # the last one in which this member had the world's state
         self._behind: int | None = None  # advances of its state, while the latest is still to come
+        self._torn = False  # whether some of a state has come into this member's own, and not all
         self._aio: Aio | None = None
         self._elastic: ElasticGroup | None = None
 
@@ -476,13 +477,17 @@ class World(Selecting, ObjectCollectives):
 
         A member that is lost while a state is brought must not make others take an old one for the latest.
         """
-        if self._plan.state is not None and self._whole is None:
+        if self._torn or (self._plan.state is not None and self._whole is None):
             return None
         return self.step if self._plan.state is None or self._behind is None else self._behind
 
     def _state_is_whole(self, gen: Generation) -> None:
         """This member has the world's state as it is in `gen`."""
-        self._whole, self._behind = gen, None
+        self._whole, self._behind, self._torn = gen, None, False
+
+    def _state_is_torn(self) -> None:
+        """This member's state is about to be changed, and is not whole until all of it has come."""
+        self._torn = True
 
     # -- for its generations ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from multiworld.errors import (
     JoinAbandonedError,
     JoinTimeoutError,
     StaleGenerationError,
+    StateTransferError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.logs.handler import from_environment
@@ -117,6 +118,8 @@ def join(
         JoinError: of one of its kinds (RankTakenError, MismatchError, JoinTimeoutError,
             StoreUnreachableError, StoreBindError, BackendError, StaleGenerationError, JoinAbandonedError):
             the same kind on every member that took part, and nothing half-made is left.
+        StateTransferError: the member that sent the state was lost, and none that has one came in time; what
+            `state` has is partly the sender's.
         PatchRequiredError: M8D_REQUIRE_PATCH=1, an NCCL backend, and an unpatched torch.
     """
     _refuse_unknown("join", unknown)
@@ -262,11 +265,14 @@ def _join_assigned(
             bring_up_to_date(handle, kept)
         except (  # noqa: PERF203  (few tries)
             JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException,
-        ):  # fmt: skip
+        ) as error:  # fmt: skip
             # A member was lost, or was late. The others go on, and this one with them.
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
-            if other or given_up() or time.monotonic() + AGAIN >= deadline:
+            stopped = given_up()
+            if other or stopped or time.monotonic() + AGAIN >= deadline:
                 _close_new(handle, world)
+                if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
+                    raise _torn(plan) from error
                 raise
             time.sleep(AGAIN)
         except BaseException:
@@ -276,6 +282,16 @@ def _join_assigned(
             if plan.on_loss == "shrink" and world is None:
                 Rejoiner(handle, lambda world, closed: rejoin(world, cancelled=closed))
             return handle
+
+
+def _torn(plan: JoinPlan) -> StateTransferError:
+    return StateTransferError(
+        plan.name,
+        f"{plan.who} of world {plan.name!r} has a part of the state of a member that was lost while it sent it, "
+        f"and none that has a state came within {plan.timeout:g} s",
+        rule="A state is a member's own, or another's as a whole",
+        next_step="Load its own state again, then join again",
+    )
 
 
 def _close_new(handle: World | None, world: World | None) -> None:
@@ -320,6 +336,7 @@ def _join_once(
                 more_lost=frozenset if world is None or past is None else _more_lost(world),
                 gone=tries.gone,
                 step=0 if world is None else world._state_step,  # noqa: SLF001  (joins make worlds)
+                torn=world is not None and world._torn,  # noqa: SLF001
             )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)

@@ -245,7 +245,8 @@ class Preparing:
             time.monotonic() + plan.timeout,
             given_up,
             past=gen.roster,
-            step=self._counter.count,
+            step=None if world._torn else self._counter.count,  # noqa: SLF001  (joins make worlds)
+            torn=world._torn,  # noqa: SLF001  (joins make worlds)
             limit=limit,
         )
         with contextlib.ExitStack() as undo:

@@ -50,13 +50,13 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     if resources is None:
         raise gen.error()
     steps = resources.steps
-    wanted = sources(steps)
+    wanted = sources(steps, resources.roster.torn)
     provider = wanted.get(gen.rank)
     if wanted and gen.lane is None:
         raise _no_lane(world)
     began = time.monotonic()
     if provider is not None:
-        _receive(gen, plan, provider, kept, new=steps[gen.rank] is None)
+        _receive(world, gen, provider, kept, new=steps[gen.rank] is None)
     elif gen.rank in wanted.values():
         _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
     if gen.state.value != "active":
@@ -94,9 +94,10 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
         threads.shutdown(wait=False)  # after an error the generation is over, which ends the others
 
 
-def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *, new: bool) -> None:
+def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, new: bool) -> None:
     from multiworld._c10d.lane.state_transfer import receive_state  # noqa: PLC0415  (it loads torch)
 
+    plan = world._plan  # noqa: SLF001  (joins make worlds)
     assert gen.lane is not None  # noqa: S101  (the caller has looked)
     told = 0.0
 
@@ -117,7 +118,9 @@ def _receive(gen: Generation, plan: JoinPlan, provider: int, kept: KeptState, *,
         patience=plan.timeout,
         progress=progress,
         kept=kept.tensors,
+        changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
     )
+    world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
     _load(plan, came)
     kept.tensors.clear()
 

@@ -82,6 +82,7 @@ class Terms:
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
         step: how many advances this process's state has; None: it has not had the world's state yet.
+        torn: whether that is in part the state of a member that was lost while it sent it.
         limit: where `past` works, and the next generation is prepared beside it: see `Rendezvous.commit`.
     """
 
@@ -95,6 +96,7 @@ class Terms:
     more_lost: Callable[[], frozenset[int]] = frozenset
     gone: set[str] = field(default_factory=set)
     step: int | None = 0
+    torn: bool = False
     limit: Callable[[], int] | None = None
 
 
@@ -379,6 +381,7 @@ def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) 
         lost=terms.lost,
         left=terms.left,
         step=terms.step,
+        torn=terms.torn,
         working=terms.limit is not None,
         state=plan.state is not None,
     )

@@ -13,10 +13,13 @@ import pytest
 import torch
 from elastickit import LONG, claimed, enter, two_ports
 from kits.meetkit import until
-from worldkit import SOON, outcome
+from worldkit import PATIENCE, SOON, outcome
 
 import multiworld as mw
 from multiworld._c10d.lane import state_transfer
+from multiworld._c10d.lane.state_line import Line
+from multiworld._core import state_pieces
+from multiworld._core.state_notes import Kind
 from multiworld._join.state import _send
 from multiworld._net.stores.store import open_store
 from multiworld.events import WorldStateReceived
@@ -117,6 +120,55 @@ def test_a_world_begins_without_a_member_that_is_lost_while_its_first_state_is_b
     told = [each.expect("told", SOON) for each in alive]
     assert {(each.step, each.size) for each in told} == {(0, 3)}
     assert {each.done for each in told} == {1 if dies == "sends" else 0}
+
+
+class Parts:
+    """A state of eight parts."""
+
+    def __init__(self, number):
+        self.tensors = {f"w{at}": torch.full((1 << 18,), float(number)) for at in range(8)}
+
+    def state_dict(self):
+        return dict(self.tensors)
+
+    def load_state_dict(self, state):
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state[name])
+
+
+def has_parts(me, number, dies=False):
+    """Has a state of that number; it `dies` when a part of it has come to another, and others are under way."""
+    state_pieces.CHUNK = 1 << 20
+    if dies:
+        tell = Line.tell
+
+        def perhaps(line, kind, *numbers, **more):
+            if kind is Kind.PART and numbers[0] == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            tell(line, kind, *numbers, **more)
+
+        Line.tell = perhaps
+    state = Parts(number)
+    w = enter(me, "1:2", state=state, last_call=0)
+    values = {value for tensor in state.tensors.values() for value in tensor.tolist()}
+    me.emit("told", values=values, size=w.world_size, ready=w.ready)
+    while dies:
+        w.advance()
+        time.sleep(0.01)
+    me.hear()
+
+
+def test_a_state_that_came_in_part_is_no_state_of_the_world(cast):
+    """Its member waits for one that has a state: alone it would go on with tensors of two states."""
+    gives = cast.start(has_parts, 0, number=7, dies=True)
+    gives.expect("told")
+    gets = cast.start(has_parts, 1, number=-1)
+    assert gives.finish() == -signal.SIGKILL
+    comes = cast.start(has_parts, 0, number=9)
+    for each in (gets, comes):
+        told = each.expect("told", PATIENCE)
+        assert (told.values, told.size, told.ready) == ({9.0}, 2, True)
+        each.say("end")
 
 
 def test_a_state_goes_to_several_members_at_once(monkeypatch):

@@ -35,6 +35,7 @@ class Coming:
         there: which of them do not come, because they are in `has`.
         rooms: to receive into, by path, where the form is the same.
         has: what came before, with its checksums.
+        changes: called before one of `rooms` is changed.
 
     Attributes:
         tensors: that came, or were there, in order; after `receive`.
@@ -52,6 +53,7 @@ class Coming:
         there: Sequence[bool],
         rooms: Mapping[Path, Tensor],
         has: Mapping[Path, tuple[Tensor, int]],
+        changes: Callable[[], None] | None = None,
     ) -> None:
         self.tensors: list[Tensor] = []
         self.total = sum(form.nbytes for form, here in zip(forms, there, strict=True) if not here)
@@ -59,6 +61,7 @@ class Coming:
         self._paths = paths
         self._forms = forms
         self._rooms = rooms
+        self._changes = changes
         self._coming = [at for at, here in enumerate(there) if not here]
         self._sums = Sums()
         self._found: dict[int, Tensor] = {}
@@ -138,7 +141,11 @@ class Coming:
 
     def _room(self, at: int) -> Tensor | None:
         room = self._rooms.get(self._paths[at])
-        return room if room is not None and state_tensors.form(room) == self._forms[at] else None
+        if room is None or state_tensors.form(room) != self._forms[at]:
+            return None
+        if self._changes is not None:
+            self._changes()
+        return room
 
     def _put(self, at: int, known: Tensor) -> Tensor:
         """Return a tensor that was here already, from where it would have been received into."""

@@ -193,6 +193,7 @@ def receive_state(
     patience: float | None = None,
     progress: Progress | None = None,
     kept: Kept | None = None,
+    changes: Callable[[], None] | None = None,
 ) -> Any:
     """Receive the state that a member gives to `send_state`.
 
@@ -208,6 +209,7 @@ def receive_state(
         kept: gets the tensors that have come whole, with their checksums, by their paths. A later call with
             it gets only the others, and those that another provider has otherwise. The caller keeps the
             tensors as they are until then.
+        changes: called before a tensor of `into` is changed.
 
     Returns:
         The state; its tensors need no gradients.
@@ -223,7 +225,7 @@ def receive_state(
         rooms = state_tensors.targets(flatten(into, state_tensors.is_tensor)[1])
     line = Line(messages, provider_rank, deadline, 1 + secrets.randbelow(TRANSFERS - 1), patience)
     try:
-        return _receive(line, rooms, {} if kept is None else kept, progress)
+        return _receive(line, rooms, {} if kept is None else kept, progress, changes)
     except BaseException as error:
         line.give_up(error)
         if isinstance(error, StateError):
@@ -231,7 +233,13 @@ def receive_state(
         raise
 
 
-def _receive(line: Line, rooms: dict[Path, Tensor], has: Kept, progress: Progress | None) -> Any:
+def _receive(
+    line: Line,
+    rooms: dict[Path, Tensor],
+    has: Kept,
+    progress: Progress | None,
+    changes: Callable[[], None] | None,
+) -> Any:
     announced = [(path, *state_tensors.form(tensor), sum_) for path, (tensor, sum_) in has.items()]
     data = flatten(announced, _none)[0].encode()
     line.tell(Kind.HELLO, line.transfer, len(data), zlib.crc32(data))
@@ -243,7 +251,7 @@ def _receive(line: Line, rooms: dict[Path, Tensor], has: Kept, progress: Progres
     rebuild(text, paths.append)
     if not len(forms) == len(paths) == count:
         raise line.failed(f"{count} tensors were offered, and {len(forms)} and {len(paths)} are described")
-    coming = Coming(line, paths, forms, there, rooms, has)
+    coming = Coming(line, paths, forms, there, rooms, has, changes)
     try:
         if coming.total != total:
             raise line.failed(f"{total} bytes were offered, and {coming.total} are described")

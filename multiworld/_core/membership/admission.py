@@ -13,6 +13,7 @@ opens another.
   the active members.
 - An attempt is sealed only after the processes of all members have been seen: the claim of a member that died
   while it waited is dropped, and its rank is waited for.
+- Members that have all received a state in part only, from one that is lost, wait for one that has a state.
 - A generation's number exceeds all that the store or any member knows. Sealing uses it up: if the attempt
   fails after that, no other roster has it.
 
@@ -156,7 +157,7 @@ def claim(
             return Move(ledger, refusal=refusals.not_working(request))
         ledger = settled
         mine = dataclasses.replace(
-            mine, was=request.past_generation, step=request.step, working=request.working
+            mine, was=request.past_generation, step=request.step, working=request.working, torn=request.torn
         )
     ledger = _yielding(ledger, request)
     waiting = ledger.waiting
@@ -261,6 +262,8 @@ def seal(
         if not majority.may_follow(ledger, dead, begins=begins):
             return ledger
         claims, rest = assigned.choose(ledger, waiting)
+        if all(each.torn for each in claims):
+            return ledger
     known = (each.last for each in waiting.claims)
     generation = max(ledger.last, ledger.epoch, *known) + 1
     failures = ledger.failures
@@ -433,6 +436,7 @@ def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:
         token=bytes.fromhex(attempt.token),
         hang_timeout=request.hang_timeout,
         steps=tuple(each.step if each.was else None for each in attempt.claims) if request.assigned else (),
+        torn=tuple(each.rank for each in attempt.claims if each.torn),
     )
 
 

@@ -81,6 +81,7 @@ class Claim:
         step: how many advances the state of its process had when it claimed (`World.advance`); None: it has
             not had the world's state yet.
         working: whether its generation still works: the next one is to be prepared beside it.
+        torn: whether its process had received the world's state in part, into its own, when it claimed.
     """
 
     id: str
@@ -89,6 +90,7 @@ class Claim:
     was: int = 0
     step: int | None = 0
     working: bool = False
+    torn: bool = False
 
     @property
     def rank(self) -> int:
@@ -347,7 +349,8 @@ def claim_to_json(claim: Claim) -> list[Any]:
     at = member.lane
     lane = [] if at is None else [[at.version, at.place, at.port, at.checks]]
     # One more number where there is no state: the row is for good where there is one.
-    seat = [member.seat, claim.was, claim.step or 0, int(claim.working), *([1] if claim.step is None else [])]
+    without = [1 + claim.torn] if claim.step is None else []
+    seat = [member.seat, claim.was, claim.step or 0, int(claim.working), *without]
     return [*row, *lane, *([seat] if member.seat else [])]
 
 
@@ -427,7 +430,7 @@ def _new_claim(row: Any) -> Claim:
         raise _Garbage(f"a claim goes on with {more!r}"[:200])
     rank, me, process, host, port, pid, hostname, last = _row(base, kinds)
     member = Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat)
-    return Claim(me, member, last, was, None if without else step, bool(working))
+    return Claim(me, member, last, was, None if without else step, bool(working), without > 1)
 
 
 def _failure_from_json(row: Any) -> Failure:

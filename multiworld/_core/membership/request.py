@@ -42,6 +42,7 @@ class JoinRequest:
         left: those of them that have said themselves that they leave.
         step: how many advances this process's state has (`World.advance`); None: it has not had the world's
             state yet.
+        torn: whether its state is partly that of a member that was lost meanwhile.
         working: whether that generation still works: the next one is prepared beside it.
         state: whether it has a state that newcomers get, or gets it.
     """
@@ -70,6 +71,7 @@ class JoinRequest:
     step: int | None = 0
     working: bool = False
     state: bool = False
+    torn: bool = False
 
     @property
     def assigned(self) -> bool:

@@ -81,6 +81,7 @@ class Roster:
         hang_timeout: seconds, this process's own.
         steps: where ranks are assigned, by rank, how many advances each member had made; None for one that
             comes new, without the world's state. Empty where members choose their ranks.
+        torn: ranks of those whose state is in part that of a member that was lost while it sent it.
     """
 
     world: str
@@ -90,6 +91,7 @@ class Roster:
     token: bytes
     hang_timeout: float
     steps: tuple[int | None, ...] = ()
+    torn: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

@@ -379,7 +379,14 @@ class Rendezvous:
         if waiting is None or not request.past or request.working:
             return None
         member = dataclasses.replace(request.member, rank=0)  # it is assigned
-        claim = Claim(self._me, member, request.last_generation, request.past_generation, request.step)
+        claim = Claim(
+            self._me,
+            member,
+            request.last_generation,
+            request.past_generation,
+            request.step,
+            torn=request.torn,
+        )
         return ClaimLetter(waiting.number, request.terms, claim)
 
     def _keep_time(self, watch: _Watch | None) -> None:

@@ -249,6 +249,19 @@ def test_records_that_are_none(change, words):
 
 
 @pytest.mark.parametrize(
+    ("steps", "torn", "wanted"),
+    [
+        ((None, None, None), (0,), {0: 1, 2: 1}),
+        ((None, None, None), (0, 1), {0: 2, 1: 2}),
+        ((None, 0), (0,), {0: 1}),
+        ((5, None, 4), (1,), {1: 0, 2: 0}),
+    ],
+)
+def test_a_state_that_came_in_part_is_sent_to_no_member(steps, torn, wanted):
+    assert sources(steps, torn) == wanted
+
+
+@pytest.mark.parametrize(
     ("steps", "wanted"),
     [
         ((), {}),

@@ -92,6 +92,24 @@ def test_survivors_wait_for_each_other_and_not_for_the_lost():
     assert after.before.generation == 1, "until the next one is active"
 
 
+def test_members_whose_states_came_in_part_wait_for_one_that_has_a_state():
+    ledger = active(Ledger(), A, B, C)
+    torn = [again(ledger, each, 0, step=None, torn=True) for each in (B, C)]
+    ledger = claim(ledger, *torn)
+    assert assigned.complete(ledger)
+    assert admission.seal(ledger, ledger.waiting.number, me(B), TOKEN, last_call=True) is ledger
+    ledger = claim(ledger, D)
+    assert seats(ledger) == ["s1", "s2", "s7"]
+    roster = admission.roster(ledger.current, D, me(D))
+    assert (roster.steps, roster.torn) == ((None, None, None), (0, 1))
+
+
+def test_a_new_member_has_its_own_state():
+    ledger = active(Ledger(), A, B, C)
+    ledger = claim(ledger, *(again(ledger, each, 0, step=None) for each in (B, C)))
+    assert admission.roster(ledger.current, B, me(B)).torn == ()
+
+
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_survivor_whose_process_is_gone_is_not_waited_for(dead):
     ledger = active(Ledger(), A, B, C)

@@ -1,0 +1,64 @@
+"""A join whose member has received a state in part, from one that was lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from multiworld._join import join
+from multiworld.errors import JoinTimeoutError, StateTransferError, WorldError
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Runs a join that meets no other member until its deadline; `torn`: what its handle says of the state."""
+
+    def run(*, torn, world=None, cancelled=False):
+        made = world or SimpleNamespace(_closes=0, _torn=torn, close=lambda _seconds: closes.append(made))
+        steps, closes = iter([made]), []
+
+        def once(*_):
+            if (found := next(steps, None)) is None:
+                raise JoinTimeoutError("w", "too few")
+            return found
+
+        def brought(_handle, _kept):
+            raise join.BrokenWorldException("w", "the other one is lost")
+
+        monkeypatch.setattr(join, "_join_once", once)
+        monkeypatch.setattr(join, "bring_up_to_date", brought)
+        plan = SimpleNamespace(name="w", who="seat 'b'", timeout=3.0, on_loss="break")
+        deadline = join.time.monotonic() + 0.1
+        with pytest.raises(WorldError) as caught:
+            join._join_assigned(plan, world, lambda: cancelled, deadline, None)
+        return caught.value, closes
+
+    return run
+
+
+def test_a_join_that_ends_with_a_state_in_part_says_so(late):
+    error, closes = late(torn=True)
+    assert type(error) is StateTransferError
+    assert "seat 'b' of world 'w' has a part of the state" in str(error)
+    assert "3 s" in str(error)
+    assert closes, "the handle of the join is closed"
+
+
+def test_a_join_that_has_changed_nothing_says_why_it_ended(late):
+    error, closes = late(torn=False)
+    assert type(error) is not StateTransferError
+    assert closes
+
+
+def test_a_join_that_is_given_up_ends_with_what_it_met(late):
+    error, closes = late(torn=True, cancelled=True)
+    assert type(error) is join.BrokenWorldException
+    assert closes
+
+
+def test_a_member_that_joins_again_keeps_its_handle_and_knows_of_its_state(late):
+    world = SimpleNamespace(_closes=0, _torn=True)
+    error, closes = late(torn=True, world=world)
+    assert type(error) is JoinTimeoutError
+    assert not closes
