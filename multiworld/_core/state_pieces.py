@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["CHUNK", "TOGETHER", "Index", "Piece", "cuts", "parts"]
+__all__ = ["CHUNK", "TOGETHER", "Index", "Piece", "cuts", "parts", "pieces"]
 
 CHUNK = 64 << 20
 """Bytes of a part, at most."""
@@ -72,17 +72,29 @@ def parts(tensors: Iterable[tuple[int, Sequence[int], int]], most: int) -> Itera
         most: bytes of a part.
     """
     part: list[Piece] = []
-    full = 0
+    for begins, piece in pieces(tensors, most):
+        if begins and part:
+            yield part
+            part = []
+        part.append(piece)
+    if part:
+        yield part
+
+
+def pieces(tensors: Iterable[tuple[int, Sequence[int], int]], most: int) -> Iterator[tuple[bool, Piece]]:
+    """Yield the pieces of `parts` one by one, each with whether a part begins with it.
+
+    A tensor is asked for when all pieces of the one before have been taken.
+    """
+    count = full = 0
     for number, shape, itemsize in tensors:
         for index in cuts(shape, itemsize, most):
             size = _size(shape, itemsize, index)
-            if part and (full + size > most or len(part) == TOGETHER):
-                yield part
-                part, full = [], 0
-            part.append(Piece(number, index, size))
+            if not count or full + size > most or count == TOGETHER:
+                count = full = 0
+            yield not count, Piece(number, index, size)
+            count += 1
             full += size
-    if part:
-        yield part
 
 
 def _size(shape: Sequence[int], itemsize: int, index: Index) -> int:

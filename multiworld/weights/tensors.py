@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multiworld._c10d.lane.tensors import copied_back
-from multiworld._core.state_pieces import parts
-from multiworld._core.weights import ALIGNED, Entry, encode, laid_out, layout
+from multiworld._core.state_pieces import TOGETHER, pieces
+from multiworld._core.weights import ALIGNED, Entry, encode, layout
 from multiworld.errors import StateError
 from multiworld.weights.wire import view
 
@@ -64,35 +64,58 @@ def gather(source: Source) -> Iterator[tuple[str, Tensor]]:
 def buckets(source: Source, most: int, rooms: Iterable[Tensor] = ()) -> Iterator[tuple[list[Entry], Tensor]]:
     """Yield the buckets of a model, each with the entries seen so far; the last list has all.
 
-    At most one tensor, and what is in the bucket, is put together at a time.
+    A tensor is copied before the next one is asked for: one at a time is put together, and a source may use
+    its memory again.
 
     Args:
         source: of the weights; all ranks of its mesh call this together.
         most: bytes of a bucket's tensors.
-        rooms: where to put them, one after the other; what does not fit, or is missing, is made.
+        rooms: where to put them, one after the other; what is too small, or is missing, is made.
     """
     entries: list[Entry] = []
     unused = iter(rooms)
-    live: dict[int, Tensor] = {}
+    now: list[Tensor] = []
 
     def numbered() -> Iterator[tuple[int, Sequence[int], int]]:
-        for number, (name, tensor) in enumerate(gather(source)):
+        for name, tensor in gather(source):  # no enumerate: it would keep the tensor
             entries.append(Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-            live[number] = tensor
-            yield number, tensor.shape, tensor.dtype.itemsize
+            now[:] = [tensor]
+            del tensor
+            yield len(entries) - 1, now[0].shape, now[0].dtype.itemsize
+            now.clear()
 
-    for part in parts(numbered(), most):
-        placed, size = laid_out(part)
-        room = next(unused, None)
-        if room is None or room.nbytes != size:
-            room = torch.empty(size, dtype=torch.uint8)
-        for piece, at in placed:
-            tensor = live[piece.tensor]
-            _seen(room, at, piece.size, tensor[piece.at], tensor.dtype).copy_(tensor[piece.at])
-            room[at + piece.size : at + piece.size + ALIGNED - 1 & -ALIGNED].zero_()
-        for number in [each for each in live if each < part[-1].tensor]:
-            del live[number]
-        yield entries, room
+    room: Tensor | None = None
+    end = 0
+    for begins, piece in pieces(numbered(), most):
+        if begins:
+            if room is not None:
+                yield entries, room[:end]
+            room, end = next(unused, None), 0
+        size = -(-piece.size // ALIGNED) * ALIGNED
+        room = _reaching(room, end + size, most)
+        part = now[0][piece.at]
+        _seen(room, end, piece.size, part, part.dtype).copy_(part)
+        del part
+        room[end + piece.size : end + size].zero_()
+        end += size
+    if room is not None:
+        yield entries, room[:end]
+
+
+def _reaching(room: Tensor | None, size: int, most: int) -> Tensor:
+    """Return a room of at least `size` bytes that begins with what is in this one.
+
+    How large its bucket will be is not known yet. What is not written to takes no memory.
+    """
+    if room is not None and room.nbytes >= size:
+        return room
+    before = 0 if room is None else room.nbytes
+    larger = torch.empty(
+        max(size, min(max(2 * before, BUCKET), most) + TOGETHER * ALIGNED), dtype=torch.uint8
+    )
+    if room is not None:
+        larger[:before] = room
+    return larger
 
 
 def _seen(room: Tensor, at: int, size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -168,8 +191,8 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
         return
     into = dict(named(target))
     _require_same(head, into)
-    for (pieces, _), room in zip(placed, rooms, strict=True):
-        for piece, at in pieces:
+    for (part, _), room in zip(placed, rooms, strict=True):
+        for piece, at in part:
             entry = head.entries[piece.tensor]
             place = into[entry.name][piece.at]
             copied_back(_seen(room, at, piece.size, place, _dtype(entry)), place)
@@ -180,8 +203,8 @@ def _assembled(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a version, one at a time; those without elements come last."""
     waiting: dict[int, Tensor] = {}
-    for (pieces, _), room in zip(placed, rooms, strict=True):
-        for piece, at in pieces:
+    for (part, _), room in zip(placed, rooms, strict=True):
+        for piece, at in part:
             for number in [each for each in waiting if each < piece.tensor]:
                 yield head.entries[number].name, waiting.pop(number)
             entry = head.entries[piece.tensor]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from multiworld._core import state_notes
 from multiworld._core.state_notes import Kind, Note
-from multiworld._core.state_pieces import TOGETHER, cuts, parts
+from multiworld._core.state_pieces import TOGETHER, cuts, parts, pieces
 from multiworld.errors import StateError
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -56,6 +56,20 @@ def test_parts_are_full_and_in_order(tensors, most):
 def test_a_part_has_not_too_many_pieces():
     found = list(parts([(number, (), 4) for number in range(2 * TOGETHER + 1)], 1 << 20))
     assert [len(part) for part in found] == [TOGETHER, TOGETHER, 1]
+
+
+def test_a_tensor_is_asked_for_when_the_pieces_of_the_one_before_were_taken():
+    asked, taken = [], []
+
+    def tensors():
+        for number in range(3):
+            asked.append(number)
+            yield number, (4,), 8
+
+    for begins, piece in pieces(tensors(), 16):
+        taken.append((piece.tensor, begins))
+        assert asked[-1] == piece.tensor
+    assert taken == [(number, True) for number in (0, 0, 1, 1, 2, 2)]
 
 
 # -- notes -----------------------------------------------------------------------------------------------------

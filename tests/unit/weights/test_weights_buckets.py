@@ -1,0 +1,101 @@
+"""Weights that are put into buckets, and into a model again."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from multiworld._core.weights import Head
+from multiworld.weights import tensors
+
+
+def filled(source, most=tensors.BUCKET, rooms=()):
+    """A version of weights: its head and its rooms."""
+    entries, made = [], []
+    for entries, room in tensors.buckets(source, most, rooms):  # noqa: B007  (the last one counts)
+        made.append(room)
+    return Head("s", 1, most, tuple(entries), tuple(map(tensors.summed, made))), made
+
+
+def loaded(head, rooms, like):
+    into = {name: torch.full_like(tensor, -1) for name, tensor in like.items()}
+    tensors.load(into, head, rooms)
+    return into
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def model(first=0.0):
+    return {f"layer{at}": torch.full((250, 2), first + at) for at in range(5)} | {"step": torch.tensor(3)}
+
+
+@pytest.mark.parametrize("most", [tensors.BUCKET, 5000, 1024])
+def test_a_source_may_use_its_memory_again(most):
+    """As a staging buffer that each layer is gathered into."""
+    weights = model()
+
+    def source():
+        staging = torch.empty(250, 2)
+        for name, tensor in weights.items():
+            if tensor.dim():
+                yield name, staging.copy_(tensor)
+            else:
+                yield name, tensor
+
+    head, rooms = filled(source, most)
+    assert same(loaded(head, rooms, weights), weights)
+    assert head.digests == filled(weights, most)[0].digests
+
+
+class Sharded(torch.Tensor):
+    """Stands in for a sharded tensor that is put together."""
+
+    alive = ()
+
+    def detach(self):
+        return self
+
+    def full_tensor(self):
+        assert not any(each() is not None for each in self.alive), "the one before is not released"
+        whole = torch.full((1000,), self.number)
+        self.alive.append(weakref.ref(whole))
+        return whole
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1024])
+def test_sharded_tensors_are_put_together_and_released_one_after_the_other(most):
+    shards, alive = {f"w{at}": torch.zeros(1).as_subclass(Sharded) for at in range(4)}, []
+    for number, shard in enumerate(shards.values()):
+        shard.number, shard.alive = float(number), alive
+    head, rooms = filled(shards, most)
+    assert len(alive) == 4
+    weights = {f"w{at}": torch.full((1000,), float(at)) for at in range(4)}
+    assert same(loaded(head, rooms, weights), weights)
+
+
+@pytest.mark.parametrize("most", [1024, 1 << 30])
+def test_rooms_are_filled_anew_and_others_are_made_where_they_do_not_fit(most):
+    head, rooms = filled(model(), most)
+    again, filled_anew = filled(model(9.0), most, rooms)
+    assert [each.data_ptr() for each in filled_anew] == [each.data_ptr() for each in rooms]
+    assert same(loaded(again, filled_anew, model()), model(9.0))
+    small = [torch.empty(16, dtype=torch.uint8), torch.empty(1 << 20, dtype=torch.uint8)]
+    other, made = filled(model(), most, small)
+    assert other == head
+    assert [each.nbytes for each in made] == [size for _, size in tensors.sizes(other)]
+    assert same(loaded(other, made, model()), model())
+
+
+def test_a_large_bucket_grows(monkeypatch):
+    monkeypatch.setattr(tensors, "BUCKET", 512)
+    weights = {f"w{at}": torch.full((300,), float(at)) for at in range(40)}
+    head, rooms = filled(weights, 1 << 40)
+    assert len(rooms) == 1
+    assert same(loaded(head, rooms, weights), weights)
