@@ -7,8 +7,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-import torch
-
 from multiworld._core import durations
 from multiworld._core.weights import Head
 from multiworld._join.arguments import make_plan
@@ -271,9 +269,9 @@ class Subscriber:
     def _fit(self, sizes: list[int]) -> None:
         """Make the rooms as large as a version's buckets; those that are keep what they have."""
         kept = list(zip(self._rooms, self._sums, strict=True))[: len(sizes)]
-        kept += [(torch.empty(0, dtype=torch.uint8), "")] * (len(sizes) - len(kept))
+        kept += [(wire.room(0), "")] * (len(sizes) - len(kept))
         fitting = [
-            (room, total) if room.nbytes == size else (torch.empty(size, dtype=torch.uint8), "")
+            (room, total) if room.nbytes == size else (wire.room(size), "")
             for (room, total), size in zip(kept, sizes, strict=True)
         ]
         self._rooms, self._sums = [each[0] for each in fitting], [each[1] for each in fitting]

@@ -12,7 +12,7 @@ from multiworld._c10d.lane.tensors import copied_back
 from multiworld._core.state_pieces import TOGETHER, pieces
 from multiworld._core.weights import ALIGNED, Entry, encode, layout
 from multiworld.errors import StateError
-from multiworld.weights.wire import view
+from multiworld.weights import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,12 +110,10 @@ def _reaching(room: Tensor | None, size: int, most: int) -> Tensor:
     if room is not None and room.nbytes >= size:
         return room
     before = 0 if room is None else room.nbytes
-    larger = torch.empty(
-        max(size, min(max(2 * before, BUCKET), most) + TOGETHER * ALIGNED), dtype=torch.uint8
-    )
+    made = wire.room(max(size, min(max(2 * before, BUCKET), most) + TOGETHER * ALIGNED))
     if room is not None:
-        larger[:before] = room
-    return larger
+        made[:before] = room
+    return made
 
 
 def _seen(room: Tensor, at: int, size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -125,7 +123,7 @@ def _seen(room: Tensor, at: int, size: int, like: Tensor, dtype: torch.dtype) ->
 
 def summed(bucket: Tensor) -> str:
     """Return the digest of a bucket: SHA-256, as hexadecimal digits."""
-    return hashlib.sha256(view(bucket)).hexdigest()
+    return hashlib.sha256(wire.view(bucket)).hexdigest()
 
 
 def whole(entries: Iterable[Entry], digests: Iterable[str]) -> str:
@@ -208,14 +206,18 @@ def _assembled(
             for number in [each for each in waiting if each < piece.tensor]:
                 yield head.entries[number].name, waiting.pop(number)
             entry = head.entries[piece.tensor]
-            tensor = waiting.setdefault(piece.tensor, torch.empty(entry.shape, dtype=_dtype(entry)))
+            tensor = waiting.setdefault(piece.tensor, _room(entry))
             place = tensor[piece.at]
             place.copy_(_seen(room, at, piece.size, place, tensor.dtype))
     for number, tensor in waiting.items():
         yield head.entries[number].name, tensor
     for entry in head.entries:
         if 0 in entry.shape:
-            yield entry.name, torch.empty(entry.shape, dtype=_dtype(entry))
+            yield entry.name, _room(entry)
+
+
+def _room(entry: Entry) -> Tensor:
+    return torch.empty(entry.shape, dtype=_dtype(entry), device="cpu")
 
 
 def _require_same(head: Head, into: Mapping[str, Tensor]) -> None:

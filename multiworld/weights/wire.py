@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
     from multiworld.world import World
 
-__all__ = ["MOST", "receive", "receive_number", "send", "send_number", "view"]
+__all__ = ["MOST", "receive", "receive_number", "room", "send", "send_number", "view"]
 
 MOST = 64 << 20
 """Bytes of a message; a head has some 100 for each tensor."""
 
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
+
+
+def room(size: int) -> Tensor:
+    """Return new bytes in the host's memory, whatever the thread's default device and mode are."""
+    with torch.inference_mode(mode=False):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def view(data: Tensor, *, write: bool = False) -> memoryview:
@@ -45,18 +51,18 @@ def receive(world: World) -> dict[str, Any]:
     size = receive_number(world)
     if not 0 < size <= MOST:
         raise ValueError(f"a message of {size:,} bytes; there are from 1 to {MOST:,}")
-    data = torch.empty(size, dtype=torch.uint8)
+    data = room(size)
     world.recv(data, 1 - world.rank)
     return message(bytes(view(data)))
 
 
 def send_number(world: World, number: int) -> None:
     """Send a number to the other member."""
-    world.send(torch.tensor([number]), 1 - world.rank)
+    world.send(torch.tensor([number], device="cpu"), 1 - world.rank)
 
 
 def receive_number(world: World) -> int:
     """Receive a number of the other member."""
-    number = torch.zeros(1, dtype=torch.int64)
+    number = torch.zeros(1, dtype=torch.int64, device="cpu")
     world.recv(number, 1 - world.rank)
     return int(number)

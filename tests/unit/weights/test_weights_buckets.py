@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from multiworld._core.weights import Head
-from multiworld.weights import tensors
+from multiworld.weights import tensors, wire
 
 
 def filled(source, most=tensors.BUCKET, rooms=()):
@@ -91,6 +91,46 @@ def test_rooms_are_filled_anew_and_others_are_made_where_they_do_not_fit(most):
     assert other == head
     assert [each.nbytes for each in made] == [size for _, size in tensors.sizes(other)]
     assert same(loaded(other, made, model()), model())
+
+
+def test_buckets_are_in_the_hosts_memory_whatever_the_default_device_is():
+    """Their bytes are read by their address."""
+    weights = model()
+    head, rooms = filled(weights)
+    with torch.device("meta"):
+        elsewhere, others = filled(weights)
+        assert elsewhere == head
+        got = {}
+        tensors.load(got.update, head, rooms)
+        with pytest.raises(ValueError, match="of 0 bytes"):
+            wire.receive(Answers(0))
+        world = Answers(9)
+        wire.send_number(world, 5)
+        assert wire.receive_number(world) == 9
+    assert {each.device.type for each in (*others, *got.values(), *world.sent)} == {"cpu"}
+    assert same(got, weights)
+
+
+class Answers:
+    """Stands in for a world whose other member sends this number."""
+
+    rank = 0
+
+    def __init__(self, number):
+        self.number, self.sent = number, []
+
+    def send(self, tensor, _rank):
+        self.sent.append(tensor)
+
+    def recv(self, tensor, _rank):
+        tensor.fill_(self.number)
+
+
+def test_rooms_that_are_made_in_inference_mode_are_filled_anew_outside():
+    with torch.inference_mode():
+        _, rooms = filled(model())
+    head, again = filled(model(4.0), rooms=rooms)
+    assert same(loaded(head, again, model()), model(4.0))
 
 
 def test_a_large_bucket_grows(monkeypatch):
