@@ -127,6 +127,7 @@ class Subscriber:
         Raises:
             TimeoutError: it did not come whole in time. The model has what it had.
             StateError: it does not fit the model, which has what it had.
+            Exception: what a `target` function raises. The next call gives it the version again.
             ValueError: this is closed.
         """
         seconds = self._plan.timeout if timeout is None else durations.seconds(timeout)
@@ -183,9 +184,10 @@ class Subscriber:
         self.version = self.digest = None
         try:
             load(self._target, head, self._rooms)
-        except StateError:
-            self.version, self.digest, self._loaded = before
-            self._staged = head  # the next call says so, too
+        except BaseException as error:
+            self._staged = head  # the next call tries again: the trainer does not send it again
+            if isinstance(error, StateError):
+                self.version, self.digest, self._loaded = before
             raise
         self._loaded = (head.session, head.version)
         self.version, self.digest = head.version, whole(head.entries, head.digests)

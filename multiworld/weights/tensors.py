@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multiworld._c10d.lane.state_tensors import lies_apart
 from multiworld._c10d.lane.tensors import copied_back
 from multiworld._core.state_pieces import TOGETHER, pieces
 from multiworld._core.weights import ALIGNED, Entry, encode, layout
@@ -180,7 +181,7 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
         rooms: its buckets.
 
     Raises:
-        StateError: names, dtypes or shapes differ.
+        StateError: names, dtypes or shapes differ, or a tensor of the model cannot be filled.
     """
     placed = sizes(head)
     if not isinstance(target, (torch.nn.Module, Mapping)):
@@ -230,3 +231,15 @@ def _require_same(head: Head, into: Mapping[str, Tensor]) -> None:
                 rule="An engine's weights have the names, dtypes and shapes of the trainer's",
                 next_step="Give Publisher a function that yields them as the engines have them",
             )
+    for name, tensor in into.items():
+        if hasattr(tensor, "full_tensor"):
+            what = "a DTensor"
+        elif type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not lies_apart(tensor):
+            what = f"on {tensor.device}, with strides {tensor.stride()}, and has no memory for each element"
+        else:
+            continue
+        raise StateError(
+            f"weight {name!r} is {what}",
+            rule="An engine's weights are whole tensors, and each of their elements has memory of its own",
+            next_step="Give Subscriber such tensors, or a function that takes names and tensors",
+        )

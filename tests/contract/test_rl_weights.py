@@ -288,6 +288,33 @@ def test_weights_that_do_not_fit_and_functions_that_load(cast):
     assert told.same
 
 
+def loads_again(me):
+    """Its function raises in the middle of the first version, once."""
+    got = []
+
+    def load(pairs):
+        for name, _ in pairs:
+            got.append(name)
+            if len(got) == 2:
+                raise RuntimeError("out of memory")
+
+    engine = weights.Subscriber("w", load, me.store, timeout=PATIENCE)
+    first = outcome(lambda: engine.update(PATIENCE))
+    between = (engine.version, engine.ready)
+    me.emit("told", first=first, between=between, version=engine.update(SOON), got=got, ready=engine.ready)
+
+
+def test_a_version_is_loaded_again_when_a_function_has_raised(cast):
+    """The trainer does not send it again: the engine would have no weights until the next one."""
+    trainer = cast.start(trains, size=1 << 20)
+    trainer.expect("in")
+    publish(trainer, 1, 0)
+    told = cast.start(loads_again).expect("told")
+    assert (told.first["kinds"][0], told.between) == ("RuntimeError", (None, False))
+    assert (told.version, told.ready) == (1, True)
+    assert sorted(told.got[2:]) == sorted(large(1.0, 1 << 20))
+
+
 def shards(me, size):
     from torch.distributed.fsdp import fully_shard
 

@@ -26,6 +26,7 @@ __all__ = [
     "form",
     "in_memory",
     "is_tensor",
+    "lies_apart",
     "part_of",
     "parts_of",
     "sendable_form",
@@ -186,7 +187,7 @@ def targets(leaves: Iterable[tuple[Path, Tensor]]) -> dict[Path, Tensor]:
     """Return the tensors that can be received into: each has memory that it shares with none before it."""
     spans = []
     for order, (path, tensor) in enumerate(leaves):
-        if type(tensor).__torch_dispatch__ is not _plain_dispatch or not _lies_apart(tensor):
+        if type(tensor).__torch_dispatch__ is not _plain_dispatch or not lies_apart(tensor):
             continue
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         extent = 1 + sum((size - 1) * step for size, step in steps)
@@ -204,7 +205,7 @@ def targets(leaves: Iterable[tuple[Path, Tensor]]) -> dict[Path, Tensor]:
     return found
 
 
-def _lies_apart(tensor: Tensor) -> bool:
+def lies_apart(tensor: Tensor) -> bool:
     """Whether a tensor has values, and no two elements of it share memory."""
     if tensor.is_meta or tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
         return False

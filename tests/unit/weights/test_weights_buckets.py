@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from multiworld._core.weights import Head
+from multiworld.errors import StateError
 from multiworld.weights import tensors, wire
 
 
@@ -131,6 +132,38 @@ def test_rooms_that_are_made_in_inference_mode_are_filled_anew_outside():
         _, rooms = filled(model())
     head, again = filled(model(4.0), rooms=rooms)
     assert same(loaded(head, again, model()), model(4.0))
+
+
+class DTensor(torch.Tensor):
+    """Stands in for one: what it is told by."""
+
+    def full_tensor(self):
+        raise AssertionError("it is not put together")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.zeros(4).as_subclass(DTensor), "'w' is a DTensor"),
+        (torch.zeros(4, device="meta"), "'w' is on meta"),
+        (torch.zeros(1).expand(4), "'w' is on cpu, with strides"),
+    ],
+)
+def test_nothing_is_changed_where_one_tensor_cannot_be_filled(tensor, words):
+    head, rooms = filled({"first": torch.ones(3), "w": torch.ones(4)})
+    into = {"first": torch.zeros(3), "w": tensor}
+    with pytest.raises(StateError, match=words):
+        tensors.load(into, head, rooms)
+    assert into["first"].sum() == 0
+
+
+def test_tensors_that_share_memory_are_filled():
+    """As tied weights, which the trainer has under both names, too."""
+    tied = torch.ones(4)
+    head, rooms = filled({"in": tied, "out": tied})
+    shared = torch.zeros(4)
+    tensors.load({"in": shared, "out": shared}, head, rooms)
+    assert shared.sum() == 4
 
 
 def test_a_large_bucket_grows(monkeypatch):
