@@ -190,6 +190,7 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
         return
     into = dict(named(target))
     _require_same(head, into)
+    _require_filled(into, dict(named(target)))
     for (part, _), room in zip(placed, rooms, strict=True):
         for piece, at in part:
             entry = head.entries[piece.tensor]
@@ -231,11 +232,19 @@ def _require_same(head: Head, into: Mapping[str, Tensor]) -> None:
                 rule="An engine's weights have the names, dtypes and shapes of the trainer's",
                 next_step="Give Publisher a function that yields them as the engines have them",
             )
+
+
+def _require_filled(into: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that cannot be filled, or are not the model's: asked for `again`, they lie elsewhere."""
     for name, tensor in into.items():
         if hasattr(tensor, "full_tensor"):
             what = "a DTensor"
-        elif type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not lies_apart(tensor):
-            what = f"on {tensor.device}, with strides {tensor.stride()}, and has no memory for each element"
+        elif type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            continue
+        elif not lies_apart(tensor):
+            what = f"on {tensor.device}, without memory for each of its elements"
+        elif tensor.nbytes and again[name].data_ptr() != tensor.data_ptr():
+            what = "a copy that state_dict() makes"
         else:
             continue
         raise StateError(

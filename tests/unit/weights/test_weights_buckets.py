@@ -146,7 +146,7 @@ class DTensor(torch.Tensor):
     [
         (torch.zeros(4).as_subclass(DTensor), "'w' is a DTensor"),
         (torch.zeros(4, device="meta"), "'w' is on meta"),
-        (torch.zeros(1).expand(4), "'w' is on cpu, with strides"),
+        (torch.zeros(1).expand(4), "'w' is on cpu, without memory"),
     ],
 )
 def test_nothing_is_changed_where_one_tensor_cannot_be_filled(tensor, words):
@@ -155,6 +155,30 @@ def test_nothing_is_changed_where_one_tensor_cannot_be_filled(tensor, words):
     with pytest.raises(StateError, match=words):
         tensors.load(into, head, rooms)
     assert into["first"].sum() == 0
+
+
+class Copies(torch.nn.Linear):
+    def state_dict(self, *arguments, **options):
+        return {name: tensor.clone() for name, tensor in super().state_dict(*arguments, **options).items()}
+
+
+def test_a_module_whose_state_is_a_copy_is_refused():
+    """It would have what it had, and be taken for filled."""
+    head, rooms = filled(torch.nn.Linear(3, 2))
+    engine = Copies(3, 2)
+    before = engine.weight.clone()
+    with pytest.raises(StateError, match="'weight' is a copy that state_dict"):
+        tensors.load(engine, head, rooms)
+    assert torch.equal(engine.weight, before)
+    assert filled(engine)[0] != head
+
+
+def test_a_module_is_filled():
+    source, engine = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    source(torch.randn(5, 3))
+    head, rooms = filled(source)
+    tensors.load(engine, head, rooms)
+    assert same(engine.state_dict(), source.state_dict())
 
 
 def test_tensors_that_share_memory_are_filled():
