@@ -218,16 +218,17 @@ class Publisher:
             name=f"m8d-weights-{name}",
         )
         with self._shelf.changed:
-            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
             thread.start()
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
 
     def _look(self) -> None:
         """Thread entry point: begin to serve each engine that comes."""
         while not self._closed.wait(LOOK_EVERY):
             try:
                 seats = self._engines_list.take()
-            except StoreUnreachableError as error:
-                _log.warning("%s", error)
+            except Exception as error:  # noqa: BLE001  (else no engine would be served any more)
+                known = isinstance(error, StoreUnreachableError)
+                _log.warning("publisher %r: %s", self.name, error, exc_info=not known)
                 if self._closed.wait(AGAIN):
                     break
                 self._reopen()
@@ -235,14 +236,23 @@ class Publisher:
             with self._shelf.changed:
                 fresh = self._roster.announced(seats)
             for seat in fresh:
-                self._start(self._serve, seat, seat)
+                self._begin_to_serve(seat)
         self._engines_list.close()
+
+    def _begin_to_serve(self, seat: str) -> None:
+        try:
+            self._start(self._serve, seat, seat)
+        except RuntimeError as error:  # no thread can be had: the engine makes itself known again
+            _log.warning("publisher %r, engine %r: %s", self.name, seat, error)
+            with self._shelf.changed:
+                self._roster.ended(seat)
 
     def _reopen(self) -> None:
         try:
             found = self._open()
-        except MultiworldError as error:
-            _log.warning("%s", error)
+        except Exception as error:  # noqa: BLE001  (the next look tries again)
+            known = isinstance(error, MultiworldError)
+            _log.warning("publisher %r: %s", self.name, error, exc_info=not known)
             return
         self._engines_list.close()
         self._engines_list = found
@@ -267,8 +277,9 @@ class Publisher:
             world = self._joined(seat)
             if world is not None:
                 self._follow(seat, world)
-        except (MultiworldError, ValueError) as error:
-            _log.info("publisher %r, engine %r: %s", self.name, seat, error)
+        except Exception as error:  # noqa: BLE001  (the engine makes itself known again)
+            known = isinstance(error, (MultiworldError, ValueError))
+            _log.info("publisher %r, engine %r: %s", self.name, seat, error, exc_info=not known)
 
     def _joined(self, seat: str) -> World | None:
         """Join an engine's world; None where it does not come, or this is closed.

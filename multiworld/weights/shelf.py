@@ -46,10 +46,9 @@ class Version:
         """
         with self._summing:
             if self._summed is None:
-                self._summed = Future()
-                threading.Thread(
-                    target=self._sum, args=(self._summed,), daemon=True, name="m8d-weights-sum"
-                ).start()
+                done: Future[tuple[str, ...]] = Future()
+                threading.Thread(target=self._sum, args=(done,), daemon=True, name="m8d-weights-sum").start()
+                self._summed = done  # not before: where no thread can be had, the next caller tries
         if not wait([self._summed], within).done:
             return None
         session, number, bucket, entries, _ = self._head

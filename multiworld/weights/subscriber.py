@@ -200,15 +200,15 @@ class Subscriber:
         while not self._closed.is_set():
             try:
                 self._follow()
-            except (MultiworldError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  (as no memory for a version: the next one may find some)
                 if self._closed.is_set():
                     return
-                _log.info("subscriber %r of %r: %s", self.seat, self.name, error)
-                self.error = (
-                    error
-                    if isinstance(error, MultiworldError)
-                    else StateTransferError(self._plan.name, f"subscriber {self.seat!r}: {error}")
-                )
+                known = isinstance(error, (MultiworldError, ValueError))
+                _log.info("subscriber %r of %r: %s", self.seat, self.name, error, exc_info=not known)
+                if not isinstance(error, MultiworldError):
+                    text = str(error) or repr(error)
+                    error = StateTransferError(self._plan.name, f"subscriber {self.seat!r}: {text}")
+                self.error = error
             self._closed.wait(AGAIN)
 
     def _follow(self) -> None:

@@ -288,6 +288,30 @@ def test_weights_that_do_not_fit_and_functions_that_load(cast):
     assert told.same
 
 
+def has_no_memory(me):
+    """Its thread has no memory for the first version, once."""
+    fit, short = weights.Subscriber._fit, [RuntimeError("can't allocate memory")]
+
+    def fits(engine, sizes):
+        if short:
+            raise short.pop()
+        fit(engine, sizes)
+
+    weights.Subscriber._fit = fits
+    engine = weights.Subscriber("w", large(-1.0, 1 << 20), me.store, timeout=PATIENCE)
+    version = engine.update(LONG)
+    me.emit("told", version=version, error=str(engine.error), kind=type(engine.error).__name__)
+
+
+def test_an_engine_goes_on_after_an_error_of_any_kind(cast):
+    trainer = cast.start(trains, size=1 << 20)
+    trainer.expect("in")
+    publish(trainer, 1, 0)
+    told = cast.start(has_no_memory).expect("told", LONG)
+    assert (told.version, told.kind) == (1, "StateTransferError")
+    assert "can't allocate memory" in told.error
+
+
 def loads_again(me):
     """Its function raises in the middle of the first version, once."""
     got = []

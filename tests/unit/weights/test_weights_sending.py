@@ -52,6 +52,59 @@ def test_an_error_of_the_digests_is_raised_to_all_that_wait(monkeypatch):
             it.head(30)
 
 
+def test_digests_are_computed_when_a_thread_can_be_had_again(monkeypatch):
+    monkeypatch.setattr(shelf, "summed", "digest of {}".format)
+    thread = shelf.threading.Thread
+
+    def none(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    it = version()
+    monkeypatch.setattr(shelf.threading, "Thread", none)
+    with pytest.raises(RuntimeError, match="new thread"):
+        it.head(30)
+    monkeypatch.setattr(shelf.threading, "Thread", thread)
+    assert it.head(30).digests == ("digest of a", "digest of b")
+
+
+def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
+    """In its own thread, in the one that looks for engines, and where there is no thread for it."""
+    steps = iter(["no list", "no thread", "no memory", "served"])
+    served, step = threading.Event(), [""]
+
+    def take():
+        step[0] = next(steps, "")
+        if step[0] == "no list":
+            raise MemoryError(step[0])
+        return ["engine"] if step[0] else []
+
+    def joined(mine, seat):
+        if step[0] == "no memory":
+            raise MemoryError(step[0])
+        served.set()
+
+    def start(mine, function, name, *arguments):
+        if step[0] == "no thread":
+            raise RuntimeError(step[0])
+        function(*arguments)
+
+    announced = SimpleNamespace(take=take, close=lambda: None)
+    monkeypatch.setattr(publisher, "AGAIN", 0.0)
+    monkeypatch.setattr(publisher.Publisher, "_joined", joined)
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher.Publisher, "_start", lambda *_: None)
+        mine = publisher.Publisher("w", {}, "file:///nowhere")
+    monkeypatch.setattr(publisher.Publisher, "_start", start)
+    thread = threading.Thread(target=mine._look)
+    thread.start()
+    try:
+        assert served.wait(30)
+    finally:
+        mine._closed.set()
+        thread.join(30)
+
+
 def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(slow, monkeypatch):
     """It would take the trainer for lost after the world's timeout, and never get weights whose digests take longer."""
     sent = []
