@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from contextlib import contextmanager
@@ -64,6 +65,10 @@ GROUP_HINT = (
     " take a worker back that was started again alone."
 )
 """Hint after the first failure of a run in which no worker has reported a world."""
+
+# Torch 2.4 and 2.6 else close the rendezvous with the agent: no node could take the place of one that leaves.
+_of_shutdown = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa: SLF001  (it is overridden)
+_KEEPS_OPEN: dict[str, Any] = {"is_restart": True} if "is_restart" in _of_shutdown else {}
 
 
 @dataclass
@@ -529,7 +534,7 @@ class WorkerAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *_: Any, **__: Any) -> None:
         self._end(death_sig, self._context.grace, leave=True)
-        super()._shutdown(death_sig)
+        super()._shutdown(death_sig, **_KEEPS_OPEN)
         for thread in self._retired:
             thread.join(5.0)
         self._logs.close()
