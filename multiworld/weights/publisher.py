@@ -46,8 +46,6 @@ AGAIN = 1.0
 """Seconds until the next look at a store that does not answer."""
 JOINS, AGAIN_JOIN = 5, 0.1
 """Joins of an engine's world that fail in a row, and the seconds between two of them."""
-BEATS = 4
-"""In each `timeout` an engine hears so often that there is nothing new."""
 
 _log = logger(__name__)
 
@@ -306,7 +304,7 @@ class Publisher:
             world.on_break(self._notify)
             while not self._closed.is_set():
                 version = self._shelf.take(
-                    self._has[seat], self._plan.timeout / BEATS, lambda: world.state is not State.ACTIVE
+                    self._has[seat], self._plan.timeout / wire.BEATS, lambda: world.state is not State.ACTIVE
                 )
                 if version is None:
                     wire.send(world, {"kind": "idle"})
@@ -326,10 +324,12 @@ class Publisher:
 
     def _send(self, world: World, version: Version) -> bool:
         """Send what the engine lacks of a version; return False if the transfer was cut."""
-        while (head := version.head(self._plan.timeout / BEATS)) is None:
+        while (head := version.head(self._plan.timeout / wire.BEATS)) is None:
             wire.send(world, {"kind": "idle"})
         wire.send(world, head.told())
-        need = wire.receive(world).get("need")
+        while (said := wire.receive(world)).get("busy"):
+            continue
+        need = said.get("need")
         if not isinstance(need, list) or not all(each in range(len(version.rooms)) for each in need):
             raise ValueError(f"an engine asked for buckets {need!s:.80} of {len(version.rooms)}")
         for number in need:

@@ -94,6 +94,7 @@ class Subscriber:
         self._session = ""  # of what was told last
         self._loaded: tuple[str, int] | None = None
         self._staged: Head | None = None  # whole, in the rooms, and not loaded yet
+        self._loading = False  # what is in the rooms; nothing may come into them
         self._rooms: list[Tensor] = []
         self._sums: list[str] = []  # of what is in the rooms; "" where that is not whole
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"m8d-weights-{self.seat}")
@@ -147,10 +148,28 @@ class Subscriber:
                         raise TimeoutError(self._late(seconds))
                     self._changed.wait(left)
                 head, self._staged = self._staged, None
-                return self._load(head)
+                before, self._loaded = (self.version, self.digest, self._loaded), None
+                self.version = self.digest = None
+                self._loading = True
             finally:
                 self._waiting -= 1
                 self._changed.notify_all()
+        try:  # without the lock: it may take longer than the world's timeout
+            load(self._target, head, self._rooms)
+        except BaseException as error:
+            with self._changed:
+                self._loading = False
+                self._staged = head  # the next call tries again: the trainer does not send it again
+                if isinstance(error, StateError):
+                    self.version, self.digest, self._loaded = before
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._loading = False
+            self._loaded = (head.session, head.version)
+            self.version, self.digest = head.version, whole(head.entries, head.digests)
+            self._changed.notify_all()
+            return self.version
 
     def close(self, timeout: float = 5.0) -> bool:
         """Leave the trainer, and free everything but the model. Never raises, harmless when repeated.
@@ -178,20 +197,6 @@ class Subscriber:
             f"subscriber {self.seat!r} of {self.name!r}: {told} after {seconds:g} s. The trainer publishes "
             f"at the same store, under the same name. Start it, or wait longer.{why}"
         )
-
-    def _load(self, head: Head) -> int:
-        before, self._loaded = (self.version, self.digest, self._loaded), None
-        self.version = self.digest = None
-        try:
-            load(self._target, head, self._rooms)
-        except BaseException as error:
-            self._staged = head  # the next call tries again: the trainer does not send it again
-            if isinstance(error, StateError):
-                self.version, self.digest, self._loaded = before
-            raise
-        self._loaded = (head.session, head.version)
-        self.version, self.digest = head.version, whole(head.entries, head.digests)
-        return self.version
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -237,14 +242,9 @@ class Subscriber:
         rooms = [size for _, size in sizes(head)]
         if len(rooms) != len(head.digests):
             raise ValueError(f"version {head.version}: {len(head.digests)} digests for {len(rooms)} buckets")
-        with self._changed:
-            # Who waits for the version before gets it first: there is always a next one.
-            self._changed.wait_for(
-                lambda: self._staged is None or not self._waiting or self._closed.is_set(), self._plan.timeout
-            )
-            self._staged = None
-            self._session, self.told = head.session, head.version
-            self._fit(rooms)
+        latest = time.monotonic() + self._plan.timeout
+        while not self._may_come(head, rooms, latest):
+            wire.send(world, {"busy": True})
         missing = [number for number, each in enumerate(head.digests) if self._sums[number] != each]
         wire.send(world, {"need": missing})
         for _ in missing:
@@ -267,6 +267,24 @@ class Subscriber:
             self._staged = head
             self._changed.notify_all()
         wire.send(world, {"got": head.version})
+
+    def _may_come(self, head: Head, sizes: list[int], latest: float) -> bool:
+        """Make room for a version; False, after a part of the timeout, where it may not come yet."""
+
+        def free() -> bool:
+            # Who waits for the version before gets it first, until `latest`: there is always a next one.
+            taken = self._staged is not None and self._waiting > 0 and time.monotonic() < latest
+            return self._closed.is_set() or not (self._loading or taken)
+
+        with self._changed:
+            if not self._changed.wait_for(free, self._plan.timeout / wire.BEATS):
+                return False
+            if self._closed.is_set():
+                raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
+            self._staged = None
+            self._session, self.told = head.session, head.version
+            self._fit(sizes)
+            return True
 
     def _fit(self, sizes: list[int]) -> None:
         """Make the rooms as large as a version's buckets; those that are keep what they have."""

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
     from multiworld.world import World
 
-__all__ = ["MOST", "receive", "receive_number", "room", "send", "send_number", "view"]
+__all__ = ["BEATS", "MOST", "receive", "receive_number", "room", "send", "send_number", "view"]
 
 MOST = 64 << 20
 """Bytes of a message; a head has some 100 for each tensor."""
+
+BEATS = 4
+"""In each `timeout` an end hears so often that the other one has nothing to say yet."""
 
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 

@@ -1,0 +1,100 @@
+"""An engine that loads a version while the next one is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from multiworld._core.weights import Head
+from multiworld.errors import StateError
+from multiworld.weights import publisher, subscriber
+
+WITHIN = 30.0
+"""Seconds, of what comes at once."""
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Has version 1 whole, without a trainer; `loads` is called when that is loaded; `sent`: to the trainer."""
+    monkeypatch.setattr(subscriber.Subscriber, "_run", lambda _self: None)
+    made = subscriber.Subscriber("w", {}, "file:///nowhere", timeout=4 * 0.05)
+    made.sent, made.loads = [], lambda: None
+    monkeypatch.setattr(subscriber, "load", lambda *_: made.loads())
+    monkeypatch.setattr(subscriber.wire, "send", lambda _world, what: made.sent.append(what))
+    with made._changed:
+        made._session, made.told, made._staged = "s", 1, head(1)
+    yield made
+    assert made.close()
+
+
+def head(version):
+    return Head("s", version, 1024, (), ())
+
+
+def test_the_trainer_hears_that_an_engine_loads_longer_than_the_timeout(engine):
+    """It would take the engine for lost, at each version anew."""
+    begun = threading.Event()
+
+    def loads():
+        begun.set()
+        latest = time.monotonic() + WITHIN
+        while {"busy": True} not in engine.sent[2:]:
+            assert not told.wait(0.01), "the next version has come into what is loaded"
+            assert time.monotonic() < latest, "the trainer hears nothing"
+        during.append((engine.ready, engine.version, engine.told))
+
+    def next_one():
+        assert begun.wait(WITHIN)
+        engine._take(object(), head(2))
+        told.set()
+
+    engine.loads, told, during = loads, threading.Event(), []
+    thread = threading.Thread(target=next_one, daemon=True)
+    thread.start()
+    assert engine.update(WITHIN) == 1
+    thread.join(WITHIN)
+    assert during == [(False, None, 1)]
+    assert engine.sent[:3] == [{"busy": True}] * 3
+    assert engine.sent[-2:] == [{"need": []}, {"got": 2}]
+    assert (engine.version, engine.told, engine.ready) == (1, 2, False)
+    engine.loads = lambda: None
+    assert engine.update(WITHIN) == 2
+
+
+@pytest.mark.parametrize(("error", "version"), [(StateError("no fit"), 0), (MemoryError("none left"), None)])
+def test_a_version_that_was_not_loaded_is_loaded_by_the_next_call(engine, error, version):
+    engine.version, engine._loaded = 0, ("s", 0)
+
+    def fails():
+        raise error
+
+    engine.loads = fails
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            engine.update(WITHIN)
+        assert (engine.version, engine.ready) == (version, False)
+    engine.loads = lambda: None
+    assert engine.update(WITHIN) == 1
+    assert engine.ready
+
+
+def test_nothing_comes_into_what_is_loaded_after_a_close(engine):
+    engine._loading = True
+    engine._closed.set()
+    with pytest.raises(ValueError, match="is closed"):
+        engine._take(object(), head(2))
+    assert engine.told == 1
+
+
+def test_a_trainer_waits_for_an_engine_that_is_busy(monkeypatch):
+    answers = iter([{"busy": True}, {"busy": True}, {"need": []}, {"got": 3}])
+    monkeypatch.setattr(publisher.wire, "send", lambda *_: None)
+    monkeypatch.setattr(publisher.wire, "receive", lambda _world: next(answers))
+    version = SimpleNamespace(head=lambda _within: head(3), rooms=[], number=3)
+    mine = SimpleNamespace(_plan=SimpleNamespace(timeout=1.0))
+    assert publisher.Publisher._send(mine, object(), version)
