@@ -71,6 +71,7 @@ class Publisher:
             takes M8D_HANG_TIMEOUT (5).
         bucket_bytes: of the tensors in one message, at most. It bounds what a transfer loses when it is cut.
         versions: in the trainer's memory, at most, 2 or more: the newest, and older ones while they are sent.
+            While `publish` copies, there is one more: to wait until one is free would hold up the trainer.
 
     Raises:
         InvalidJoinError: an argument breaks a rule.

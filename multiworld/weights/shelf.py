@@ -65,7 +65,8 @@ class Shelf:
     """See the module.
 
     Args:
-        most: versions in memory, at most; those that are cut count until their threads notice.
+        most: versions in memory, at most; those that are cut count until their threads notice, and the one
+            that is copied comes on top until it is `put`.
         stopped: whether the publisher is closed; `changed` is notified when that changes.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,28 @@ def test_digests_are_computed_when_a_thread_can_be_had_again(monkeypatch):
         it.head(30)
     monkeypatch.setattr(shelf.threading, "Thread", thread)
     assert it.head(30).digests == ("digest of a", "digest of b")
+
+
+def test_the_trainer_has_one_version_more_than_it_keeps_only_while_it_copies():
+    most = 3
+    kept = shelf.Shelf(most, lambda: False)
+    made, alive = {}, weakref.WeakSet()
+    for number in range(8):
+        rooms = list(kept.rooms()) or [Bytes()]
+        alive.update(rooms)
+        assert len(alive) <= most + 1
+        made[number] = shelf.Version("session", number, 100, [], rooms)
+        del rooms
+        kept.put(made[number])
+        assert kept.take(number - 1, 1.0, lambda: False) is made[number], "each is sent, to one engine"
+        for cut in [number for number, each in made.items() if each.cut.is_set()]:
+            kept.done(made.pop(cut))
+        assert len(alive) <= most
+    assert list(made) == [0, 1, 7]
+
+
+class Bytes:
+    """Stands in for a bucket."""
 
 
 def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
