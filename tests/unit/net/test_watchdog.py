@@ -536,6 +536,38 @@ def test_a_report_does_not_wait_beyond_its_deadline_or_the_world(group, monkeypa
     assert attachments[1].report("late", deadline=time.monotonic() + PATIENCE) is None
 
 
+def test_a_world_whose_members_answer_is_not_broken_by_what_may_be_anothers(group, monkeypatch):
+    pack = group(3)
+    attachments = pack.join()
+    assert attachments[0].breakage_after_all() is None
+    assert pack.verdicts["w/1", 0] == []
+    # One that has met with the same, and knows more, says so a moment later.
+    monkeypatch.setattr("multiworld._net.liveness.attachment._OTHERS_GRACE", PATIENCE)
+    reporting = threading.Thread(
+        target=attachments[1].report, args=("cut", (2,)), kwargs={"deadline": time.monotonic() + PATIENCE}
+    )
+    reporting.start()
+    breakage = attachments[0].breakage_after_all()
+    reporting.join(PATIENCE)
+    assert (breakage.cause, breakage.ranks) == (Cause.FAILED, (2,))
+
+
+def test_the_watchdogs_own_thread_asks_no_member(group):
+    pack, seen = group(2), []
+    [beside, _] = pack.join("beside")
+    mine, others = pack.rosters()
+    made = []
+    run(
+        [
+            lambda: pack.attach(0, mine, on_verdict=lambda _: seen.append(beside.breakage_after_all())),
+            lambda: made.append(pack.attach(1, others)),
+        ]
+    )
+    made[0].leave()
+    until(lambda: seen)
+    assert seen == [None]
+
+
 def test_a_callback_that_raises_does_not_blind_the_others(group, caplog):
     pack = group()
     pack.join("keep")
