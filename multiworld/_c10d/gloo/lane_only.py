@@ -81,7 +81,9 @@ def unavailable(world: str) -> UnencryptedError:
 
 def is_stand_in(backend: Any) -> bool:
     """Whether a backend came from `stand_in`."""
-    return _Fake is not None and type(backend) is _Fake and bool(getattr(backend.options, _WORDS, False))
+    if _Fake is None or type(backend) is not _Fake:
+        return False
+    return bool(getattr(getattr(backend, "options", None), _WORDS, False))  # torch 2.4's has no options
 
 
 def is_refusal(error: BaseException) -> bool:
