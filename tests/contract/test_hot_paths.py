@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiworld as mw
 from multiworld._c10d.gloo import await_work as module
+from multiworld._c10d.gloo import part_sizes
 from multiworld._c10d.gloo.await_work import Habit
 from multiworld._c10d.lane.tensors import carried
 from multiworld._c10d.routing.state import owner_of
@@ -329,13 +330,15 @@ def test_a_collective_takes_so_many_calls_of_python_at_most(world, name, blockin
                 await method(*given)
         return found.calls
 
+    # Gloo of an older torch does not compare the sizes of parts itself.
+    more = 5 if part_sizes.NEEDED and name == "reduce_scatter_tensor" else 0
     method = getattr(world, name)
     method(*given)
     with Counted() as found:
         for _ in range(TIMES):
             method(*given)
-    assert found.calls <= blocking * TIMES
-    assert asyncio.run(main()) <= awaited * TIMES
+    assert found.calls <= (blocking + more) * TIMES
+    assert asyncio.run(main()) <= (awaited + more) * TIMES
 
 
 def messages(me, size):

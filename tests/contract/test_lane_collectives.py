@@ -71,7 +71,12 @@ def in_a_crowd(me, size, older=False):
         for count, op, way in itertools.product((0, 1, 1000, 16_384, 16_385), OPS, WAYS):
             before = on_lane(w)
             args, right = call(op, me.rank, size, count, torch.float32, count % size)
-            WAYS[way](w, op, args)
+            try:
+                WAYS[way](w, op, args)
+            except RuntimeError as error:
+                if "does not support" not in str(error):  # gloo of torch 2.4 and 2.6 lacks two of them
+                    raise
+                continue
             if not right():
                 wrong.append((op, way, count))
             largest = count * 4 * (size if op.endswith("_tensor") else 1)
