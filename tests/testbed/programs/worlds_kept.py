@@ -64,7 +64,7 @@ def let_go(held: list[Any]) -> None:
     """Let go of what is held; a functional operation is let go of by waiting for it."""
     thing = held.pop()
     if isinstance(thing, torch.Tensor):
-        with contextlib.suppress(RuntimeError):  # its world is over
+        with contextlib.suppress(RuntimeError, mw.MultiworldError):  # its world is over
             functional.wait_tensor(thing)
 
 
