@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["install", "leave_block"]
+__all__ = ["close_left_group", "install", "leave_block"]
 
 _c: Any = torch._C._distributed_c10d
 
@@ -420,14 +420,24 @@ def leave_block(state: WorldState, error: BaseException | None) -> None:
         return
     nccl.keep_for_unfinished(lambda: [*_backends_of(state), *traffic.kept_for_blocks()])
     coalescing.close_left(traffic, traffic.blocks() - 1)
-    if error is not None and traffic.fragile and state.group is not None and not traffic.over.is_set():
-        # It may come from a call that torch made in C++.
-        with traffic.call():
-            nccl.close_thread_group(state.group, traffic.device)
+    if error is not None:
+        close_left_group(state)  # it may come from a call that torch made in C++
     try:
         traffic.block_ends(failed=error is not None)
     except Exception as exc:
         _raise_when_still(state, traffic, exc)
+
+
+def close_left_group(state: WorldState) -> None:
+    """Close the NCCL group that a failed call of torch's may have left open on this thread.
+
+    It would swallow the operations of other worlds. A communicator closes it, so the world must not be over.
+    """
+    traffic = state.traffic
+    if traffic is None or not traffic.fragile or state.group is None or traffic.over.is_set():
+        return
+    with traffic.call():
+        nccl.close_thread_group(state.group, traffic.device)
 
 
 def _settle() -> None:

@@ -161,6 +161,10 @@ def _functional(original: Any) -> Any:
             try:
                 if owner is None:
                     raise_instead(error, guessed(error, current()))
+                if owner.traffic is not None:
+                    from multiworld._c10d.nccl import hooks  # noqa: PLC0415  (it imports this room)
+
+                    hooks.close_left_group(owner)
                 raise_instead(error, translated(error, owner))
             finally:
                 del args, kwargs, owner
