@@ -58,7 +58,7 @@ def _leave() -> WorldState | None:
 
 def _leave_out_of_turn(left: WorldState | None, name: str, exc: BaseException | None) -> None:
     """Leave the block of the world `name`, although the one of `left` was entered after it."""
-    from multiworld._c10d.routing import selection  # noqa: PLC0415  (as above)
+    from multiworld._c10d.routing import selection  # noqa: PLC0415  (it loads torch)
 
     state = selection.leave_instead(left, name)
     if state is not None and (exc is not None or state.traffic is not None):
@@ -78,7 +78,7 @@ def _end(state: WorldState, exc: BaseException | None) -> None:
 
         hooks.leave_block(state, exc)
     if exc is not None:
-        from multiworld._c10d.routing import error_owner  # noqa: PLC0415  (as above)
+        from multiworld._c10d.routing import error_owner  # noqa: PLC0415  (it loads torch)
 
         # What torch raises from C++ (DDP's reducer, functional collectives) passes nothing that could
         # translate it before here.
