@@ -269,13 +269,18 @@ def hosts(cluster, network, **options):
     return agents, [agent.wait("settled") for agent in agents]
 
 
-def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, network):
+def a_guest_with_a_seat(cluster, network):
+    """Start hosts; return the agents, these by slot, one with a seat beside the store's host, and its settlement."""
     agents, settled = hosts(cluster, network, hang=HANG)
     slots = by_slot(agents, settled)
     victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
-    place = settled[agents.index(victim)]
     if agents[0] is slots[None]:
         pytest.skip("the host of the store stands by this time")
+    return agents, slots, victim, settled[agents.index(victim)]
+
+
+def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, network):
+    agents, slots, victim, place = a_guest_with_a_seat(cluster, network)
     number = agents.index(victim) + 1
     network.pull(number)
     # An assignment is told again, too, where only an address in it has changed.
@@ -303,12 +308,7 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
 
 def test_a_node_that_is_done_while_it_is_cut_off_works_again_when_it_gets_a_seat(cluster, network):
     """The others do not know that it is done, and give its seat away."""
-    agents, settled = hosts(cluster, network, hang=HANG)
-    slots = by_slot(agents, settled)
-    victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
-    place = settled[agents.index(victim)]
-    if agents[0] is slots[None]:
-        pytest.skip("the host of the store stands by this time")
+    agents, slots, victim, place = a_guest_with_a_seat(cluster, network)
     number = agents.index(victim) + 1
     network.pull(number)
     victim.say("done")
