@@ -203,7 +203,7 @@ def say(members, *words):
 
 
 @pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="FSDP2 of this torch needs a GPU"
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="FSDP2 of this torch needs a GPU"
 )
 def test_shards_come_from_a_replica_or_from_a_checkpoint(cast, tmp_path):
     members = [cast.start(trains, number, folder=str(tmp_path)) for number in range(4)]
