@@ -148,6 +148,8 @@ def nccl_facts(backend: str = "nccl") -> NcclFacts:
         disagreements=problems,
         groups=_nccl_groups(),
         thread_events=_keeps_events_by_thread(),
+        recorder_names=_knows_recorder_names(),
+        detail=_c10d().get_debug_level().name == "DETAIL",
     )
 
 
@@ -342,6 +344,11 @@ def _keeps_events_by_thread() -> bool:
     # Later versions share the cache's ownership with the events.
     text = _header("distributed/c10d/ProcessGroupNCCL.hpp")
     return text is not None and re.search(r"class CUDAEventCache\s*\{", text) is not None
+
+
+@lru_cache(maxsize=1)
+def _knows_recorder_names() -> bool:
+    return "TORCH_FR_DUMP_ON_TIMEOUT" in (_header("distributed/c10d/FlightRecorder.hpp") or "")
 
 
 _RECONFIGURE_HEADERS = {

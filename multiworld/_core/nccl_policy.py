@@ -121,6 +121,8 @@ class NcclFacts:
         groups: how many NCCL groups this process has already; they keep the environment they were made in.
         thread_events: whether it keeps CUDA events of operations per thread, and uses them after the thread
             ended.
+        recorder_names: whether it knows the names that torch 2.15 has for the flight recorder (TORCH_FR_...).
+        detail: whether the debug level of torch.distributed is DETAIL, by the environment or by a call.
     """
 
     backend: str = "nccl"
@@ -132,6 +134,8 @@ class NcclFacts:
     disagreements: tuple[str, ...] = ()
     groups: int = 0
     thread_events: bool = False
+    recorder_names: bool = False
+    detail: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,27 +211,35 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Guard:
-    """A variable, what it is set to, the names it also goes by, and what comes back without it."""
+    """A variable, what it is set to, the names it also goes by, and what comes back without it.
+
+    Torch takes the first of its names that is set: the newest one.
+    """
 
     name: str
     value: str
     effect: str
     brings_back: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
 
     def found(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
         """Return the name and value the user has set, if any."""
-        for name in (*self.aliases, self.name):
+        for name in (*self.newer, self.name, *self.older):
             if name in environ:
                 return name, environ[name]
         return None
+
+    def known_to(self, facts: NcclFacts) -> _Guard:
+        """Return the guard with the names that the build knows."""
+        return self if facts.recorder_names else replace(self, newer=())
 
 
 _HANDLING = _Guard(
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     NO_HANDLING,
     "only with 0 (nothing is done) and 2 (CleanUpOnly) torch leaves the process alone",
-    aliases=("NCCL_ASYNC_ERROR_HANDLING",),
+    older=("NCCL_ASYNC_ERROR_HANDLING",),
 )
 # The monitor only ever ends the process or dumps: the runtime's own watchdog sees hangs.
 _MONITOR = _Guard(
@@ -259,10 +271,11 @@ _EVENTS = _Guard(
 )
 _GUARDS = (_MONITOR, _DUMP, _DUMP_WAIT, _RETHROW)
 _ENDED_BY_GUARDS = frozenset(defect for guard in _GUARDS for defect in guard.brings_back)
-_DEBUGGING = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_DESYNC_DEBUG")
+_DESYNC = ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")  # torch takes the first that is set
+_DEBUGGING = ("TORCH_DISTRIBUTED_DEBUG", *_DESYNC)
 
 VARIABLES = (
-    *(name for guard in (_HANDLING, *_GUARDS, _EVENTS) for name in (guard.name, *guard.aliases)),
+    *(name for guard in (_HANDLING, *_GUARDS, _EVENTS) for name in (*guard.newer, guard.name, *guard.older)),
     *_DEBUGGING,
 )
 """Every environment variable that `decide` looks at."""
@@ -283,15 +296,15 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     legacy = facts.implementation is Implementation.LEGACY
     # A build that contradicts itself is held unpatched.
     acting = facts.patched and not facts.disagreements and any(topic in facts.topics for topic in _NEEDED)
-    handling = replace(_HANDLING, value=_handling(environ, acting=acting))
-    found = handling.found(environ)
-    handled = handling.value if found is None else found[1].strip()
+    handling = replace(_HANDLING, value=_handling(environ, acting=acting, detail=facts.detail))
+    name, value = handling.found(environ) or (handling.name, handling.value)
+    handled = value.strip()
     # The patches are of the older implementation only, and of one mode.
     topics = facts.topics if legacy and acting and handled == CLEAN_UP_ONLY else ()
     patched = all(topic in topics for topic in _NEEDED)
     guards = (
         handling,
-        *(_GUARDS if legacy and not patched else ()),
+        *(guard.known_to(facts) for guard in _GUARDS if legacy and not patched),
         *((_EVENTS,) if legacy and facts.thread_events and "event-cache" not in topics else ()),
     )
     environment = tuple((guard.name, guard.value) for guard in guards if guard.found(environ) is None)
@@ -310,16 +323,16 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
         overrides,
         remaining,
         _notes(facts, environment),
-        "" if on else _next_step(facts, acting=acting, handled=handled),
+        "" if on else _next_step(facts, acting=acting, handled=handled, name=name),
         survives=survives,
         fragile=legacy and "group-guard" not in topics,
         torch_aborts=handled != NO_HANDLING,
     )
 
 
-def _handling(environ: Mapping[str, str], *, acting: bool) -> str:
-    debugging = environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL"
-    asked = environ.get("TORCH_NCCL_DESYNC_DEBUG")
+def _handling(environ: Mapping[str, str], *, acting: bool, detail: bool) -> str:
+    debugging = detail or environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL"
+    asked = next((environ[name] for name in _DESYNC if name in environ), None)
     # Torch refuses to do nothing where it is to find out which member is behind, and ends the process then.
     desync = debugging or (asked is not None and not _is_false(asked))
     return CLEAN_UP_ONLY if acting or desync else NO_HANDLING
@@ -420,10 +433,10 @@ def _notes(facts: NcclFacts, environment: tuple[tuple[str, str], ...]) -> tuple[
     )
 
 
-def _next_step(facts: NcclFacts, *, acting: bool, handled: str) -> str:
+def _next_step(facts: NcclFacts, *, acting: bool, handled: str, name: str) -> str:
     if handled not in SURVIVABLE or (acting and handled != CLEAN_UP_ONLY):
         wanted = CLEAN_UP_ONLY if acting else NO_HANDLING
-        return f"Unset {_HANDLING.name}, or set it to {wanted}"
+        return f"Unset {name}, or set it to {wanted}"
     if facts.disagreements:
         return "Install the patched wheel again, or the official one"
     if facts.implementation is Implementation.NCCL2:

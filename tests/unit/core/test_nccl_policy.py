@@ -45,6 +45,9 @@ def ids(decision):
         (STOCK, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D5", "D6", "D8"]),
         (STOCK, {"TORCH_NCCL_DESYNC_DEBUG": "1"}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D5", "D6", "D8"]),
         (STOCK, {"TORCH_NCCL_DESYNC_DEBUG": "0"}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
+        (STOCK, {"NCCL_DESYNC_DEBUG": "1"}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D5", "D6", "D8"]),
+        (STOCK, {"NCCL_DESYNC_DEBUG": "1", "TORCH_NCCL_DESYNC_DEBUG": "0"}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
+        (replace(STOCK, detail=True), {}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D5", "D6", "D8"]),
         (replace(STOCK, thread_events=True), {}, "auto", Mode.GUARDED, {**GUARDS, EVENTS: "0"}, ["D5", "D6", "D8"]),
         (replace(STOCK, remote_error=False), {}, "auto", Mode.GUARDED, GUARDS, ["D0", "D5", "D6", "D8"]),
         (replace(STOCK, remote_error=None), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
@@ -78,7 +81,6 @@ def test_the_table(facts, environ, shim, mode, environment, remaining):
         ({"NCCL_ASYNC_ERROR_HANDLING": "1"}, NO_HANDLING, ["D1"]),
         ({"TORCH_NCCL_ENABLE_MONITORING": "1"}, "0", ["D3", "D4"]),
         ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "true"}, "0", ["D2", "D7"]),
-        ({"TORCH_FR_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, "0", ["D2", "D7"]),
         ({"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}, "1", ["D2"]),
         ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "1"}, "0", []),
     ],
@@ -91,6 +93,48 @@ def test_what_the_user_has_set_stays_and_is_told(environ, wanted, remaining):
     assert sorted(ids(decision)) == sorted(["D5", "D6", "D8", *remaining])
     assert decision.survives is not ("ASYNC_ERROR" in override.name and override.value in {"1", "3"})
     assert f"{override.name}={override.value} is set" in decision.warning()
+
+
+@pytest.mark.parametrize(
+    ("facts", "older", "name", "survives", "torch_aborts"),
+    [
+        (STOCK, "0", "1", False, True),
+        (STOCK, "0", "2", True, True),
+        (STOCK, "1", "0", True, False),
+        (PATCHED, "2", "1", False, True),
+    ],
+)
+def test_torch_takes_the_newer_name_of_its_error_handling(facts, older, name, survives, torch_aborts):
+    decision = decide(facts, {"NCCL_ASYNC_ERROR_HANDLING": older, HANDLING: name})
+    assert (decision.survives, decision.torch_aborts) == (survives, torch_aborts)
+    assert decision.mode is Mode.GUARDED
+    assert [each.name for each in decision.overrides] == [HANDLING] * (name != "0")
+    assert HANDLING not in dict(decision.environment)
+
+
+def test_the_next_step_names_the_variable_that_is_set():
+    assert decide(STOCK, {"NCCL_ASYNC_ERROR_HANDLING": "1"}).next_step.startswith("Unset NCCL_ASYNC_ERROR")
+
+
+RECORDER = {"TORCH_FR_DUMP_ON_TIMEOUT": "0", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "1"}
+
+
+def test_names_that_the_build_does_not_know_do_nothing():
+    assert dict(decide(STOCK, RECORDER).environment) == GUARDS
+    known = decide(replace(STOCK, recorder_names=True), RECORDER)
+    assert GUARDS.keys() - dict(known.environment).keys() == {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+    }  # fmt: skip
+    assert ids(known) == ["D5", "D6", "D8"]
+
+
+def test_the_recorders_newer_name_wins_where_the_build_knows_it():
+    environ = {"TORCH_FR_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    assert decide(STOCK, environ).overrides == ()
+    decision = decide(replace(STOCK, recorder_names=True), environ)
+    (override,) = decision.overrides
+    assert (override.name, override.value) == ("TORCH_FR_DUMP_ON_TIMEOUT", "1")
+    assert ids(decision) == ["D2", "D5", "D6", "D7", "D8"]
 
 
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"])
@@ -158,6 +202,8 @@ facts = st.builds(
     topics=st.lists(st.sampled_from(ALL), unique=True).map(tuple),
     disagreements=st.sampled_from([(), ("x",)]),
     groups=st.integers(0, 2),
+    recorder_names=st.booleans(),
+    detail=st.booleans(),
 )
 environs = st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(["0", "1", "2", "3", "x"]))
 
