@@ -15,6 +15,7 @@ afterwards.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 import time
 import warnings
@@ -71,6 +72,10 @@ kernel writes into its tensor. On an H100 and an H200 they took up to 2.8 s."""
 
 OPEN_PAUSE = 0.05
 """Seconds between two checks whether a thread has closed its NCCL group."""
+
+_blocks: contextvars.ContextVar[tuple[tuple[Traffic, bool], ...]] = contextvars.ContextVar("m8d_nccl_blocks")
+"""The blocks that this thread or asyncio task is in, innermost last, and whether it was told in each that its
+world is over: another task of the same thread was not."""
 
 
 class Traffic:
@@ -238,8 +243,8 @@ class Traffic:
         here = self._here
         here.blocks = getattr(here, "blocks", 0) + 1
         if here.blocks == 1:
-            here.told = self.over.is_set()
             self._in_blocks.add(threading.get_ident())
+        _blocks.set((*_blocks.get(()), (self, self.over.is_set())))
 
     def blocks(self) -> int:
         """Return how many blocks of this world this thread is in."""
@@ -256,8 +261,9 @@ class Traffic:
         return list(self._for_blocks)
 
     def told(self) -> None:
-        """Note that this thread was told that the world is over."""
-        self._here.told = True
+        """Note that this thread or asyncio task was told that the world is over."""
+        if entered := _blocks.get(()):
+            _blocks.set(tuple((each, told or each is self) for each, told in entered))
 
     def block_ends(self, *, failed: bool) -> None:
         """Leave the block: wait for the operations that it gave to the GPU.
@@ -275,7 +281,11 @@ class Traffic:
             self._in_blocks.discard(threading.get_ident())
             if not self._in_blocks:
                 self._for_blocks.clear()
-        if not failed and not getattr(here, "told", False):
+        entered = _blocks.get(())
+        place = max((place for place, (each, _) in enumerate(entered) if each is self), default=-1)
+        if place >= 0:
+            _blocks.set((*entered[:place], *entered[place + 1 :]))
+        if not failed and not (place >= 0 and entered[place][1]):
             self.settle()
 
     # -- the end ---------------------------------------------------------------------------------------------

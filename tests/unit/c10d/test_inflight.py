@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -229,6 +230,49 @@ def test_a_block_is_silent_where_a_call_in_it_has_raised_or_another_error_leaves
     other.block_begins()
     other.abort([])
     other.block_ends(failed=True)
+
+
+def test_a_block_says_it_although_another_task_of_the_thread_was_told(monkeypatch):
+    here = traffic()
+    monkeypatch.setattr(here, "settle", here.verify)
+    broke, told = asyncio.Event(), asyncio.Event()
+
+    async def waits():
+        here.block_begins()
+        await broke.wait()
+        here.told()
+        here.block_ends(failed=True)
+        told.set()
+
+    async def posts():
+        here.block_begins()
+        here.abort([])
+        broke.set()
+        await told.wait()
+        with pytest.raises(Error):
+            here.block_ends(failed=False)
+
+    async def both():
+        await asyncio.gather(waits(), posts())
+
+    asyncio.run(both())
+
+
+def test_a_task_that_was_told_says_nothing_for_the_block_it_was_started_in(monkeypatch):
+    here = traffic()
+    monkeypatch.setattr(here, "settle", here.verify)
+
+    async def told():
+        here.told()
+
+    async def block():
+        here.block_begins()
+        here.abort([])
+        await asyncio.create_task(told())
+        with pytest.raises(Error):
+            here.block_ends(failed=False)
+
+    asyncio.run(block())
 
 
 class Backend:
