@@ -381,7 +381,7 @@ class Group:
         held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
         self._links = [group for group in groups if not group.gone]
         pg, self.pg = self.pg, None
-        self._traffic.canaries.clear()
+        self._traffic.released()
         self.state.forget()
         # Ours, this name and getrefcount's argument.
         elsewhere = pg is not None and sys.getrefcount(pg) > 2

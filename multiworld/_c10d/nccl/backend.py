@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from multiworld._c10d.nccl.inflight import Canary
+from multiworld._c10d.routing.state import owner_of
 from multiworld.errors import BackendError
 
 if TYPE_CHECKING:
@@ -268,7 +270,12 @@ def connect(group: Any, traffic: Traffic) -> None:
         _end(group)
         raise
     known = weakref.ref(group)
-    traffic.canaries.append((work, lambda: error_of(known(), device)))
+    traffic.connected(Canary(work, lambda: error_of(known(), device), lambda: _owned(known())))
+
+
+def _owned(group: Any) -> bool:
+    """Whether a world has the group still: destroying one may abort it, which is no fault of the world."""
+    return group is not None and owner_of(group) is not None
 
 
 def _end(group: Any) -> None:

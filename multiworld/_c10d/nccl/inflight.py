@@ -19,6 +19,7 @@ import contextvars
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
 
-__all__ = ["Traffic", "failure_of", "plain_wait"]
+__all__ = ["Canary", "Traffic", "failure_of", "plain_wait"]
 
 _log = logger(__name__)
 _DistBackendError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
@@ -78,6 +79,21 @@ _blocks: contextvars.ContextVar[tuple[tuple[Traffic, bool], ...]] = contextvars.
 world is over: another task of the same thread was not."""
 
 
+@dataclass(frozen=True)
+class Canary:
+    """The first operation of a group, which succeeded: it tells what torch does to the communicator later.
+
+    Attributes:
+        work: torch's.
+        error_of: returns what the group's backend says is wrong with it, if anything.
+        lives: whether the world has the group still.
+    """
+
+    work: Work
+    error_of: Callable[[], str | None]
+    lives: Callable[[], bool]
+
+
 class Traffic:
     """The calls into torch's NCCL that one world of this process makes, and their end.
 
@@ -91,7 +107,6 @@ class Traffic:
     Attributes:
         over: set when the world's groups are about to be aborted.
         ready: whether the world has been built.
-        canaries: of each group a work that has succeeded, and the way to ask its backend for errors.
         timeout, device, fragile, torch_aborts: as given.
     """
 
@@ -104,8 +119,8 @@ class Traffic:
         self.torch_aborts = torch_aborts
         self.over = threading.Event()
         self.ready = False
-        self.canaries: list[tuple[Work, Callable[[], str | None]]] = []
         self._lock = threading.Lock()
+        self._canaries: list[Canary] = []
         self._inside = 0
         self._quiet = threading.Event()
         self._here = threading.local()
@@ -213,10 +228,27 @@ class Traffic:
             # Whether the stream went on because torch's watchdog aborted a communicator is told by an older
             # work of that communicator: waiting for it raises, in a patched build, or its backend knows.
             with self.call():
-                for work, error_of in tuple(self.canaries):
-                    plain_wait(work)
-                    if (failed := error_of()) is not None:
+                for canary in self._living():
+                    plain_wait(canary.work)
+                    if (failed := canary.error_of()) is not None:
                         raise _DistBackendError(failed)
+
+    def connected(self, canary: Canary) -> None:
+        """Take the canary of a group that was made."""
+        self._living()
+        with self._lock:
+            self._canaries.append(canary)
+
+    def _living(self) -> list[Canary]:
+        """Return the canaries of groups that are there still: another one's error is none of the world's."""
+        with self._lock:
+            self._canaries = [each for each in self._canaries if each.lives()]
+            return list(self._canaries)
+
+    def released(self) -> None:
+        """Forget the canaries: the world's groups are being freed."""
+        with self._lock:
+            self._canaries.clear()
 
     def until(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Block until `done`, which must be quick, says so while the world is not over; see `finish`."""

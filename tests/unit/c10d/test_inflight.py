@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -273,6 +274,56 @@ def test_a_task_that_was_told_says_nothing_for_the_block_it_was_started_in(monke
             here.block_ends(failed=False)
 
     asyncio.run(block())
+
+
+class SubGroup:
+    """A process group whose only operation succeeds, and whose backend is not asked."""
+
+    def allreduce(self, tensors):
+        return tuple(tensors)
+
+    def _get_backend(self, device):
+        raise RuntimeError("none")
+
+
+class Event:
+    def record(self, stream):
+        pass
+
+    def query(self):
+        return True
+
+
+@pytest.fixture
+def waited(monkeypatch):
+    """Works that were waited for at the end of a block; the GPU has always ended."""
+    works = []
+    monkeypatch.setattr(inflight, "plain_wait", works.append)
+    monkeypatch.setattr(inflight, "failure_of", lambda work: None)
+    monkeypatch.setattr(inflight, "_is_completed", lambda work: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return works
+
+
+def test_a_group_that_was_destroyed_leaves_nothing_and_is_not_asked(monkeypatch, waited):
+    here = Traffic(timeout=30.0, device=torch.device("cpu"), torch_aborts=True)
+    owned = []
+    monkeypatch.setattr(nccl, "owner_of", lambda group: here if group in owned else None)
+    for _ in range(100):
+        group = SubGroup()
+        owned.append(group)
+        nccl.connect(group, here)
+        if len(owned) > 1:
+            owned.pop()  # as destroy_process_group, although `group` is kept until the next turn
+    here.settle()
+    assert len(waited) == 1, "the first group alone is there"
+    assert len(here._canaries) == 1
+    here.released()
+    here.settle()
+    assert len(waited) == 1
 
 
 class Backend:
