@@ -269,21 +269,19 @@ class MultiNode(Nodes):
                 item = self._inbox.get(timeout=self._pause())
             except queue.Empty:
                 item = None
-            while item is not None:
-                self._take_in(item)
-                item = None
-                with contextlib.suppress(queue.Empty):
-                    item = self._inbox.get_nowait()
-            if not self._closing:
-                try:
+            try:
+                while item is not None:
+                    self._take_in(item)
+                    item = None
+                    with contextlib.suppress(queue.Empty):
+                        item = self._inbox.get_nowait()
+                if not self._closing:
                     self._turn(time.monotonic())
-                # A bug in here must not silently leave the run unwatched.
-                except Exception as error:  # noqa: BLE001  (logged, and the run ends)
-                    _log.exception("the watch over the other nodes failed")
-                    self._emit(
-                        Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}")
-                    )
-                    return
+            # A bug in here must not silently leave the run unwatched.
+            except Exception as error:  # noqa: BLE001  (logged, and the run ends)
+                _log.exception("the watch over the other nodes failed")
+                self._emit(Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}"))
+                return
 
     def _pause(self) -> float:
         return _POLL_SOON if self._losses.causes else _POLL
