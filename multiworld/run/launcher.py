@@ -38,6 +38,7 @@ from multiworld.run.errors import ArgumentsError, PlanError
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
 from multiworld.run.nodes.handlers import static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
+from multiworld.run.nodes.losses import ORPHANS_GRACE
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.rendezvous import shut_down
 from multiworld.run.nodes.secure_rendezvous import secure_handler
@@ -248,7 +249,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     control_path = choose(config.run_id)
     secured = _secured(run, control_path, parts)
     # Before the rendezvous, which may wait long: the keys of a launcher that is killed meanwhile are removed.
-    reaper = ReaperClient(run.grace, time.monotonic, "" if secured is None else secured.folder)
+    reaper = ReaperClient(_orphans_grace(run), time.monotonic, "" if secured is None else secured.folder)
     parts.callback(reaper.close)
     forks = _forks(run, parts)
     handler, address, port = _rendezvous(config, secured, parts)
@@ -331,6 +332,13 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     handler_name = getattr(config, "event_log_handler", "null")
     run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
     return _result_of(run, agent, leave)
+
+
+def _orphans_grace(run: _Run) -> float:
+    """Return the seconds that workers have once their launcher is gone."""
+    if run.config.max_nodes > 1 and run.options.restart == "worker":
+        return ORPHANS_GRACE
+    return run.grace
 
 
 def _rendezvous(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import runkit
+from nodekit import free_port
 
 ENDS = """
 def ended(number, frame):
@@ -32,6 +33,11 @@ hold()
 NOTES = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, lambda number, frame: tell("signal", number=number))
+tell("up")
+hold()
+"""
+SLOW = """
+signal.signal(signal.SIGTERM, lambda number, frame: tell("signal", number=number))
 tell("up")
 hold()
 """
@@ -186,6 +192,33 @@ def test_no_orphans_that_ignore_it_or_were_started_by_workers(tmp_path):
         gone(run, children)
         assert run.leftovers() == []
         gone(run, watcher)
+
+
+def test_ranks_of_a_launcher_that_was_killed_run_on_another_node_only(tmp_path):
+    (tmp_path / "worlds.toml").write_text('[roles]\nworker = 2\n[worlds.w]\nmembers = ["worker:*"]\n')
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    def node(number):
+        (folder := tmp_path / str(number)).mkdir()
+        return runkit.launched(
+            folder, SLOW,
+            options=["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "twice",
+                     "--local-addr", "127.0.0.1", "--rdzv-conf", f"is_host={1 - number},last_call_timeout=1",
+                     "--worlds", str(tmp_path / "worlds.toml"), "--grace", "600"],
+        )  # fmt: skip
+
+    with node(0) as first, node(1) as second:
+        for run in (first, second):
+            run.wait_line("event=node-joined")
+        first.wait_for(lambda: first.told("up") or second.told("up"), "workers")
+        killed, other = (first, second) if first.told("up") else (second, first)
+        killed.wait_told("up", 2)
+        killed.signal(signal.SIGKILL)
+        assert {told.rank for told in other.wait_told("up", 2)} == {0, 1}
+        assert killed.leftovers() == []
+        assert killed.told("signal") == []
+        other.say()
+        assert other.ended() == 0
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])

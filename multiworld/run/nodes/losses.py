@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.slots import Membership
 
-__all__ = ["STORE_CALL", "Losses"]
+__all__ = ["ORPHANS_GRACE", "STORE_CALL", "Losses"]
+
+ORPHANS_GRACE = 0.0
+"""Seconds that workers of several nodes have once their launcher is gone: its seat is given away at once."""
 
 STORE_CALL = 2.0
 """Seconds that the rendezvous store has to answer; a partitioned node finds that out in this time."""
