@@ -156,6 +156,31 @@ def test_the_first_failure_is_the_exit_code(tmp_path):
         assert run.leftovers() == []
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_of_two_failures_at_once_the_first_is_the_exit_code_and_both_are_shown(tmp_path, recorded):
+    # An error file says when its worker failed; of workers without one the launcher saw rank 0's end first.
+    script = f"""
+    if _rank == 1 and {recorded}:
+        with open(_os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            _json.dump({{"message": "the first", "timestamp": str(int(time.time()) - 60)}}, file)
+    tell("up")
+    hold()
+    sys.exit(3 + _rank)
+    """
+    with runkit.launched(tmp_path, _dedent(script), options=["--nproc-per-node", "2"]) as run:
+        pids = {told.pid for told in run.wait_told("up", 2)}
+        run.wait_line("event=started", count=2)
+        run.signal(signal.SIGSTOP)
+        run.say()
+        run.wait_for(lambda: not pids & set(runkit.living()), "the end of both workers")
+        run.signal(signal.SIGCONT)
+        assert run.ended() == 3 + recorded
+        shown = run.text("err")
+        assert f"rank {int(recorded)} failed" in run.wait_line("event=run-ended")[0]
+        assert "exitcode  : 3" in shown
+        assert "exitcode  : 4" in shown
+
+
 def test_a_worker_that_ends_with_0_stays_ended(tmp_path):
     script = """
     tell("up")

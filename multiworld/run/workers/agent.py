@@ -71,6 +71,13 @@ _of_shutdown = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa
 _KEEPS_OPEN: dict[str, Any] = {"is_restart": True} if "is_restart" in _of_shutdown else {}
 
 
+def _with(result: RunResult | None, another: RunResult | None) -> RunResult | None:
+    """Return both results of one turn as one: of failures in the same second the first listed counts."""
+    if result is None or another is None or not result.is_failed():
+        return another or result
+    return RunResult(state=result.state, failures={**result.failures, **another.failures})
+
+
 @dataclass
 class AgentContext:
     """Objects and settings that an agent works with.
@@ -348,9 +355,10 @@ class WorkerAgent(LocalElasticAgent):
                     logging.WARNING, f"rank {rank} is not started again: the run goes on with {left} workers"
                 )
                 return None
-            self._failed = f"rank {rank} ({place.role}:{place.role_rank}) {said}"
+            failed = f"rank {rank} ({place.role}:{place.role_rank}) {said}"
+            self._failed = self._failed or failed  # of several in one turn the first
             if not failures:
-                self.reason = self._failed
+                self.reason = self.reason or failed
             return RunResult(state=WorkerState.FAILED, failures=failures)
         self._remaining_restarts = min(self._remaining_restarts, restart.left)
         self._crew.due[rank] = time.monotonic() + restart.delay
@@ -414,11 +422,11 @@ class WorkerAgent(LocalElasticAgent):
             result = result or self._on(event)
         over = [process for process in self._crew.processes.values() if process.ended()]
         for process in over:
-            result = self._over(process) or result
+            result = _with(result, self._over(process))
         if result is None:
             for rank in [rank for rank, at in self._crew.due.items() if at <= time.monotonic()]:
                 del self._crew.due[rank]
-                result = self._retry(rank) or result
+                result = _with(result, self._retry(rank))
             self._obey()
             self._scaler.press()
         for process in over:  # the replacement comes first
