@@ -1,10 +1,12 @@
-"""Workers that join worlds by themselves, in a run without a worlds file: the launcher knows of them, too."""
+"""What the launcher tells of a run without a worlds file: worlds that workers join by themselves, log files."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from runkit import launched
 
 from multiworld.run.control.sockets import sockets
@@ -65,3 +67,29 @@ def test_worlds_that_workers_join_themselves_are_seen(tmp_path):
         assert run.ended() == 0
         assert "worlds_broken=1" in run.text("err")
         assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_log_files_of_each_attempt_are_told(tmp_path, restart):
+    script = """
+print(f"rank {_rank} attempt {_attempt}", flush=True)
+tell("up")
+if _attempt == 0:
+    hold("fail")
+    sys.exit(1)
+hold()
+"""
+
+    def written():
+        found = {each["rank"]: each["logs"] for each in snapshot(run)["workers"]}
+        return {rank: Path(logs["stdout"]).read_text() for rank, logs in found.items() if "stdout" in logs}
+
+    options = ["--nproc-per-node", "2", "--max-restarts", "1", "--restart", restart]
+    options += ["--log-dir", str(tmp_path / "logs"), "--redirects", "1"]
+    with launched(tmp_path, script, options=options) as run:
+        for attempt in (0, 1):
+            run.wait_told("up", 2, attempt=attempt)
+            run.wait_line("event=started", count=2 * (attempt + 1))
+            assert written() == {rank: f"rank {rank} attempt {attempt}\n" for rank in (0, 1)}
+            run.say("go" if attempt else "fail")
+        assert run.ended() == 0

@@ -21,6 +21,7 @@ from multiworld.run.events import (
     WorkerStopped,
 )
 from multiworld.run.signals import Arrivals
+from multiworld.run.workers.logs import log_files
 from multiworld.run.workers.process import ProcessExit, message
 from multiworld.run.workers.reaper_client import START
 
@@ -135,10 +136,10 @@ class GroupAgent(LocalElasticAgent):
             self._reaper.started(self._tokens.pop(worker.local_rank), pid, leads=leads)
             self._running[worker.global_rank] = pid
             role, index, _ = self._role(worker)
+            local, context = worker.local_rank, self._pcontext
+            files = ("", "") if context is None else log_files(context, local)
             self._bus.publish(
-                WorkerStarted(
-                    time.time(), worker.global_rank, role, index, worker.local_rank, pid, self._attempt
-                )
+                WorkerStarted(time.time(), worker.global_rank, role, index, local, pid, self._attempt, *files)
             )
         return pids
 

@@ -16,6 +16,8 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from torch.distributed.elastic.multiprocessing import PContext
+
 __all__ = ["AskedForLogs", "AskingLogs", "LoneLogs", "RunLogs", "log_files"]
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -121,9 +123,14 @@ class RunLogs:
                 stream.close()
 
 
-def log_files(dest: LogsDest) -> tuple[str, str]:
-    """Return the paths of a process's standard output and error; "" where a file does not have it."""
-    files = (dest.stdouts.get(0, ""), dest.stderrs.get(0, ""))
+def log_files(dest: LogsDest | PContext, key: int = 0) -> tuple[str, str]:
+    """Return the paths of a process's standard output and error; "" where a file does not have it.
+
+    Args:
+        dest: has them, by local rank.
+        key: the process's local rank in it.
+    """
+    files = (dest.stdouts.get(key, ""), dest.stderrs.get(key, ""))
     out, err = ("" if path in {"", os.devnull} else str(Path(path).absolute()) for path in files)
     return out, err
 
