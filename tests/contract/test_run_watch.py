@@ -8,10 +8,12 @@ import pytest
 import torch.distributed as dist
 from kits.meetkit import until
 
-from multiworld.run.events import EventBus
+from multiworld.run.events import EventBus, NodeJoined
+from multiworld.run.nodes import slots
 from multiworld.run.nodes.interface import NodesSpec, Stop
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.peer_links import PeerLinks
+from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 
 SPEC = NodesSpec(
     run_id="watch", endpoint="127.0.0.1:1", local_addr="127.0.0.1", min_nodes=1, max_nodes=2, capacity=1,
@@ -30,11 +32,19 @@ class Handler:
 
 
 @pytest.fixture
-def nodes():
-    made = MultiNode(SPEC, Handler(), EventBus(), None)
-    made.settle(
-        types.SimpleNamespace(store=dist.HashStore(), rank=0, world_size=1, bootstrap_store_info=None)
-    )
+def store():
+    return dist.HashStore()
+
+
+@pytest.fixture
+def bus():
+    return EventBus()
+
+
+@pytest.fixture
+def nodes(store, bus):
+    made = MultiNode(SPEC, Handler(), bus, None)
+    made.settle(types.SimpleNamespace(store=store, rank=0, world_size=1, bootstrap_store_info=None))
     yield made
     made.close()
 
@@ -56,3 +66,46 @@ def test_an_error_in_the_watch_ends_the_run(nodes, monkeypatch, item):
     event = ends(nodes)
     assert isinstance(event, Stop)
     assert "can't start new thread" in event.reason
+
+
+@pytest.fixture
+def joined(bus, nodes, monkeypatch):
+    """Return the hosts of the nodes that were admitted; there are no processes behind them to be linked with."""
+    monkeypatch.setattr(PeerLinks, "update", lambda *_: None)
+    hosts = []
+    bus.subscribe(lambda event: hosts.append(event.node) if isinstance(event, NodeJoined) else None)
+
+    def look():
+        nodes.poll()
+        return hosts
+
+    return look
+
+
+def apply(store, number, host):
+    node = slots.Node(
+        id=f"{number:032x}", host=host, address="127.0.0.1", port=1, pid=1, capacity=1, role="", store=""
+    )
+    RendezvousStore(store).write(f"apply/{number}", slots.to_json(slots.NodeRecord(node)))
+
+
+def test_a_node_whose_application_is_late_is_admitted(store, joined):
+    apply(store, 2, "quick")
+    until(lambda: joined() == ["quick"])
+    apply(store, 1, "slow")
+    until(lambda: joined() == ["quick", "slow"])
+
+
+def test_a_node_is_admitted_after_the_store_was_silent_at_its_admission(store, joined, monkeypatch):
+    add, calls = RendezvousStore.add, []
+
+    def silent_once(self, *args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise StoreSilentError("asleep")
+        return add(self, *args)
+
+    monkeypatch.setattr(RendezvousStore, "add", silent_once)
+    apply(store, 1, "quick")
+    until(lambda: joined() == ["quick"])
+    assert len(calls) == 2

@@ -31,6 +31,7 @@ from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTake
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, newest_membership
+from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.losses import STORE_CALL, Losses
@@ -120,7 +121,7 @@ class MultiNode(Nodes):
         self._store_gone = False  # for good: torch's TCPStore clients do not connect a second time
         self._next_poll = 0.0
         self._over = False
-        self._applied = 0
+        self._applications = Applications()
 
     # -- the agent's thread
 
@@ -306,7 +307,7 @@ class MultiNode(Nodes):
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
         self._store, self._number, self._master = agreed.store, agreed.number, agreed.master
-        self._applied = 0
+        self._applications = Applications()
         self._apply(agreed.membership)
 
     def _hear(self, signal: PeerSignal) -> None:
@@ -395,12 +396,12 @@ class MultiNode(Nodes):
         ):
             return
         come: list[slots.Node] = []
-        highest = self._applied
-        for number in range(self._applied + 1, self._applied + 4):
+        read: list[int] = []
+        for number in self._applications.due():
             data = store.read(f"apply/{number}")
             if data is None:
                 continue
-            highest = number
+            read.append(number)
             try:
                 node = slots.record_from(data).node
             except (KeyError, TypeError, ValueError):
@@ -408,9 +409,12 @@ class MultiNode(Nodes):
             there = membership.node(node.id)
             if there is None or there.since <= node.since:
                 come.append(node)
-        self._applied = highest
         if come:
-            self._decide(store, rank_assignment.admit(membership, come, self._finished))
+            admitted = rank_assignment.admit(membership, come, self._finished)
+            self._decide(store, admitted)
+            if self._membership is not admitted:
+                return  # another membership was first, or the store is silent: they are still due
+        self._applications.take(read)
 
     def _judge_losses(self, now: float) -> None:
         membership, causes = self._membership, self._losses.causes
