@@ -54,6 +54,7 @@ class LineHandler(logging.Handler):
         self._stream = stream
         self._form = _FORMS[form]
         self._pid = os.getpid()
+        self._closed = False
         self._writer = self._new_writer()
 
     def _new_writer(self) -> LineWriter:
@@ -67,16 +68,21 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Have the record's line written."""
         try:
-            if os.getpid() != self._pid:  # a forked child: the thread is the parent's
+            # In a forked child the thread is the parent's. And logging.config closes all handlers that exist,
+            # also those that stay on their loggers: the next line has another thread.
+            if os.getpid() != self._pid or self._closed:
                 self._finish.detach()
+                self._closed = False
                 self._pid, self._writer = os.getpid(), self._new_writer()
             self._writer.put(self._form(self._fields(record)) + "\n")
         except Exception:  # noqa: BLE001  (as logging's own handlers do)
             self.handleError(record)
 
     def close(self) -> None:
-        """Write what waits, for at most 2 seconds."""
-        self._finish()
+        """Write what waits, for at most 2 seconds; a line that comes later has another thread write."""
+        if self._finish.alive:  # else it was closed, or the interpreter exits: no thread begins then
+            self._finish()
+            self._closed = True
         super().close()
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:

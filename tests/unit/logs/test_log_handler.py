@@ -122,7 +122,7 @@ def test_a_pipe_that_nothing_reads_holds_up_no_caller(root):
 
 
 PROGRAM = """
-import logging, os, sys
+import logging, logging.config, os, sys
 {before}
 from multiworld.logs.handler import from_environment
 from multiworld.logs.source import logger
@@ -131,6 +131,10 @@ from_environment()
 log = logger("multiworld.test")
 log.info("one")
 log.warning("two")
+if "configure" in sys.argv:
+    for text in ("three", "four"):
+        logging.config.dictConfig({{"version": 1, "disable_existing_loggers": False}})
+        log.warning(text)
 if "fork" in sys.argv:
     if os.fork() == 0:
         log.warning("child")
@@ -167,6 +171,11 @@ def test_the_format_of_the_environment_takes_the_place_of_the_programs():
     basic = "logging.basicConfig(level='INFO', format='mine %(message)s')"
     found = [json.loads(line) for line in said(basic, M8D_LOG_FORMAT="json")]
     assert [each["message"] for each in found] == ["one", "two"]
+
+
+def test_lines_go_on_after_the_program_configures_its_logging():
+    found = [json.loads(line) for line in said("", "configure", M8D_LOG_FORMAT="json")]
+    assert [each["message"] for each in found] == ["one", "two", "three", "four"]
 
 
 def test_a_forked_child_has_lines_of_its_own():
