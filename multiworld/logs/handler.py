@@ -62,7 +62,7 @@ class LineHandler(logging.Handler):
         lost = functools.partial(_lost, self._form)
         writer = LineWriter(stream, lost, name="m8d-log")
         # At the interpreter's exit what waits is written.
-        self._finish = weakref.finalize(self, LineWriter.close, writer, _CLOSE_TIMEOUT)
+        self._finish = weakref.finalize(self, _close, writer, os.getpid())
         return writer
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -100,6 +100,12 @@ class LineHandler(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
         return fields
+
+
+def _close(writer: LineWriter, pid: int) -> None:
+    """Write what waits, in the writer's process: in a forked child its lock may be held for good."""
+    if os.getpid() == pid:
+        writer.close(_CLOSE_TIMEOUT)
 
 
 class _StandardError:

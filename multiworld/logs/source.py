@@ -7,6 +7,7 @@ many (`multiworld.logs.limit`) is left out, for every handler; the next one of i
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 
@@ -24,12 +25,18 @@ class _Limited(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
+        self._begin()
+
+    def _begin(self) -> None:
         self._limit = RateLimit()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
+        if self._pid != os.getpid():  # a forked child: a thread of the parent's may have held the lock
+            self._begin()
         kind = (record.name, getattr(record, "kind", record.lineno), getattr(record, "world", None))
         # A signal's handler may log in the middle of this: it must not wait for itself.
         if not self._lock.acquire(blocking=False):

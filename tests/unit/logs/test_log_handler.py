@@ -122,7 +122,7 @@ def test_a_pipe_that_nothing_reads_holds_up_no_caller(root):
 
 
 PROGRAM = """
-import logging, logging.config, os, sys
+import logging, logging.config, os, sys, threading, time
 {before}
 from multiworld.logs.handler import from_environment
 from multiworld.logs.source import logger
@@ -135,6 +135,32 @@ if "configure" in sys.argv:
     for text in ("three", "four"):
         logging.config.dictConfig({{"version": 1, "disable_existing_loggers": False}})
         log.warning(text)
+if "locked" in sys.argv:  # other threads hold the locks of the log at the fork
+    from multiworld.logs.source import _LIMITED
+    def hold(lock):
+        with lock:
+            held.release()
+            threading.Event().wait(300)
+    held = threading.Semaphore(0)
+    writer = logging.getLogger("multiworld").handlers[0]._writer
+    writer.flush(30)
+    for lock in (writer._ready, _LIMITED._lock):
+        threading.Thread(target=hold, args=(lock,), daemon=True).start()
+        held.acquire()
+    child = os.fork()
+    if child == 0:
+        if "talks" in sys.argv:
+            for _ in range(30):
+                log.warning("child")
+        sys.exit()
+    until = time.monotonic() + 30
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, 9)
+            print('{{"message": "the child did not end"}}', file=sys.stderr)
+            break
+        time.sleep(0.01)
+    os._exit(0)  # its own lock is held, too
 if "fork" in sys.argv:
     if os.fork() == 0:
         log.warning("child")
@@ -182,6 +208,12 @@ def test_a_forked_child_has_lines_of_its_own():
     found = [json.loads(line) for line in said("", "fork", M8D_LOG_FORMAT="json")]
     assert sorted(each["message"] for each in found) == ["child", "one", "two"]
     assert len({each["pid"] for each in found}) == 2
+
+
+@pytest.mark.parametrize(("talks", "lines_of_it"), [("quiet", 0), ("talks", 10)])
+def test_a_child_that_is_forked_while_a_thread_logs_ends_and_limits_its_lines(talks, lines_of_it):
+    found = [json.loads(line)["message"] for line in said("", "locked", talks, M8D_LOG_FORMAT="json")]
+    assert found == ["one", "two"] + ["child"] * lines_of_it
 
 
 @pytest.mark.parametrize(("name", "value"), [("M8D_LOG_LEVEL", "LOUD"), ("M8D_LOG_FORMAT", "xml")])
