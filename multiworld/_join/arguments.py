@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["LAST_CALL", "JoinPlan", "Size", "StateLike", "Stateful", "make_plan"]
+__all__ = ["LAST_CALL", "JoinPlan", "Size", "StateLike", "Stateful", "is_same_state", "make_plan"]
 
 LAST_CALL = 30.0
 """Seconds; the ``last_call_timeout`` of torch elastic's rendezvous, by default."""
@@ -243,6 +243,13 @@ def make_plan(
         on_loss=on_loss,
         state=state,
     )
+
+
+def is_same_state(one: StateLike | None, other: StateLike | None) -> bool:
+    """Whether both are the same object, or the same objects by the same names."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(each is other[name] for name, each in one.items())
+    return one is other
 
 
 def _check_state(

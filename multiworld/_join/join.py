@@ -176,10 +176,22 @@ def rejoin(
     timeout: float | dt.timedelta | None = None,
     store: str | Store | None = None,
     *,
+    state: StateLike | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> World:
-    """See `World.rejoin`; given up with JoinAbandonedError when `cancelled` says so."""
-    return _join(_again(world, timeout, store), world, cancelled or threading.Event().is_set)
+    """See `World.rejoin`; given up with JoinAbandonedError when `cancelled` says so.
+
+    Args:
+        world: as the others, of `World.rejoin`.
+        timeout: see there.
+        store: see there.
+        state: has the world's state from now on; None: what had it before.
+        cancelled: whether to give up.
+    """
+    plan = _again(world, timeout, store)
+    if state is not None:
+        plan = replace(plan, state=state)
+    return _join(plan, world, cancelled or threading.Event().is_set)
 
 
 async def rejoin_async(

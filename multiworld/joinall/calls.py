@@ -40,7 +40,8 @@ def join_all(
             raise BrokenWorldException, and `World.wait_active` waits for it. It holds for the worlds joined
             by this call, but not for those with a `state`: call this again where they break.
         timeout: seconds for each join and each operation; None takes the file's, or M8D_JOIN_TIMEOUT (30).
-        state: by world, what has its state (see `multiworld.join`); of worlds of a range of sizes.
+        state: by world, what has its state (see `multiworld.join`); of worlds of a range of sizes that this
+            call joins. One that broke goes on with what is given here; without, with what it had.
 
     Returns:
         The worlds by name, in the order given, or the file's.
@@ -48,7 +49,8 @@ def join_all(
     Raises:
         MultiworldError: this process has no launcher, or it does not answer, or it has no worlds file.
         UnknownWorldError: this worker is in no world of that name.
-        InvalidJoinError: a state for a world of one size, or something that is no state.
+        InvalidJoinError: a state for a world of one size, for one that is not named, or for one that this
+            process is in with other objects, or none; or something that is no state.
         JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
             again.
     """

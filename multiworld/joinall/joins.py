@@ -10,8 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld._join import join as joining
+from multiworld._join.arguments import is_same_state
 from multiworld._join.rejoining import Rejoiner
 from multiworld.errors import (
+    InvalidJoinError,
     JoinAbandonedError,
     JoinTimeoutError,
     MultiworldError,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from multiworld._join.arguments import JoinPlan, StateLike
+    from multiworld.joinall.launcher_client import AssignedWorld
     from multiworld.world import World
 
 __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
@@ -96,20 +99,20 @@ class Joins:
         """Return the worlds of `names`, active, and those of them that this call joined."""
         assigned = self.launcher.ask(ANSWER)
         self._connects = False
-        for name in (*names, *request.state):
-            if name not in assigned:
-                raise UnknownWorldError(
-                    str(name),
-                    f"this worker is in no world {name!r}",
-                    rule=f"Its worlds are {', '.join(map(repr, assigned)) or 'none'}",
-                    next_step="Name one of them, or make this worker a member in the worlds file",
-                )
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
+        _check_names(wanted, request.state, assigned)
         given = request.timeout, request.gpu
         plans = {
             name: self.launcher.following(assigned[name].plan(*given, request.state.get(name)))
             for name in wanted
         }
+        stateful = [name for name in wanted if plans[name].state is not None]
+        there = worlds()
+        for name in stateful:
+            world = there.get(name)
+            # One that broke is joined again with the state that is given, if it has had one.
+            if world is not None and (world.state is State.ACTIVE or world._plan.state is None):  # noqa: SLF001
+                _check_state(world, plans[name])
         own: dict[str, PendingJoin] = {}
         with self._lock:
             for name in wanted:
@@ -127,12 +130,15 @@ class Joins:
                     name=f"m8d-join-{name}",
                 ).start()
             self._await(pending_joins, request, news)
+            for name in stateful:  # another call may have joined it meanwhile
+                if (joined := pending_joins[name].world) is not None:
+                    _check_state(joined, plans[name])
         except BaseException:
             request.stop.set()
             self._undo(own)
             raise
-        worlds = {name: pending.world for name, pending in pending_joins.items() if pending.world is not None}
-        return worlds, [
+        active = {name: pending.world for name, pending in pending_joins.items() if pending.world is not None}
+        return active, [
             pending.world for pending in own.values() if pending.world is not None and pending.fresh
         ]
 
@@ -267,7 +273,41 @@ def _first(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
 
 
 def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
-    return joining.rejoin(world, plan.timeout, plan.store, cancelled=cancelled)
+    return joining.rejoin(world, plan.timeout, plan.store, state=plan.state, cancelled=cancelled)
+
+
+def _check_names(
+    wanted: Sequence[str], states: Mapping[str, StateLike], assigned: Mapping[str, AssignedWorld]
+) -> None:
+    """Refuse names of worlds that this worker is not in, and a state of one that is not wanted."""
+    for name in (*wanted, *states):
+        if name not in assigned:
+            raise UnknownWorldError(
+                str(name),
+                f"this worker is in no world {name!r}",
+                rule=f"Its worlds are {', '.join(map(repr, assigned)) or 'none'}",
+                next_step="Name one of them, or make this worker a member in the worlds file",
+            )
+    for name in states:
+        if name not in wanted:
+            raise InvalidJoinError(
+                name,
+                f"a state for world {name!r}, which this call does not join",
+                rule="A state is of a world that the call joins",
+                next_step="Name that world, too, or leave its state out",
+            )
+
+
+def _check_state(world: World, plan: JoinPlan) -> None:
+    """Refuse a plan's state where `world` has another one, or none: it would be neither sent nor loaded."""
+    if not is_same_state(world._plan.state, plan.state):  # noqa: SLF001  (joins make worlds)
+        has = "no state" if world._plan.state is None else "another state"  # noqa: SLF001
+        raise InvalidJoinError(
+            plan.name,
+            f"a state for world {plan.name!r}, which this process has joined with {has}",
+            rule="A world keeps the state that it was joined with until it breaks",
+            next_step="Give the same objects, or none, or close the world first",
+        )
 
 
 def close(worlds: list[World]) -> None:

@@ -168,6 +168,30 @@ def rejoin(name):
     return outcome(mw.worlds()[name].rejoin)
 
 
+class Held:
+    """What has a state: one number."""
+
+    def __init__(self, value):
+        self.value = torch.tensor([value])
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def trade(name, value):
+    """Join with a state, and go on until there are two members; what this one has then."""
+    has = Held(value)
+    w = mw.join_all(name, state={name: has})[name]
+    deadline = time.monotonic() + PATIENCE
+    while w.world_size < 2 and time.monotonic() < deadline:
+        w.advance()
+        time.sleep(0.01)
+    return {"size": w.world_size, "value": has.value.item()}
+
+
 def held():
     return {key: value for key, value in left_over().items() if key != "threads"}
 
@@ -190,7 +214,7 @@ def fork():
 
 COMMANDS = {
     each.__name__: each
-    for each in (join, join_async, cancel_async, state, wait, total, close, rejoin, held, fork)
+    for each in (join, join_async, cancel_async, state, wait, total, close, rejoin, trade, held, fork)
 }
 
 
@@ -394,6 +418,24 @@ def test_a_world_that_was_closed_is_joined_anew(cast, launch):
     assert ask(one, "state", name="left").state == "broken"
     tell(one, "join", names=["left"])
     assert {member.expect("join").error for member in (one, two)} == {None}
+
+
+def test_a_world_that_broke_goes_on_with_the_state_that_is_given(cast, launch):
+    launcher = launch('[roles]\nworker = "1:2"\n[worlds.z]\nmembers = ["worker:*"]\ntimeout = 60\n')
+    one, two = (cast.start(worker, rank, control=launcher.server.path) for rank in (0, 1))
+    for member, value in ((one, 1.0), (two, 2.0)):
+        tell(member, "trade", name="z", value=value)
+    first = [member.expect("trade") for member in (one, two)]
+    assert [(seen.error, seen.size) for seen in first] == [(None, 2)] * 2
+    assert first[0].value == first[1].value
+    two.kill()
+    until(lambda: launcher.states(0, "z")[-1][0] == "broken", "the breakage")
+    two = cast.start(worker, 1, control=launcher.server.path, attempt=1)
+    for member, value in ((one, 3.0), (two, 4.0)):
+        tell(member, "trade", name="z", value=value)
+    assert [(seen.error, seen.size, seen.value) for seen in (one.expect("trade"), two.expect("trade"))] == [
+        (None, 2, 3.0)
+    ] * 2
 
 
 def test_the_launcher_ends(cast, launch):

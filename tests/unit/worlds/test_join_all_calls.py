@@ -1,0 +1,152 @@
+"""`join_all` in one process: which states it takes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from multiworld._join.arguments import LAST_CALL, is_same_state
+from multiworld.errors import InvalidJoinError, UnknownWorldError
+from multiworld.events import State
+from multiworld.joinall import joins
+from multiworld.joinall.launcher_client import AssignedWorld
+
+NAMES = ("x", "y")
+
+
+class Stateful:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, _state):
+        pass
+
+
+class Launcher:
+    """Assigns worlds of a range to this process."""
+
+    retirement = SimpleNamespace(begun=False)
+
+    def ask(self, _patience):
+        return {
+            name: AssignedWorld(
+                name, None, "1:2", "a:0", LAST_CALL, "gloo", "tcp://h:1", False, 60.0, None, None, ()
+            )
+            for name in NAMES
+        }
+
+    def following(self, plan):
+        return plan
+
+    def store_of(self, plan):
+        return plan.store
+
+    def moved(self, _store, _plan):
+        return False
+
+
+class Handle:
+    """Of a world of this process, as `join_all` sees it."""
+
+    def __init__(self, plan):
+        self._plan, self.state, self.name = plan, State.ACTIVE, plan.name
+
+    def wait_active(self, _timeout):
+        self.state = State.ACTIVE
+        return self
+
+    def close(self, _seconds):
+        self.state = State.CLOSED
+
+    def on_break(self, _fn):
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A process without worlds: `worlds` has what it joins."""
+    found = SimpleNamespace(worlds={}, joins=joins.Joins())
+    found.joins.launcher = Launcher()
+
+    def first(plan, _cancelled):
+        found.worlds[plan.name] = handle = Handle(plan)
+        return handle
+
+    def again(handle, _timeout, store, *, state, cancelled):
+        assert not cancelled()
+        handle._plan = replace(handle._plan, store=store, state=state or handle._plan.state)
+        return handle.wait_active(0)
+
+    def call(*names, state=None, rejoin=True):
+        request = joins.JoinAllRequest(rejoin, None, state, None, threading.Event())
+        return found.joins.join(names, request)[0]
+
+    def open_worlds():
+        return {name: each for name, each in found.worlds.items() if each.state is not State.CLOSED}
+
+    found.call = call
+    monkeypatch.setattr(joins, "worlds", open_worlds)
+    monkeypatch.setattr(joins, "_first", first)
+    monkeypatch.setattr(joins.joining, "rejoin", again)
+    return found
+
+
+def test_states_are_the_same_by_their_objects():
+    one, other = Stateful(), Stateful()
+    assert is_same_state(one, one)
+    assert is_same_state({"m": one, "o": other}, {"o": other, "m": one})
+    assert not is_same_state(one, other)
+    assert not is_same_state(None, one)
+    assert not is_same_state({"m": one}, one)
+    assert not is_same_state({"m": one}, {"m": other})
+    assert not is_same_state({"m": one}, {"m": one, "o": other})
+
+
+def test_a_state_of_a_world_that_is_not_joined_is_refused(here):
+    with pytest.raises(InvalidJoinError, match=r"a state for world 'y', which this call does not join"):
+        here.call("x", state={"y": Stateful()})
+    with pytest.raises(UnknownWorldError, match="this worker is in no world 'z'"):
+        here.call("x", state={"z": Stateful()})
+    assert not here.worlds
+
+
+def test_an_active_world_keeps_its_state(here):
+    one, other = Stateful(), Stateful()
+    world = here.call("x", state={"x": {"model": one}})["x"]
+    assert here.call("x")["x"] is world
+    assert here.call("x", state={"x": {"model": one}})["x"] is world
+    with pytest.raises(InvalidJoinError, match="which this process has joined with another state"):
+        here.call(state={"x": {"model": other}})
+    assert list(here.worlds) == ["x"]
+
+
+@pytest.mark.parametrize("state", [State.ACTIVE, State.BROKEN])
+def test_a_world_that_was_joined_without_a_state_gets_none(here, state):
+    here.call("x", rejoin=False)["x"].state = state
+    with pytest.raises(InvalidJoinError, match="which this process has joined with no state"):
+        here.call("x", state={"x": Stateful()})
+
+
+def test_a_world_that_broke_goes_on_with_the_state_that_is_given(here):
+    one, other = Stateful(), Stateful()
+    world = here.call("x", state={"x": one})["x"]
+    world.state = State.BROKEN
+    assert here.call("x")["x"]._plan.state is one
+    world.state = State.BROKEN
+    assert here.call("x", state={"x": other})["x"] is world
+    assert world._plan.state is other
+
+
+def test_a_state_that_another_call_was_faster_with_is_refused(here, monkeypatch):
+    one, other = Stateful(), Stateful()
+
+    def late(plan, _cancelled):
+        here.worlds["x"] = Handle(replace(plan, state=other))
+        return here.worlds["x"]
+
+    monkeypatch.setattr(joins, "_first", late)
+    with pytest.raises(InvalidJoinError, match="with another state"):
+        here.call("x", state={"x": one})
