@@ -131,8 +131,9 @@ def _lost(form: Callable[[dict[str, Any]], str], number: int) -> str:
 def log_worlds(level: str = "INFO", form: str = "text", stream: TextIO | None = None) -> Callable[[], None]:
     """Write a line for each thing that happens to this process's worlds.
 
-    The lines of multiworld's loggers go to `stream` alone, no more to the handlers of the program.
-    docs/logs.md says which there are at which level.
+    The lines of multiworld's loggers go to `stream`, no more to the handlers of the program, nor to what
+    M8D_LOG_LEVEL and M8D_LOG_FORMAT say. Where it is called several times, all have the lines, from the level
+    on of the last call that has not ended. docs/logs.md says which there are at which level.
 
     Args:
         level: "DEBUG", "INFO", "WARNING", "ERROR" or "OFF": lines below it are left out.
@@ -140,7 +141,7 @@ def log_worlds(level: str = "INFO", form: str = "text", stream: TextIO | None = 
         stream: to write to; None: standard error.
 
     Returns:
-        A function that ends it, and restores what was before; idempotent.
+        A function that ends it; what was before the first call is restored when all have ended. Idempotent.
 
     Raises:
         MultiworldError: `level` or `form` is unknown.
@@ -148,25 +149,109 @@ def log_worlds(level: str = "INFO", form: str = "text", stream: TextIO | None = 
     return attach(level_named("level=", level), LineHandler(stream, _form("form=", form)))
 
 
+class _Attachments:
+    """The handlers that have multiworld's lines, in the order in which they were attached.
+
+    The last one's level holds; after the end of all, what was before the first. A handler that is not on the
+    logger any more was taken off by the program, which has configured the logger since: nothing is restored.
+    """
+
+    def __init__(self) -> None:
+        self._root = logging.getLogger(_ROOT)
+        self._lock = threading.Lock()
+        self._attached: list[tuple[int, logging.Handler]] = []
+        self._before = logging.NOTSET, True
+        self._environment: tuple[int, str] | None = None  # while it gives way to what the program attached
+        self._from_environment: tuple[logging.Handler, int, str] | None = None
+
+    def attach(self, level: int, handler: logging.Handler) -> None:
+        """Attach a handler of the program's; the environment's gives way until all of these have ended."""
+        gave_way = None
+        with self._lock:
+            if self._from_environment is not None:
+                gave_way, least, form = self._from_environment
+                self._from_environment = None
+                if self._take_off(gave_way):
+                    self._environment = least, form
+            self._add(level, handler)
+        if gave_way is not None:
+            gave_way.close()
+
+    def end(self, handler: logging.Handler) -> None:
+        """Take a handler off, and close it; does nothing where it was taken off before."""
+        with self._lock:
+            was_there = self._take_off(handler)
+            if was_there and not self._attached and self._environment is not None:
+                said, self._environment = self._environment, None
+                self._heed(*said)
+        if was_there:
+            handler.close()
+
+    def heed(self, level: int, form: str) -> None:
+        """Do what the environment says, now or after the end of what the program has attached."""
+        with self._lock:
+            self._forget_absent()
+            if self._attached:
+                self._environment = level, form
+            else:
+                self._heed(level, form)
+
+    def _heed(self, level: int, form: str) -> None:
+        if form or not self._root.hasHandlers():
+            handler = LineHandler(None, form or "text")
+            self._from_environment = (handler, level, form)
+            self._add(level, handler)
+        else:  # the program has handlers of its own
+            self._root.setLevel(level)
+
+    def _add(self, level: int, handler: logging.Handler) -> None:
+        self._forget_absent()
+        if not self._attached:
+            self._before = self._root.level, self._root.propagate
+        self._attached.append((level, handler))
+        self._root.addHandler(handler)
+        self._apply()
+
+    def _take_off(self, handler: logging.Handler) -> bool:
+        """Whether it was there."""
+        self._forget_absent()
+        left = [each for each in self._attached if each[1] is not handler]
+        if len(left) == len(self._attached):
+            return False
+        self._attached = left
+        self._root.removeHandler(handler)
+        self._apply()
+        return True
+
+    def _forget_absent(self) -> None:
+        self._attached = [each for each in self._attached if each[1] in self._root.handlers]
+
+    def _apply(self) -> None:
+        if self._attached:
+            self._root.setLevel(self._attached[-1][0])
+            self._root.propagate = False
+        else:
+            self._root.setLevel(self._before[0])
+            self._root.propagate = self._before[1]
+
+
+_attachments = _Attachments()
+
+
 def attach(level: int, handler: logging.Handler) -> Callable[[], None]:
-    """Hand the lines of multiworld's loggers, from `level` on, to `handler` alone.
+    """Hand the lines of multiworld's loggers, from `level` on, to `handler`, and not to the program's.
+
+    What was attached before has them, too, from the level on of what was attached last.
 
     Returns:
-        A function that ends it, restores what was before, and closes the handler; idempotent.
+        A function that ends it, and closes the handler. What is still attached goes on, with the level of the
+        last; after the end of all it is as before the first. Idempotent.
     """
-    root = logging.getLogger(_ROOT)
-    before = root.level, root.propagate
-    root.addHandler(handler)
-    root.setLevel(level)
-    root.propagate = False
+    _attachments.attach(level, handler)
 
     def end() -> None:
         aside.flush(_CLOSE_TIMEOUT)
-        if handler in root.handlers:
-            root.removeHandler(handler)
-            root.setLevel(before[0])
-            root.propagate = before[1]
-            handler.close()
+        _attachments.end(handler)
 
     return end
 
@@ -188,17 +273,14 @@ class _FromEnvironment:
             form = settings.environment("M8D_LOG_FORMAT")
             if level or form:
                 least = level_named("M8D_LOG_LEVEL=", level or "INFO")
-                written = _form("M8D_LOG_FORMAT=", form or "text")
-                root = logging.getLogger(_ROOT)
-                if form or not root.hasHandlers():
-                    attach(least, LineHandler(None, written))
-                else:  # the program has handlers of its own
-                    root.setLevel(least)
+                _attachments.heed(least, _form("M8D_LOG_FORMAT=", form) if form else "")
             self._done = True
 
 
 from_environment = _FromEnvironment()
 """Do what M8D_LOG_LEVEL and M8D_LOG_FORMAT say; once in a process, at its first join.
+
+Where the program has called `log_worlds`, they hold after the end of that.
 
 Raises:
     MultiworldError: one of them has an unknown value.

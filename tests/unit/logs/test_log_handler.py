@@ -89,6 +89,45 @@ def test_lines_for_debugging_are_not_limited(root, caplog):
     assert len(caplog.records) == 50
 
 
+def messages(stream):
+    return [line["message"] for line in lines(stream)]
+
+
+@pytest.mark.parametrize("first_ends", ["first", "last"])
+def test_the_end_of_one_log_leaves_the_other_as_it_is(root, first_ends):
+    log, one, two = logger("multiworld.test.several"), io.StringIO(), io.StringIO()
+    first = multiworld.log_worlds("WARNING", "json", one)
+    last = multiworld.log_worlds("INFO", "json", two)
+    log.info("both")
+    (first if first_ends == "first" else last)()
+    log.info("low")
+    log.warning("high")
+    assert not root.propagate
+    first()
+    last()
+    assert root.propagate
+    log.warning("none")
+    assert messages(one) == (["both"] if first_ends == "first" else ["both", "high"])
+    assert messages(two) == (["both", "low", "high"] if first_ends == "first" else ["both"])
+
+
+def test_what_the_program_configures_meanwhile_stays(root):
+    before = root.level
+    end, later = multiworld.log_worlds(stream=io.StringIO()), None
+    try:
+        (handler,) = root.handlers
+        root.removeHandler(handler)
+        root.propagate = True
+        root.setLevel("ERROR")
+        later = multiworld.log_worlds("DEBUG", stream=io.StringIO())
+        end()
+        assert (root.level, root.propagate) == (logging.DEBUG, False)
+        later()
+        assert (root.level, root.propagate) == (logging.ERROR, True)
+    finally:
+        root.setLevel(before)
+
+
 @pytest.mark.parametrize(("level", "form"), [("LOUD", "text"), ("INFO", "xml"), ("", "text")])
 def test_unknown_values_are_refused(root, level, form):
     with pytest.raises(MultiworldError, match="It is one of"):
@@ -123,14 +162,24 @@ def test_a_pipe_that_nothing_reads_holds_up_no_caller(root):
 
 PROGRAM = """
 import logging, logging.config, os, sys, threading, time
-{before}
-from multiworld.logs.handler import from_environment
+from multiworld.logs.handler import from_environment, log_worlds
 from multiworld.logs.source import logger
+{before}
 from_environment()
 from_environment()
 log = logger("multiworld.test")
 log.info("one")
 log.warning("two")
+if "ends" in sys.argv:
+    end()
+    log.info("three")
+    log.warning("four")
+if "argument" in sys.argv:
+    end = log_worlds("WARNING", "json", sys.stdout)
+    log.info("no line")
+    log.warning("of stdout")
+    end()
+    log.warning("three")
 if "configure" in sys.argv:
     for text in ("three", "four"):
         logging.config.dictConfig({{"version": 1, "disable_existing_loggers": False}})
@@ -208,6 +257,20 @@ def test_a_forked_child_has_lines_of_its_own():
     found = [json.loads(line) for line in said("", "fork", M8D_LOG_FORMAT="json")]
     assert sorted(each["message"] for each in found) == ["child", "one", "two"]
     assert len({each["pid"] for each in found}) == 2
+
+
+def test_the_environment_holds_when_the_programs_log_has_ended():
+    call = "end = log_worlds('WARNING', 'json', sys.stdout)"
+    found = [json.loads(line)["message"] for line in said(call, "ends", M8D_LOG_FORMAT="json")]
+    assert found == ["three", "four"]
+    assert said(call, "ends", M8D_LOG_LEVEL="ERROR") == []
+    basic = f"logging.basicConfig(format='mine %(message)s'); {call}"
+    assert said(basic, "ends", M8D_LOG_LEVEL="INFO") == ["mine three", "mine four"]
+
+
+def test_the_environment_gives_way_to_the_programs_log():
+    found = [json.loads(line)["message"] for line in said("", "argument", M8D_LOG_FORMAT="json")]
+    assert found == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(("talks", "lines_of_it"), [("quiet", 0), ("talks", 10)])
