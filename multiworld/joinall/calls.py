@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins, close
+from multiworld.joinall.joins import UNDO_BUDGET, JoinAllRequest, Joins
 from multiworld.work import seen
 
 if TYPE_CHECKING:
@@ -52,9 +52,12 @@ def join_all(
         InvalidJoinError: a state for a world of one size, for one that is not named, or for one that this
             process is in with other objects, or none; or something that is no state.
         JoinError: a world could not be joined (see `multiworld.join`); those joined by this call are closed
-            again.
+            again, but for those that another call waits for, or has been given.
     """
-    worlds, _ = _here().join(names, JoinAllRequest(rejoin, timeout, state, _gpu_here(), threading.Event()))
+    request = JoinAllRequest(rejoin, timeout, state, _gpu_here(), threading.Event())
+    joins = _here()
+    worlds = joins.join(names, request)
+    joins.keep(request)
     return worlds
 
 
@@ -79,35 +82,38 @@ async def join_all_async(
         elif worlds is not None:
             result.set_result(worlds)
 
+    joins = _here()
+
     def work() -> None:
         worlds: dict[str, World] | None = None
-        fresh: list[World] = []
         error: BaseException | None = None
         try:
-            worlds, fresh = _here().join(names, request)
+            worlds = joins.join(names, request)
         except BaseException as exc:  # noqa: BLE001  (it is raised where this is awaited)
             error = exc
         with taken:
             gone = request.stop.is_set()
-            request.fresh = fresh
+            request.ended = True
         if gone:
-            close(fresh)
+            joins.undo(request)
         try:
             loop.call_soon_threadsafe(settle, worlds, error)
         except RuntimeError:  # the loop was closed meanwhile
-            close(fresh)
+            joins.undo(request)
 
     threading.Thread(target=work, daemon=True, name="m8d-join-all").start()
     try:
-        return await asyncio.shield(result)
+        worlds = await asyncio.shield(result)
     except asyncio.CancelledError:
         with taken:
             request.stop.set()
-            late = request.fresh
+            late = request.ended
         if late:  # it had come about already
-            threading.Thread(target=close, args=(late,), daemon=True, name="m8d-join-all").start()
+            threading.Thread(target=joins.undo, args=(request,), daemon=True, name="m8d-join-all").start()
         await asyncio.wait({result}, timeout=UNDO_BUDGET)
         raise
+    joins.keep(request)
+    return worlds
 
 
 def retiring() -> bool:

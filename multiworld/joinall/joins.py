@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,17 +68,56 @@ class JoinAllRequest:
         self.state = state or {}
         self.gpu = gpu
         self.stop = stop
-        self.fresh: list[World] = []
+        self.ended = False  # `Joins.join` has returned, or raised
+        self.holds: list[PendingJoin] = []
 
 
 class PendingJoin:
-    """One world being joined, by one thread; any number of calls may wait for it."""
+    """One world being joined, by one thread; any number of calls may wait for it.
 
-    def __init__(self) -> None:
+    Attributes:
+        done: set when the thread has ended.
+        gone: set when it was undone.
+        world: what it brought.
+        fresh: whether it joined that.
+        error: why it failed.
+        calls: that want it, and have neither failed nor been given it. The last that fails undoes it.
+        kept: whether a call was given it: from then on it is the program's.
+        over: whether it is being undone; it takes no more calls.
+        previous: of this name, being undone.
+    """
+
+    def __init__(self, previous: PendingJoin | None) -> None:
         self.done = threading.Event()
+        self.gone = threading.Event()
         self.world: World | None = None
         self.fresh = False
         self.error: Exception | None = None
+        self.calls: set[JoinAllRequest] = set()
+        self.kept = False
+        self.over = False
+        self.previous = previous
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of `join_all`.
+
+    Attributes:
+        request: its options.
+        plans: by name of the world.
+        after: by name, the worlds to join before it.
+        pending: by name, what it waits for.
+        own: the joins that it began.
+        news: set when one of these has ended.
+    """
+
+    request: JoinAllRequest
+    plans: dict[str, JoinPlan]
+    after: dict[str, tuple[str, ...]]
+    pending: dict[str, PendingJoin] = field(default_factory=dict)
+    own: set[PendingJoin] = field(default_factory=set)
+    news: threading.Event = field(default_factory=threading.Event)
 
 
 class Joins:
@@ -92,11 +131,12 @@ class Joins:
         self.launcher = LauncherClient(reports())
         self._lock = threading.Lock()
         self._pending: dict[str, PendingJoin] = {}
+        self._made: dict[str, PendingJoin] = {}  # it has come about, and no call was given it yet
         self._kept: dict[str, Rejoiner] = {}
         self._connects = True  # for `retiring`: once
 
-    def join(self, names: Sequence[str], request: JoinAllRequest) -> tuple[dict[str, World], list[World]]:
-        """Return the worlds of `names`, active, and those of them that this call joined."""
+    def join(self, names: Sequence[str], request: JoinAllRequest) -> dict[str, World]:
+        """Return the worlds of `names`, active; `keep` or `undo` ends the call."""
         assigned = self.launcher.ask(ANSWER)
         self._connects = False
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
@@ -113,34 +153,51 @@ class Joins:
             # One that broke is joined again with the state that is given, if it has had one.
             if world is not None and (world.state is State.ACTIVE or world._plan.state is None):  # noqa: SLF001
                 _check_state(world, plans[name])
-        own: dict[str, PendingJoin] = {}
-        with self._lock:
-            for name in wanted:
-                if name not in self._pending:
-                    own[name] = self._pending[name] = PendingJoin()
-            pending_joins = {name: self._pending[name] for name in wanted}
-        news = threading.Event()
+        call = _Call(request, plans, {name: assigned[name].after for name in wanted})
         try:
-            for name, pending in own.items():
-                before = [pending_joins[each] for each in assigned[name].after if each in pending_joins]
-                threading.Thread(
-                    target=self._join_one,
-                    args=(plans[name], pending, before, request, news),
-                    daemon=True,
-                    name=f"m8d-join-{name}",
-                ).start()
-            self._await(pending_joins, request, news)
+            self._begin(call, wanted)
+            self._await(call)
             for name in stateful:  # another call may have joined it meanwhile
-                if (joined := pending_joins[name].world) is not None:
+                if (joined := call.pending[name].world) is not None:
                     _check_state(joined, plans[name])
         except BaseException:
-            request.stop.set()
-            self._undo(own)
+            self.undo(request)
             raise
-        active = {name: pending.world for name, pending in pending_joins.items() if pending.world is not None}
-        return active, [
-            pending.world for pending in own.values() if pending.world is not None and pending.fresh
-        ]
+        pending_joins = call.pending.items()
+        return {name: pending.world for name, pending in pending_joins if pending.world is not None}
+
+    def keep(self, request: JoinAllRequest) -> None:
+        """The program has the worlds of a call: no other call undoes them."""
+        with self._lock:
+            for pending in request.holds:
+                pending.kept = True
+                pending.calls.clear()
+                self._forget(self._made, pending)
+            request.holds = []
+
+    def undo(self, request: JoinAllRequest) -> None:
+        """Give up what a call wants, and close what was joined for it and for no other call."""
+        request.stop.set()
+        deadline = time.monotonic() + UNDO_BUDGET
+        with self._lock:
+            holds, request.holds = request.holds, []
+            for pending in holds:
+                pending.calls.discard(request)
+            over = [pending for pending in holds if not (pending.calls or pending.kept or pending.over)]
+            for pending in over:
+                pending.over = True
+        for pending in over:
+            pending.done.wait(max(0.0, deadline - time.monotonic()))
+        close([pending.world for pending in over if pending.world is not None and pending.fresh])
+        with self._lock:
+            for pending in over:
+                self._forget(self._pending, pending)  # its thread never began, or has not ended yet
+                self._forget(self._made, pending)
+                pending.gone.set()
+
+    def _forget(self, of: dict[str, PendingJoin], pending: PendingJoin) -> None:
+        for name in [name for name, each in of.items() if each is pending]:
+            del of[name]
 
     def retiring(self) -> bool:
         """See `multiworld.retiring`."""
@@ -150,31 +207,50 @@ class Joins:
                 self.launcher.ask(ASKING)
         return self.launcher.retirement.begun
 
-    def _await(
-        self, pending_joins: dict[str, PendingJoin], request: JoinAllRequest, news: threading.Event
-    ) -> None:
-        """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
-        left = dict(pending_joins)
-        while left:
-            for name, pending in tuple(left.items()):
-                if pending.done.is_set():
-                    del left[name]
-                    if pending.error is not None:
-                        raise pending.error
-            if request.stop.is_set():
-                raise JoinAbandonedError(next(iter(pending_joins)), "join_all was cancelled")
-            if left:
-                news.wait(_LOOK_EVERY)  # joins of other calls do not set it
-                news.clear()
+    def _begin(self, call: _Call, names: Sequence[str]) -> None:
+        """Join these worlds, or share the joins of other calls that have begun."""
+        mine: list[str] = []
+        with self._lock:
+            for name in names:
+                pending, made = self._pending.get(name), self._made.get(name)
+                if pending is None or pending.over:
+                    previous = pending or (made if made is not None and made.over else None)
+                    pending = self._pending[name] = PendingJoin(previous)
+                    call.own.add(pending)
+                    mine.append(name)
+                call.pending[name] = pending
+                for each in (pending, made):
+                    if each is not None and not each.over:
+                        each.calls.add(call.request)
+                        call.request.holds.append(each)
+        for name in mine:
+            before = [call.pending[each] for each in call.after[name] if each in call.pending]
+            threading.Thread(
+                target=self._join_one,
+                args=(call.plans[name], call.pending[name], before, call.request, call.news),
+                daemon=True,
+                name=f"m8d-join-{name}",
+            ).start()
 
-    def _undo(self, own: dict[str, PendingJoin]) -> None:
-        deadline = time.monotonic() + UNDO_BUDGET
-        for name, pending in own.items():
-            pending.done.wait(max(0.0, deadline - time.monotonic()))
-            with self._lock:
-                if self._pending.get(name) is pending:  # its thread never began, or has not ended yet
-                    del self._pending[name]
-        close([pending.world for pending in own.values() if pending.world is not None and pending.fresh])
+    def _await(self, call: _Call) -> None:
+        """Wait until all joins have ended; their timeouts, and those of the joins before them, bound it."""
+        left = set(call.pending)
+        while left:
+            for name in tuple(left):
+                pending = call.pending[name]
+                if not pending.done.is_set():
+                    continue
+                if pending.error is None:
+                    left.remove(name)
+                elif isinstance(pending.error, JoinAbandonedError) and pending not in call.own:
+                    self._begin(call, (name,))  # by the other call; this one goes on
+                else:
+                    raise pending.error
+            if call.request.stop.is_set():
+                raise JoinAbandonedError(next(iter(call.pending)), "join_all was cancelled")
+            if left:
+                call.news.wait(_LOOK_EVERY)  # joins of other calls do not set it
+                call.news.clear()
 
     # -- one world
 
@@ -186,39 +262,49 @@ class Joins:
         request: JoinAllRequest,
         news: threading.Event,
     ) -> None:
+        def stopped() -> bool:
+            """Whether no call wants it any more."""
+            with self._lock:
+                return all(each.stop.is_set() for each in pending.calls)
+
         try:
+            if pending.previous is not None:
+                pending.previous.gone.wait(UNDO_BUDGET)
             for each in before:
-                while not each.done.wait(_LOOK_EVERY) and not request.stop.is_set():
+                while not each.done.wait(_LOOK_EVERY) and not stopped():
                     continue
-                if each.error is not None or request.stop.is_set():
+                if each.error is not None or stopped():
                     raise JoinAbandonedError(  # noqa: TRY301  (recorded below, as every error is)
                         plan.name, f"world {plan.name!r} comes after one that could not be joined"
                     )
-            pending.world, pending.fresh = self._bring(plan, request)
-            if request.stop.is_set() and pending.fresh:
+            pending.world, pending.fresh = self._bring(plan, request.rejoin, stopped)
+            with self._lock:
+                late = pending.over and pending.fresh
+                if pending.fresh and not pending.over:
+                    self._made[plan.name] = pending
+            if late:
                 pending.world.close(UNDO_BUDGET)
         except Exception as exc:  # noqa: BLE001  (raised by join_all)
             pending.error = exc
         finally:
             with self._lock:
-                if self._pending.get(plan.name) is pending:
-                    del self._pending[plan.name]
+                self._forget(self._pending, pending)
             pending.done.set()
             news.set()
 
-    def _bring(self, plan: JoinPlan, request: JoinAllRequest) -> tuple[World, bool]:
-        """Return the world, active, and whether this call joined it."""
+    def _bring(self, plan: JoinPlan, again: bool, stopped: Callable[[], bool]) -> tuple[World, bool]:
+        """Return the world, active, and whether it was joined; `again`: a `Rejoiner` does it from now on."""
         world, kept = worlds().get(plan.name), self._kept.get(plan.name)
         if world is not None and (
             world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
         ):
             return world.wait_active(plan.timeout), False
         if world is not None:  # broken, without a `Rejoiner`
-            return self._try(plan, request, partial(_again, world)), False
+            return self._try(plan, stopped, partial(_again, world)), False
         if kept is not None:  # closed, perhaps while it was joined again
             kept.wait_idle(plan.timeout)
-        joined = self._try(plan, request, _first)
-        if request.rejoin and plan.state is None:  # a state is sent while the program stands still
+        joined = self._try(plan, stopped, _first)
+        if again and plan.state is None:  # a state is sent while the program stands still
             with self._lock:
                 self._kept[plan.name] = Rejoiner(joined, self._rejoin)
         return joined, True
@@ -231,7 +317,10 @@ class Joins:
         joining.rejoin(world, store=store, cancelled=lambda: closed() or self.launcher.moved(store, plan))
 
     def _try(
-        self, plan: JoinPlan, request: JoinAllRequest, join: Callable[[JoinPlan, Callable[[], bool]], World]
+        self,
+        plan: JoinPlan,
+        stopped: Callable[[], bool],
+        join: Callable[[JoinPlan, Callable[[], bool]], World],
     ) -> World:
         """Join, and retry until the plan's timeout: another member's deadline, or end, fails an attempt."""
         deadline = time.monotonic() + plan.timeout
@@ -239,12 +328,12 @@ class Joins:
         while True:
             try:
                 made = replace(plan, store=self.launcher.store_of(plan))
-                return join(made, self._giving_up(made, request, deadline if last is not None else None))
+                return join(made, self._giving_up(made, stopped, deadline if last is not None else None))
             except _RETRIED as exc:
                 if plan.assigned and self.launcher.retirement.begun:
                     raise
                 out_of_time = time.monotonic() + AGAIN >= deadline
-                if request.stop.is_set() or (out_of_time and last is None):
+                if stopped() or (out_of_time and last is None):
                     raise
                 if out_of_time:
                     # `exc` only says that this attempt was given up; the error before it says why the join
@@ -252,15 +341,15 @@ class Joins:
 
                     raise last or exc from exc
                 last = exc
-            request.stop.wait(AGAIN)
+            time.sleep(AGAIN)
 
     def _giving_up(
-        self, plan: JoinPlan, request: JoinAllRequest, deadline: float | None
+        self, plan: JoinPlan, stopped: Callable[[], bool], deadline: float | None
     ) -> Callable[[], bool]:
         def give_up() -> bool:
             late = deadline is not None and time.monotonic() >= deadline
             retires = plan.assigned and self.launcher.retirement.begun
-            return request.stop.is_set() or late or retires or self.launcher.moved(plan.store, plan)
+            return stopped() or late or retires or self.launcher.moved(plan.store, plan)
 
         return give_up
 

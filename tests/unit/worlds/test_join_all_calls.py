@@ -1,4 +1,4 @@
-"""`join_all` in one process: which states it takes."""
+"""`join_all` in one process: which states it takes, and what calls at the same time do to each other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from kits.meetkit import PATIENCE, until
 
 from multiworld._join.arguments import LAST_CALL, is_same_state
-from multiworld.errors import InvalidJoinError, UnknownWorldError
+from multiworld.errors import InvalidJoinError, JoinAbandonedError, MismatchError, UnknownWorldError
 from multiworld.events import State
 from multiworld.joinall import joins
 from multiworld.joinall.launcher_client import AssignedWorld
 
-NAMES = ("x", "y")
+NAMES = ("x", "y", "z")
+AFTER = {"z": ("x",)}
 
 
 class Stateful:
@@ -33,7 +35,18 @@ class Launcher:
     def ask(self, _patience):
         return {
             name: AssignedWorld(
-                name, None, "1:2", "a:0", LAST_CALL, "gloo", "tcp://h:1", False, 60.0, None, None, ()
+                name,
+                None,
+                "1:2",
+                "a:0",
+                LAST_CALL,
+                "gloo",
+                "tcp://h:1",
+                False,
+                60.0,
+                None,
+                None,
+                AFTER.get(name, ()),
             )
             for name in NAMES
         }
@@ -82,7 +95,9 @@ def here(monkeypatch):
 
     def call(*names, state=None, rejoin=True):
         request = joins.JoinAllRequest(rejoin, None, state, None, threading.Event())
-        return found.joins.join(names, request)[0]
+        made = found.joins.join(names, request)
+        found.joins.keep(request)
+        return made
 
     def open_worlds():
         return {name: each for name, each in found.worlds.items() if each.state is not State.CLOSED}
@@ -108,8 +123,8 @@ def test_states_are_the_same_by_their_objects():
 def test_a_state_of_a_world_that_is_not_joined_is_refused(here):
     with pytest.raises(InvalidJoinError, match=r"a state for world 'y', which this call does not join"):
         here.call("x", state={"y": Stateful()})
-    with pytest.raises(UnknownWorldError, match="this worker is in no world 'z'"):
-        here.call("x", state={"z": Stateful()})
+    with pytest.raises(UnknownWorldError, match="this worker is in no world 'w'"):
+        here.call("x", state={"w": Stateful()})
     assert not here.worlds
 
 
@@ -150,3 +165,118 @@ def test_a_state_that_another_call_was_faster_with_is_refused(here, monkeypatch)
     monkeypatch.setattr(joins, "_first", late)
     with pytest.raises(InvalidJoinError, match="with another state"):
         here.call("x", state={"x": one})
+
+
+@pytest.fixture
+def slow(here, monkeypatch):
+    """As `here`; the worlds are joined when the test lets them, "x" never. `start` calls in a thread."""
+    here.go = {name: threading.Event() for name in NAMES}
+    here.results = {}
+
+    def first(plan, cancelled):
+        until(lambda: here.go[plan.name].is_set() or cancelled())
+        if cancelled():
+            raise JoinAbandonedError(plan.name, "given up")
+        if plan.name == "x":
+            raise MismatchError("x", "it cannot be")
+        here.worlds[plan.name] = handle = Handle(plan)
+        return handle
+
+    def start(who, *names):
+        def run():
+            try:
+                here.results[who] = here.call(*names)
+            except (JoinAbandonedError, MismatchError) as error:
+                here.results[who] = error
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        threads.append(thread)
+
+    def ended(who):
+        until(lambda: who in here.results)
+        return here.results[who]
+
+    def share(name, calls):
+        until(lambda: (found := here.joins._pending.get(name)) and len(found.calls) == calls)
+
+    threads = []
+    here.start, here.ended, here.share = start, ended, share
+    monkeypatch.setattr(joins, "_first", first)
+    yield here
+    for event in here.go.values():
+        event.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_a_world_that_another_call_was_given_stays(slow):
+    slow.start("first", "y", "x")
+    slow.go["y"].set()
+    until(lambda: "y" in slow.joins._made)
+    world = slow.call("y")["y"]
+    slow.go["x"].set()
+    assert isinstance(slow.ended("first"), MismatchError)
+    assert world.state is State.ACTIVE
+
+
+def test_a_join_that_another_call_waits_for_goes_on(slow):
+    slow.start("first", "y", "x")
+    slow.share("y", 1)
+    slow.start("second", "y")
+    slow.share("y", 2)
+    slow.go["x"].set()
+    assert isinstance(slow.ended("first"), MismatchError)
+    assert "second" not in slow.results
+    slow.go["y"].set()
+    assert slow.ended("second")["y"].state is State.ACTIVE
+
+
+def test_the_last_call_that_fails_closes_what_was_joined(slow):
+    slow.start("first", "y", "x")
+    slow.go["y"].set()
+    until(lambda: "y" in slow.joins._made)
+    slow.start("second", "y", "x")
+    slow.share("x", 2)
+    slow.go["x"].set()
+    assert isinstance(slow.ended("first"), MismatchError)
+    assert isinstance(slow.ended("second"), MismatchError)
+    assert slow.worlds["y"].state is State.CLOSED
+    assert not slow.joins._pending
+    assert not slow.joins._made
+
+
+def test_a_call_that_comes_while_a_world_is_undone_joins_it_anew(slow, monkeypatch):
+    closes, go = threading.Event(), threading.Event()
+
+    def close(handle, _seconds):
+        closes.set()
+        assert go.wait(PATIENCE)
+        handle.state = State.CLOSED
+
+    monkeypatch.setattr(Handle, "close", close)
+    slow.start("first", "y", "x")
+    slow.go["y"].set()
+    until(lambda: "y" in slow.joins._made)
+    slow.go["x"].set()
+    assert closes.wait(PATIENCE)
+    undone = slow.worlds["y"]
+    slow.start("second", "y")
+    slow.share("y", 1)
+    go.set()
+    world = slow.ended("second")["y"]
+    assert isinstance(slow.ended("first"), MismatchError)
+    assert (world is undone, world.state) == (False, State.ACTIVE)
+
+
+def test_a_join_that_only_another_call_gave_up_is_tried_again(slow):
+    """The other call's world comes after one that cannot be, which this call does not ask for."""
+    slow.start("first", "x", "z")
+    slow.share("z", 1)
+    slow.start("second", "z")
+    slow.share("z", 2)
+    slow.go["z"].set()
+    slow.go["x"].set()
+    assert slow.ended("second")["z"].state is State.ACTIVE
+    assert isinstance(slow.ended("first"), MismatchError | JoinAbandonedError)
