@@ -27,6 +27,7 @@ from multiworld.errors import (
     JoinTimeoutError,
     StaleGenerationError,
     StateTransferError,
+    StoreUnreachableError,
 )
 from multiworld.events import Cause, State, WorldActive, WorldJoinFailed, WorldJoining, bus
 from multiworld.logs.handler import from_environment
@@ -247,17 +248,19 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
         return _join_assigned(plan, world, cancelled, deadline, tries)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Tries:
     """What the tries of one join share.
 
     Attributes:
         lingering: ends the watch over the members of generations that broke before, or meanwhile.
         gone: ids of processes that were lost in one of the tries.
+        agreed: whether the last try failed after its members had agreed on a generation.
     """
 
     lingering: contextlib.ExitStack
     gone: set[str] = field(default_factory=set)
+    agreed: bool = False
 
 
 def _join_assigned(
@@ -272,16 +275,23 @@ def _join_assigned(
         return cancelled() or (handle is not None and handle._closes != closes)  # noqa: SLF001
 
     while True:
+        tries.agreed = False
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
             bring_up_to_date(handle, kept)
         except (  # noqa: PERF203  (few tries)
-            JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException,
+            JoinAbandonedError, JoinTimeoutError, StaleGenerationError, StoreUnreachableError,
+            BrokenWorldException,
         ) as error:  # fmt: skip
             # A member was lost, or was late. The others go on, and this one with them.
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
             stopped = given_up()
-            if other or stopped or time.monotonic() + AGAIN >= deadline:
+            # A member that served the store is lost with it, and another process serves that address then. A
+            # store object is the caller's, and one that was not reached at all has been waited for.
+            final = isinstance(error, StoreUnreachableError) and not (
+                tries.agreed and isinstance(plan.store, str)
+            )
+            if final or other or stopped or time.monotonic() + AGAIN >= deadline:
                 _close_new(handle, world)
                 if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
                     raise _torn(plan) from error
@@ -371,6 +381,7 @@ def _join_once(
                 raise _closed_meanwhile(plan)  # noqa: TRY301  (it is told to subscribers)
             joined.generation, joined.rank, joined.world = machine.generation, machine.rank, handle
         except BaseException as exc:
+            tries.agreed = machine.generation != 0
             # Perhaps interrupted when the others were active: they see this member leave.
             machine.apply(JoinFailed(exc, time.monotonic() + UNDO_BUDGET))
             if world is not None:

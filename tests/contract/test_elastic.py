@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import tempfile
 import time
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastickit import LONG, claimed, enter
+from kits.meetkit import until
 from stopkit import POINTS, stand_still
 from torch.distributed.device_mesh import init_device_mesh
 from worldkit import SOON, free_port, left_over, outcome, threads_ended
@@ -204,6 +206,29 @@ def test_a_member_lost_while_they_reform_is_left_out(cast, point, how):
     seen = [each.expect("in") for each in rest]
     assert {each.seats for each in seen} in ({("s1", "s3")}, {("s3", "s1")}), seen
     assert {each.sum for each in seen} == {3.0}
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point != "claimed"])
+def test_a_member_that_serves_the_store_is_left_out_wherever_it_was(cast, point):
+    """What the others were about to agree on is lost with the store: they agree anew at the next one."""
+    port = free_port()
+    where = f"tcp://127.0.0.1:{port}"
+    serves = cast.start(member, 2, stop=point, store=where)
+    until(lambda: is_served(port))
+    members = [cast.start(member, number, store=where) for number in (0, 1, 3)]
+    everyone([*members, serves], 1)
+    members[0].kill()
+    serves.expect("there")
+    serves.kill()
+    rest = members[1:]
+    seen = [each.expect("in") for each in rest]
+    assert {each.seats for each in seen} in ({("s1", "s3")}, {("s3", "s1")}), seen
+    assert {each.sum for each in seen} == {3.0}
+
+
+def is_served(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_member_that_cannot_build_its_group_is_left_out(cast):
