@@ -279,7 +279,7 @@ def _join_assigned(
         try:
             handle = _join_once(plan, handle, given_up, deadline, tries)
             bring_up_to_date(handle, kept)
-        except (  # noqa: PERF203  (few tries)
+        except (
             JoinAbandonedError, JoinTimeoutError, StaleGenerationError, StoreUnreachableError,
             BrokenWorldException,
         ) as error:  # fmt: skip
