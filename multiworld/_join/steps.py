@@ -134,6 +134,11 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
         except BaseException as exc:
             if not attempt.told:  # the interrupt came while an error was about to be told
                 attempt.tell(exc)
+            if isinstance(exc, StoreUnreachableError) and terms.cancelled():  # it was waited for until then
+                raise JoinAbandonedError(
+                    terms.plan.name,
+                    f"{terms.plan.who} of world {terms.plan.name!r} gave up while its store did not answer",
+                ) from exc
             if attempt.agreed and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
                 raise JoinAbandonedError(
                     terms.plan.name,

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from kits.meetkit import until_claimed
 from test_world import tell_error
-from worldkit import PATIENCE, SOON
+from worldkit import PATIENCE, SOON, free_port
 
 import multiworld as mw
 from multiworld._core.liveness import detector
@@ -336,6 +336,49 @@ def test_a_rejoin_that_fails_or_is_closed_leaves_the_world_as_it_was(cast):
     other, victim = cast.all(failed_rejoin, 2)
     other.expect("ready")
     victim.expect("ready")
+    victim.kill()
+    assert other.finish() == 0
+
+
+def waits_for_its_store(me, size, where):
+    from multiworld._net.stores import store as stores
+
+    w = mw.join("w1", me.rank, size, store=where, timeout=60)
+    me.emit("ready")
+    if me.rank == 0:
+        time.sleep(60)
+    assert wait_for(lambda: w.state is mw.State.BROKEN)
+    looked, connect_as = threading.Event(), stores.TcpClient.connect_as
+
+    def connect(*arguments, **more):
+        try:
+            return connect_as(*arguments, **more)
+        except OSError:
+            looked.set()
+            raise
+
+    stores.TcpClient.connect_as = connect
+    raised = []
+
+    def rejoin():
+        try:
+            w.rejoin(timeout=PATIENCE)
+        except mw.JoinError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=rejoin)
+    thread.start()
+    # While rank 0 ends, its server may take a connection that it drops.
+    assert looked.wait(PATIENCE)
+    w.close()
+    thread.join(PATIENCE)
+    assert [type(error) for error in raised] == [mw.JoinAbandonedError]
+    assert isinstance(raised[0].__cause__, mw.StoreUnreachableError)
+
+
+def test_a_rejoin_that_is_closed_while_it_waits_for_its_store_says_so(cast):
+    victim, other = cast.all(waits_for_its_store, 2, where=f"tcp://127.0.0.1:{free_port()}")
+    other.expect("ready")
     victim.kill()
     assert other.finish() == 0
 
