@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
 from multiworld._join import join
-from multiworld.errors import JoinTimeoutError, StateTransferError, WorldError
+from multiworld.errors import JoinTimeoutError, StateTransferError, StoreUnreachableError, WorldError
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def late(monkeypatch):
         plan = SimpleNamespace(name="w", who="seat 'b'", timeout=3.0, on_loss="break")
         deadline = join.time.monotonic() + 0.1
         with pytest.raises(WorldError) as caught:
-            join._join_assigned(plan, world, lambda: cancelled, deadline, None)
+            join._join_assigned(plan, world, lambda: cancelled, deadline, join._Tries(contextlib.ExitStack()))
         return caught.value, closes
 
     return run
@@ -62,3 +63,22 @@ def test_a_member_that_joins_again_keeps_its_handle_and_knows_of_its_state(late)
     error, closes = late(torn=True, world=world)
     assert type(error) is JoinTimeoutError
     assert not closes
+
+
+@pytest.mark.parametrize(
+    ("agreed", "store", "tries"), [(True, "tcp://a:1", 2), (False, "tcp://a:1", 1), (True, object(), 1)]
+)
+def test_a_store_that_goes_away_after_an_agreement_is_looked_for_again(monkeypatch, agreed, store, tries):
+    made = []
+
+    def once(_plan, _world, _cancelled, _deadline, shared):
+        made.append(shared.agreed)
+        shared.agreed = agreed and len(made) == 1
+        raise StoreUnreachableError("w", "The store of world 'w' failed")
+
+    monkeypatch.setattr(join, "_join_once", once)
+    plan = SimpleNamespace(name="w", who="seat 'b'", timeout=60.0, on_loss="break", store=store)
+    deadline = join.time.monotonic() + 60.0
+    with pytest.raises(StoreUnreachableError):
+        join._join_assigned(plan, None, lambda: False, deadline, join._Tries(contextlib.ExitStack()))
+    assert made == [False] * tries
