@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.routing import router
 from multiworld._c10d.routing.state import WorldState
 from multiworld._core.lane.greeting import LATE_GROUP
+from multiworld._core.membership.request import state_text
 from multiworld._core.state_machine import Broke
 from multiworld._generation.busy_members import BusyMembers
 from multiworld._generation.error_translation import raise_if_lost
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
     from multiworld._core.membership.roster import Endpoint, Roster
     from multiworld._generation.stage import StateMachine
-    from multiworld._join.arguments import JoinPlan
+    from multiworld._join.arguments import JoinPlan, StateLike
     from multiworld._net.lane.door import Door
     from multiworld._net.lane.endpoint import Endpoint as LaneEndpoint
     from multiworld._net.liveness.attachment import Attachment
@@ -388,8 +390,14 @@ def _request(terms: Terms, process: str, endpoint: Endpoint, door: Door | None) 
         step=terms.step,
         torn=terms.torn,
         working=terms.limit is not None,
-        state=plan.state is not None,
+        state=_state_text(plan.state),
     )
+
+
+def _state_text(state: StateLike | None) -> str:
+    if state is None:
+        return ""
+    return state_text(state if isinstance(state, Mapping) else None)
 
 
 def _apply_verdict(machine: StateMachine, breakage: Breakage) -> None:

@@ -122,6 +122,23 @@ def test_a_world_begins_without_a_member_that_is_lost_while_its_first_state_is_b
     assert {each.done for each in told} == {1 if dies == "sends" else 0}
 
 
+def named(me, names):
+    states = {name: Parts(me.rank) for name in names}
+    me.emit("told", **outcome(lambda: enter(me, "2:2", state=states)))
+    me.emit("has", values={float(part[0]) for each in states.values() for part in each.tensors.values()})
+
+
+@pytest.mark.parametrize("names", [["net", "optimizer"], ["model"]])
+def test_states_of_other_names_are_refused_before_anything_is_loaded(cast, names):
+    cast.start(named, 0, names=["model", "optimizer"])
+    claimed(cast.server, "s0")
+    second = cast.start(named, 1, names=names)
+    told = second.expect("told")
+    assert told.kinds[:2] == ["MismatchError", "JoinError"]
+    assert "{'model', 'optimizer'}" in told.text
+    assert second.expect("has").values == {1.0}
+
+
 class Parts:
     """A state of eight parts."""
 

@@ -53,14 +53,14 @@ class Terms:
         backend: as given to the join, "gloo" for instance.
         device: the type of device, "cpu" or "cuda" for instance.
         least: how many members it has at least, where ranks are assigned; 0 where members choose them.
-        state: whether members that come get a state from the others.
+        state: of the state that members that come get from the others: its names, as text; "" for none.
     """
 
     size: int
     backend: str
     device: str
     least: int = 0
-    state: bool = False
+    state: str = ""
 
     @property
     def assigned(self) -> bool:
@@ -321,7 +321,7 @@ def _attempt_to_json(attempt: Attempt) -> dict[str, Any]:
             terms.size,
             terms.backend,
             terms.device,
-            *([terms.least, int(terms.state)] if terms.assigned else []),
+            *([terms.least, terms.state or 0] if terms.assigned else []),
         ],
         "g": attempt.generation,
         "token": attempt.token,
@@ -357,14 +357,12 @@ def claim_to_json(claim: Claim) -> list[Any]:
 def _attempt_from_json(fields: Any) -> Attempt:
     if not isinstance(fields, dict):
         raise _Garbage("an attempt is not an object")
-    said = fields.get("terms")
+    said: Any = fields.get("terms")
     assigned = isinstance(said, list) and len(said) == 5
-    size, backend, device, least, state = [
-        *_row(said, (int, str, str, int, int)[: 5 if assigned else 3]),
-        0,
-        0,
-    ][:5]
-    terms = Terms(size, backend, device, least, bool(state))
+    stateless = not assigned or said[4] in (0, "")
+    kinds = (int, str, str, int, int if stateless else str)
+    size, backend, device, least, state = [*_row(said, kinds[: 5 if assigned else 3]), 0, 0][:5]
+    terms = Terms(size, backend, device, least, state or "")
     if not 1 <= terms.size <= MAX_SIZE or not int(assigned) <= terms.least <= terms.size:
         raise _Garbage(f"a world of {said}")
     size = MAX_SIZE if assigned else terms.size

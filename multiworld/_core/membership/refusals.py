@@ -72,7 +72,7 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
             ("world_size", _size(ours), _size(theirs)),
             ("backend", ours.backend, theirs.backend),
             ("device", ours.device, theirs.device),
-            ("with a state", ours.state, theirs.state),
+            ("state", ours.state or "none", theirs.state or "none"),
         )
         if mine != other
     ]
@@ -84,7 +84,8 @@ def mismatch(waiting: Attempt, request: JoinRequest) -> Failure:
         f"{_small(request.place)} ({_who(request.member)}) says "
         f"{', '.join(f'{name}={mine!r}' for name, mine, _ in said)}, "
         f"{others} say {', '.join(f'{name}={other!r}' for name, _, other in said)}",
-        "All members of a world say the same size, backend and device, and all give a state or none does",
+        "All members of a world say the same size, backend and device, and give states of the same names, "
+        "or none",
         "Change the call that is wrong, and join again on all members",
     )
 

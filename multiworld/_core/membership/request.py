@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from multiworld._core.membership.ledger import MAX_SIZE, Terms
 from multiworld._core.membership.roster import Endpoint, LaneAddress, Member
 from multiworld.errors import InvalidJoinError
 
-__all__ = ["MAX_NAME", "JoinRequest", "validate"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["MAX_NAME", "JoinRequest", "state_text", "validate"]
 
 MAX_NAME = 200
 """Characters of a world's name, and of a backend's."""
+_MAX_STATE = 200
+"""Characters of a state's names; longer ones are told apart by what they hash to."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class JoinRequest:
             state yet.
         torn: whether its state is partly that of a member that was lost meanwhile.
         working: whether that generation still works: the next one is prepared beside it.
-        state: whether it has a state that newcomers get, or gets it.
+        state: of the state that newcomers get, or that it gets: see `state_text`; "" for none.
     """
 
     world: str
@@ -70,7 +77,7 @@ class JoinRequest:
     left: tuple[int, ...] = ()
     step: int | None = 0
     working: bool = False
-    state: bool = False
+    state: str = ""
     torn: bool = False
 
     @property
@@ -104,6 +111,16 @@ class JoinRequest:
     def terms(self) -> Terms:
         """What all members must say alike."""
         return Terms(self.size, self.backend, self.device_type, self.least, self.state)
+
+
+def state_text(names: Iterable[object] | None) -> str:
+    """Return the names of a world's states as text, whatever their order; None: it is one, without a name."""
+    if names is None:
+        return "one, without a name"
+    text = ", ".join(sorted(ascii(name) for name in names))
+    if len(text) > _MAX_STATE:
+        text = f"{text[:_MAX_STATE]}..., {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{{{text}}}"
 
 
 def validate(request: JoinRequest) -> None:

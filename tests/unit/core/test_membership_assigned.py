@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from kits.lifekit import seat
@@ -11,7 +12,7 @@ from kits.meetkit import ask
 from multiworld._core.membership import admission, assigned
 from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import Attempt, Claim, Ledger, decode, encode
-from multiworld._core.membership.request import validate
+from multiworld._core.membership.request import state_text, validate
 from multiworld._core.membership.roster import LaneAddress
 from multiworld.errors import InvalidJoinError, JoinError
 
@@ -402,6 +403,37 @@ def test_newcomers_that_disagree_are_refused_alone_and_yield_to_survivors():
     assert admission.claim_state(after, ledger.waiting.number, me(odd), odd).failure.kind == "MismatchError"
     fixed = ask(0, 3, 9)
     assert admission.claim(after, fixed, "y", TOKEN).refusal.kind == "MismatchError"
+
+
+@pytest.mark.parametrize("names", [["model"], ["net", "optimizer"], ["model", "optimizer", "more"], None, []])
+def test_states_of_other_names_are_refused(names):
+    def with_state(request, names):
+        return dataclasses.replace(request, state=state_text(names))
+
+    waiting = claim(Ledger(), with_state(seat(1, 2, 3), ["model", "optimizer"]))
+    refused = admission.claim(waiting, with_state(seat(2, 2, 3), names), "x", TOKEN).refusal
+    assert refused.kind == "MismatchError"
+    assert "{'model', 'optimizer'}" in refused.value
+    assert state_text(names) in refused.value
+    without = admission.claim(waiting, seat(2, 2, 3), "x", TOKEN).refusal
+    assert "state='none'" in without.value
+    claim(waiting, with_state(seat(2, 2, 3), ["optimizer", "model"]))
+
+
+def test_a_state_of_many_names_is_a_short_text():
+    names = [f"layer {at}" for at in range(1000)]
+    assert len(state_text(names)) < 300
+    assert state_text(names) == state_text(names[::-1]) != state_text(names[:-1])
+
+
+@pytest.mark.parametrize("state", [1, -1, True, False, "", None, []])
+def test_a_record_with_a_state_that_is_none(state):
+    text = encode(claim(Ledger(), dataclasses.replace(seat(1, 2, 3), state=state_text(["model"]))))
+    record = json.loads(text)
+    assert record["waiting"]["terms"][4] == "{'model'}"
+    record["waiting"]["terms"][4] = state
+    with pytest.raises(JoinError, match="cannot be read"):
+        decode(json.dumps(record), "w")
 
 
 def test_newcomers_that_agree_with_the_world_push_out_those_that_do_not():
