@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from multiworld._generation.generation import Generation
 
 __all__ = ["Advances"]
 
@@ -16,6 +19,9 @@ class Advances(Protocol):
 
     def begin(self, count: int) -> None:
         """Begin with a generation that was joined."""
+
+    def broke(self, gen: Generation) -> None:
+        """The generation `gen` broke; quick."""
 
     def advance(self) -> bool:
         """See `World.advance`."""

@@ -492,6 +492,7 @@ class World(Selecting, ObjectCollectives):
     # -- for its generations ---------------------------------------------------------------------------------
 
     def _generation_broke(self, gen: Generation, breakage: Breakage) -> None:
+        self._advances.broke(gen)
         bus.publish(WorldBroken(self.name, gen.number, self.rank, breakage.at, breakage))
         with self._watch_lock:
             self._told, watchers = gen, self._watchers

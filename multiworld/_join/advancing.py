@@ -60,6 +60,10 @@ class Advancing:
         self._preparing.begin()
         self._counter.begin(count)
 
+    def broke(self, gen: Generation) -> None:
+        """The world's generation `gen` broke; what is open for the next one is closed in the background."""
+        self._preparing.broke(gen)
+
     def advance(self) -> bool:
         """See `World.advance`."""
         return self.counted() and self.enter()

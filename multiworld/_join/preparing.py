@@ -110,6 +110,10 @@ class Preparing:
         """The world was joined anew."""
         self._store.begin()
 
+    def broke(self, gen: Generation) -> None:
+        """The generation `gen` broke."""
+        self._store.broke(gen)
+
     def watch(self, gen: Generation) -> None:
         """Look from now on whether the generation `gen`, which works, is to be succeeded."""
         with self._lock:

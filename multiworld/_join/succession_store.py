@@ -8,6 +8,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from multiworld._generation.background_release import releaser
+from multiworld._generation.resources import STORE_LOOK
 from multiworld._net.stores.address import is_list
 from multiworld.errors import MultiworldError
 from multiworld.events import State
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from multiworld.world import World
 
 __all__ = ["SuccessionStore"]
+
+RELEASE_DELAY = 1.0
+"""Seconds after a breakage until it is looked whether what stands in is used: a join may come at once."""
 
 
 class SuccessionStore:
@@ -38,6 +43,22 @@ class SuccessionStore:
         """The world was joined anew: what stood in for another store than its present one is closed."""
         if self._spare_of != self._world._plan.meets_at:  # noqa: SLF001  (joins make worlds)
             self.close()
+
+    def broke(self, gen: Generation) -> None:
+        """The world's generation `gen` broke: what stands in is closed in the background, as its store is."""
+        if self._spare is not None:
+            releaser.add(RELEASE_DELAY, lambda: self._release(gen))
+
+    def _release(self, gen: Generation) -> float | None:
+        """Close what stands in, unless others use it; return the seconds until the next look."""
+        world, spare = self._world, self._spare
+        if spare is None or gen is not world._gen:  # noqa: SLF001  (joins make worlds)
+            return None
+        # A join that is under way may be at this store, and others wait there for this member's.
+        if world.state is State.JOINING or not spare.spare():
+            return STORE_LOOK
+        self.close()
+        return None
 
     def close(self) -> None:
         """Close what was opened here."""
@@ -103,5 +124,8 @@ class SuccessionStore:
             spare, self._spare, self._spare_of = self._spare, found, store
             if spare is not None:
                 spare.close()
-            if self._world.state is State.CLOSED:  # meanwhile, and with it what was open here
+            # Meanwhile, and with it what was open here.
+            if self._world.state is State.CLOSED:
                 self.close()
+            elif self._world.state is not State.ACTIVE:
+                self.broke(self._world._gen)  # noqa: SLF001  (joins make worlds)

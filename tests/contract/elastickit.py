@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 from kits.meetkit import until
@@ -10,7 +11,7 @@ from worldkit import HANG, PATIENCE, free_port
 import multiworld as mw
 from multiworld._net.stores.record import WorldRecord
 
-__all__ = ["LONG", "claimed", "enter", "two_ports"]
+__all__ = ["LONG", "claimed", "enter", "is_served", "two_ports"]
 
 LONG = 10 * PATIENCE
 """Seconds, of each operation and join: what ends before was ended by the verdict."""
@@ -43,3 +44,9 @@ def two_ports():
     """A list of two stores of this host."""
     port = free_port(further=1)
     return f"tcp://127.0.0.1:{port},127.0.0.1:{port + 1}"
+
+
+def is_served(port):
+    """Whether a process of this host listens at the port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

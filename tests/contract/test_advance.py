@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from elastickit import LONG, enter
+from elastickit import LONG, enter, is_served
 from kits.meetkit import until
 from stopkit import POINTS, SAID, stand_still
-from worldkit import outcome
+from worldkit import free_port, outcome
 
 import multiworld as mw
 
@@ -441,3 +441,39 @@ def test_a_ddp_model_made_once_trains_through_growth_and_departure(cast):
     told = [each.expect("in") for each in members[1:]]
     assert {(each.size, each.generation, each.same) for each in told} == {(2, 3, True)}
     assert not any(seen.name == "broken" for each in members for seen in each.heard)
+
+
+# -- a store that goes away meanwhile ----------------------------------------------------------------------------------
+
+
+def serves(me, where):
+    mw.join("other", 0, 1, store=where)
+    me.emit("serves")
+    me.hear()
+
+
+def stays_broken(me, where, advances):
+    """One that `advances` looks for newcomers, and serves the store once nobody does."""
+    w = enter(me, "2:2", store=where)
+    if advances:
+        w.advance()
+    me.emit("in")
+    until(lambda: w.state is mw.State.BROKEN)
+    me.emit("broken")
+    me.hear()
+
+
+def test_a_store_served_in_the_place_of_one_that_went_away_ends_when_the_world_broke(cast):
+    port = free_port()
+    where = f"tcp://127.0.0.1:{port}"
+    server = cast.start(serves, 0, where=where)
+    server.expect("serves")
+    stays, other = (cast.start(stays_broken, number, where=where, advances=not number) for number in (0, 1))
+    for each in (stays, other):
+        each.expect("in")
+    server.kill()
+    server.finish()
+    until(lambda: is_served(port))
+    other.kill()
+    stays.expect("broken")
+    until(lambda: not is_served(port))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 import tempfile
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from elastickit import LONG, claimed, enter
+from elastickit import LONG, claimed, enter, is_served
 from kits.meetkit import until
 from stopkit import POINTS, stand_still
 from torch.distributed.device_mesh import init_device_mesh
@@ -224,11 +223,6 @@ def test_a_member_that_serves_the_store_is_left_out_wherever_it_was(cast, point)
     seen = [each.expect("in") for each in rest]
     assert {each.seats for each in seen} in ({("s1", "s3")}, {("s3", "s1")}), seen
     assert {each.sum for each in seen} == {3.0}
-
-
-def is_served(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_member_that_cannot_build_its_group_is_left_out(cast):

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from multiworld._generation.resources import STORE_LOOK
+from multiworld._join import succession_store
 from multiworld._join.preparing import AGAIN_AT_MOST, LOOK_EVERY, Preparing
 from multiworld._join.succession_store import SuccessionStore
 from multiworld.errors import StoreUnreachableError
@@ -53,10 +55,13 @@ class Opened:
     """A store that was opened, and perhaps closed."""
 
     def __init__(self):
-        self.closed = False
+        self.closed, self.used = False, True
 
     def close(self):
         self.closed = True
+
+    def spare(self):
+        return not self.used
 
 
 @pytest.fixture
@@ -65,7 +70,13 @@ def standing_in(monkeypatch):
     opening = pytest.importorskip("multiworld._net.stores.opening")
     plan = SimpleNamespace(name="w", meets_at="tcp://a:1", served=False, present=None)
     it = SimpleNamespace(
-        world=SimpleNamespace(state=State.ACTIVE, _plan=plan), opened=[], meanwhile=lambda: None
+        world=SimpleNamespace(state=State.ACTIVE, _plan=plan, _gen=object()),
+        opened=[],
+        meanwhile=lambda: None,
+    )
+    it.steps = []
+    monkeypatch.setattr(
+        succession_store, "releaser", SimpleNamespace(add=lambda _, step: it.steps.append(step))
     )
 
     def open_in_time(*_, **__):
@@ -95,3 +106,38 @@ def test_what_stood_in_for_a_store_is_closed_where_the_world_is_joined_at_anothe
     standing_in.world._plan.meets_at = "tcp://b:1"
     standing_in.store.begin()
     assert [each.closed for each in standing_in.opened] == [True]
+
+
+def test_what_stood_in_for_a_store_is_closed_after_a_breakage_once_others_do_not_use_it(standing_in):
+    world = standing_in.world
+    standing_in.store.broke(world._gen)
+    assert standing_in.steps == [], "there is none"
+    standing_in.store.reopen()
+    (opened,) = standing_in.opened
+    world.state = State.BROKEN
+    standing_in.store.broke(world._gen)
+    (step,) = standing_in.steps
+    assert step() == STORE_LOOK
+    opened.used, world.state = False, State.JOINING
+    assert (step(), opened.closed) == (STORE_LOOK, False)
+    world.state = State.BROKEN
+    assert (step(), opened.closed) == (None, True)
+    assert step() is None
+
+
+def test_what_stood_in_for_a_store_stays_where_the_world_was_joined_there_again(standing_in):
+    world = standing_in.world
+    standing_in.store.reopen()
+    standing_in.store.broke(world._gen)
+    world._gen = object()
+    standing_in.opened[0].used = False
+    assert [step() for step in standing_in.steps] == [None]
+    assert not standing_in.opened[0].closed
+
+
+def test_what_is_opened_for_a_world_that_breaks_meanwhile_is_closed_as_well(standing_in):
+    standing_in.meanwhile = lambda: setattr(standing_in.world, "state", State.BROKEN)
+    standing_in.store.reopen()
+    standing_in.opened[0].used = False
+    assert [step() for step in standing_in.steps] == [None]
+    assert standing_in.opened[0].closed
