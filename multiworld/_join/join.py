@@ -242,7 +242,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
 
     deadline = time.monotonic() + plan.timeout
     with contextlib.ExitStack() as lingering:
-        tries = _Tries(lingering)
+        tries = _Tries(lingering, known=world is not None and world._plan.meets_at == plan.store)  # noqa: SLF001  (joins make worlds)
         if not plan.assigned:
             return _join_once(plan, world, cancelled, deadline, tries)
         return _join_assigned(plan, world, cancelled, deadline, tries)
@@ -256,11 +256,13 @@ class _Tries:
         lingering: ends the watch over the members of generations that broke before, or meanwhile.
         gone: ids of processes that were lost in one of the tries.
         agreed: whether the last try failed after its members had agreed on a generation.
+        known: whether this process has opened the store before, for this world or in one of the tries.
     """
 
     lingering: contextlib.ExitStack
     gone: set[str] = field(default_factory=set)
     agreed: bool = False
+    known: bool = False
 
 
 def _join_assigned(
@@ -296,6 +298,7 @@ def _join_assigned(
                 if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
                     raise _torn(plan) from error
                 raise
+            tries.known = True
             time.sleep(AGAIN)
         except BaseException:
             _close_new(handle, world)
@@ -359,6 +362,7 @@ def _join_once(
                 gone=tries.gone,
                 step=0 if world is None else world._state_step,  # noqa: SLF001  (joins make worlds)
                 torn=world is not None and world._torn,  # noqa: SLF001
+                known=tries.known,
             )
             with contextlib.ExitStack() as undo:
                 resources = steps.build(terms, undo)

@@ -251,6 +251,7 @@ class Preparing:
             past=gen.roster,
             step=None if world._torn else self._counter.count,  # noqa: SLF001  (joins make worlds)
             torn=world._torn,  # noqa: SLF001  (joins make worlds)
+            known=True,
             limit=limit,
         )
         with contextlib.ExitStack() as undo:

@@ -85,6 +85,7 @@ class Terms:
         cancelled: asked often, from several threads, whether to give up.
         step: how many advances this process's state has; None: it has not had the world's state yet.
         torn: whether that is in part the state of a member that was lost while it sent it.
+        known: whether this process has opened the store before: see `open_store`.
         limit: where `past` works, and the next generation is prepared beside it: see `Rendezvous.commit`.
     """
 
@@ -99,6 +100,7 @@ class Terms:
     gone: set[str] = field(default_factory=set)
     step: int | None = 0
     torn: bool = False
+    known: bool = False
     limit: Callable[[], int] | None = None
 
 
@@ -314,13 +316,14 @@ def _agree(
     A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of
     its last generation, or have died, and its successor serves the same address again.
     """
-    plan, deadline, cancelled = terms.plan, terms.deadline, terms.cancelled
+    plan, deadline, cancelled, known = terms.plan, terms.deadline, terms.cancelled, terms.known
     while True:
         store = open_in_time(
             plan.store,
             world=plan.name,
             serve=(plan.rank == 0 or plan.assigned or is_list(plan.store)) and not plan.served,
             only=not plan.assigned,
+            known=known,
             process=watchdog.process,
             deadline=deadline,
             cancelled=cancelled,
@@ -347,6 +350,7 @@ def _agree(
             holds.close()
             if not isinstance(plan.store, str) or time.monotonic() + AGAIN >= deadline or cancelled():
                 raise  # a store object is the caller's: there is no other to be had
+        known = True
         time.sleep(AGAIN)
 
 

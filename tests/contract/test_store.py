@@ -18,6 +18,7 @@ import torch.distributed as dist
 from kits.tlskit import Files, authority
 from worldkit import free_port
 
+import multiworld as mw
 from multiworld._net import host_address
 from multiworld._net.stores import store as stores
 from multiworld._net.stores.store import PollingStore, StoreAddress, open_store
@@ -250,6 +251,86 @@ def test_names_resolve():
     handle.close()
     with pytest.raises(StoreUnreachableError, match=r"no-such-host\.invalid"):
         open_store("tcp://no-such-host.invalid:1", world="w", serve=False, deadline=soon(5))
+
+
+class Names:
+    """What a name server says of one name in turn; the last answer stays."""
+
+    name = "pod-0.workers"
+
+    def __init__(self, monkeypatch, *answers):
+        self.answers, self.asked = list(answers), 0
+        self._ask = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host, *arguments, **options):
+        if not str(host).startswith("pod-"):
+            return self._ask(host, *arguments, **options)
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "no address")
+        return self._ask(answer, *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "known"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, True), (socket.EAI_AGAIN, False)]
+)
+def test_a_name_that_does_not_resolve_yet_is_waited_for(monkeypatch, error, known):
+    server = open_store(f"tcp://127.0.0.1:{(port := free_port())}", world="w", serve=True, deadline=soon())
+    names = Names(monkeypatch, error, error, "127.0.0.1")
+    found = open_store(f"tcp://{names.name}:{port}", world="w", serve=False, known=known, deadline=soon())
+    assert names.asked == 3
+    for each in (server, found):
+        each.close()
+
+
+def test_a_name_that_does_not_exist_is_waited_for_until_the_deadline(monkeypatch):
+    names = Names(monkeypatch, socket.EAI_NONAME)
+    where = f"tcp://{names.name}:1"
+    with pytest.raises(
+        StoreUnreachableError, match=r"its name does not resolve: .*no address.*Check the name"
+    ):
+        open_store(where, world="w", serve=False, known=True, deadline=soon(1.0))
+    assert names.asked > 1
+
+
+def test_a_name_that_does_not_exist_ends_a_first_join_at_once(monkeypatch):
+    names = Names(monkeypatch, socket.EAI_NONAME)
+    with pytest.raises(StoreUnreachableError, match=names.name):
+        open_store(f"tcp://{names.name}:1", world="w", serve=False, deadline=soon())
+    assert names.asked == 1
+
+
+def test_a_name_that_stands_for_another_address_meanwhile(monkeypatch):
+    monkeypatch.setattr(stores, "_RESOLVE_AGAIN", 0.1)
+    server = open_store(f"tcp://127.0.0.1:{(port := free_port())}", world="w", serve=True, deadline=soon())
+    # Nobody listens at the first. While the name does not exist, that one counts.
+    names = Names(monkeypatch, "127.0.0.2", socket.EAI_NONAME, "127.0.0.1")
+    found = open_store(f"tcp://{names.name}:{port}", world="w", serve=False, deadline=soon())
+    assert names.asked == 3
+    for each in (server, found):
+        each.close()
+
+
+def test_a_rejoin_waits_for_a_name_and_a_join_does_not(monkeypatch):
+    names = Names(monkeypatch, "127.0.0.1")
+    where = f"tcp://{names.name}:{free_port()}"
+    world = mw.join("named", 0, 1, store=where, timeout=PATIENCE)
+    world.close()
+    names.answers = [socket.EAI_NONAME] * 3 + ["127.0.0.1"]
+    world.rejoin()
+    assert world.state is mw.State.ACTIVE
+    world.close()
+    names.answers = [socket.EAI_NONAME]
+    for call in (
+        lambda: mw.join("named", 0, 1, store=where, timeout=PATIENCE),
+        lambda: world.rejoin(store="tcp://pod-1.workers:1"),
+    ):
+        asked = names.asked
+        with pytest.raises(StoreUnreachableError):
+            call()
+        assert names.asked == asked + 1
 
 
 def test_a_member_waits_for_rank_0(address):

@@ -55,6 +55,12 @@ _SILENT = 5.0
 _SERVING = 10.0
 """Seconds that torch's server may need to answer its own process; a network that is up takes milliseconds."""
 
+_RESOLVE_AGAIN = 5.0
+"""Seconds after which the name of a host that does not answer is resolved again: it may have moved."""
+
+_UNRESOLVED = 0.25
+"""Seconds for the same where it does not resolve."""
+
 _MISSED_AFTER = 5.0
 """Seconds after which a member logs that its store has no server; the interval then doubles."""
 
@@ -67,6 +73,7 @@ def open_store(
     world: str,
     serve: bool,
     only: bool = True,
+    known: bool = False,
     process: str = "",
     deadline: float,
     cancelled: Callable[[], bool] = lambda: False,
@@ -79,6 +86,8 @@ def open_store(
         serve: whether this process serves a tcp store that has no server yet; one that is a list, at an
             address of this host.
         only: whether no other process does: rank 0. Else any process of the address's host may be the one.
+        known: whether its host's name is known to be right: then one that does not exist is waited for. A
+            container's name often comes and goes with its process.
         process: this process's id in rosters, for `StoreHandle.doubt` of others; "" where it is in none.
         deadline: ``time.monotonic()`` seconds; other ranks try to connect until then.
         cancelled: polled between attempts; True ends the wait with StoreUnreachableError.
@@ -86,7 +95,7 @@ def open_store(
     Raises:
         InvalidJoinError: `store` is no store, or one that secure mode refuses.
         StoreBindError: rank 0 can neither serve it nor use the server that is there.
-        StoreUnreachableError: it did not answer before the deadline.
+        StoreUnreachableError: it did not answer before the deadline, or its host's name does not exist.
         MultiworldError: of `multiworld._net.tls.credentials.current`.
     """
     credentials = current()
@@ -119,7 +128,7 @@ def open_store(
     (address,) = addresses
     if address.scheme == "file":
         return _open_file(address, world=world, serve=serve, secure=credentials is not None)
-    attempt = _Attempt(address, world=world, serve=serve, only=only, credentials=credentials)
+    attempt = _Attempt(address, world=world, serve=serve, only=only, known=known, credentials=credentials)
     return _open_tcp(attempt, deadline=deadline, cancelled=cancelled)
 
 
@@ -154,12 +163,12 @@ def _open_tcp(attempt: _Attempt, *, deadline: float, cancelled: Callable[[], boo
     address, world = attempt.address, attempt.world
     key = str(address)
     here = host_address.chosen(world)
-    attempt.targets = resolved_targets(address, world=world, deadline=deadline)
     server = "rank 0" if attempt.only else f"a member on {address.host}"
     pause = 0.01
     began = time.monotonic()
     next_word = began + _MISSED_AFTER
     while True:
+        attempt.resolve(deadline)
         slot = registry.slot(key)
         if slot.acquire(timeout=max(0.001, deadline - time.monotonic())):
             try:
@@ -199,14 +208,39 @@ class _Attempt:
         world: str,
         serve: bool,
         only: bool,
+        known: bool,
         credentials: Credentials | None,
     ) -> None:
         self.address, self.world, self.serve, self.only = address, world, serve, only
+        self.known = known
         self.credentials = credentials
         self.targets: list[tuple[int, tuple[str, int]]] = []
         self.last = "no address was tried"
         self.next_step = ""
+        self._resolve_at = 0.0
         self._foreign_since: float | None = None
+
+    def resolve(self, deadline: float) -> None:
+        """Resolve the host's name, where that is due.
+
+        Raises:
+            StoreUnreachableError: it does not exist, and is not known to be right.
+        """
+        now = time.monotonic()
+        if now < self._resolve_at:
+            return
+        until = min(deadline, now + ATTEMPT) if self.targets else deadline
+        try:
+            self.targets = resolved_targets(self.address, world=self.world, deadline=until)
+        except StoreUnreachableError as error:
+            if not self.targets:
+                cause = error.__cause__
+                passes = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_AGAIN
+                if not self.known and not passes:
+                    raise
+                self.last = f"its name does not resolve: {cause}"
+                self.next_step = "Check the name, or give the numeric address"
+        self._resolve_at = time.monotonic() + (_RESOLVE_AGAIN if self.targets else _UNRESOLVED)
 
     def make(self, deadline: float) -> Shared | None:
         """Serve or connect, once."""
