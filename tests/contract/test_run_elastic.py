@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 
 import pytest
@@ -192,6 +193,27 @@ def test_a_worker_that_does_not_end_is_ended(tmp_path):
         run.wait_line(r"worker=1 .*event=stopped exitcode=-9")
         assert commands.scale([run_id(run), "--workers", "2"]) == 0
         run.wait_told("began", 3)
+        run.say()
+        assert run.ended() == 0
+        assert run.leftovers() == []
+
+
+def test_workers_that_cannot_be_started_or_are_none_leave_the_others_as_they_are(tmp_path, capsys):
+    (tmp_path / "worlds.toml").write_text(FILE)
+    logs = tmp_path / "logs"
+    options = ["--worlds", str(tmp_path / "worlds.toml"), "--nproc-per-node", "2", "--redirects", "3",
+               "--log-dir", str(logs)]  # fmt: skip
+    with launched(tmp_path, "tell('began')\nhold()\n", options=options) as run:
+        first = {each.pid for each in run.wait_told("began", 2)}
+        shutil.rmtree(logs)
+        assert commands.scale([run_id(run), "--workers", "3"]) == commands.REFUSED
+        assert "trainer:2 (rank 2) could not be started: FileNotFoundError" in capsys.readouterr().err
+        for worker in ("trainer:0000000009", "trainer:0000000001"):
+            assert commands.retire([run_id(run), worker]) == commands.REFUSED
+        # Its next attempt has a folder of its own.
+        assert commands.scale([run_id(run), "--workers", "3"]) == 0
+        run.wait_told("began", 3)
+        assert first <= set(run.alive())
         run.say()
         assert run.ended() == 0
         assert run.leftovers() == []

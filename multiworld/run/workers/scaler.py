@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from signal import Signals
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from multiworld.logs.source import logger
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.events import Note, WorkerEnded, WorkerRetiring, WorkerStopped
 from multiworld.run.workers import scaling
@@ -26,6 +27,8 @@ __all__ = ["DRAIN_SIGNAL", "Crew", "Request", "Scaler"]
 
 DRAIN_SIGNAL = Signals.SIGUSR1
 """Signal to the launcher: it retires every worker of this node that the run can do without."""
+
+_log = logger(__name__)
 
 
 class Request(NamedTuple):
@@ -112,7 +115,7 @@ class Scaler:
         return (DRAIN_SIGNAL,) if self._plan is not None and self._plan.changing else ()
 
     def obey(self, request: Request, nodes: int) -> None:
-        """Carry out a request, and answer it.
+        """Carry out a request, and answer it; whatever is wrong with it, the run goes on.
 
         Args:
             request: of another thread.
@@ -131,14 +134,19 @@ class Scaler:
         except ArgumentsError as error:
             request.answer({"error": str(error)})
             return
-        try:
-            self._change(change)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (answered; healthy workers must not end for it)
+            _log.exception("a request to scale or retire could not be read")
             request.answer({"error": f"{type(error).__name__}: {error}"})
-            raise
+            return
+        failed = self._change(change)
         names = {rank: f"{place.role}:{place.role_rank} (rank {rank})" for rank, place in crew.places.items()}
-        started = [f"starts {names[rank]}" for rank in change.start]
-        request.answer({"done": started + [f"retires {names[rank]}" for rank in change.retire]})
+        done = [f"starts {names[rank]}" for rank in change.start if rank not in failed]
+        done += [f"retires {names[rank]}" for rank in change.retire]
+        if failed:
+            said = [f"{names[rank]} could not be started: {why}" for rank, why in failed.items()]
+            request.answer({"error": "; ".join(said + done)})
+        else:
+            request.answer({"done": done})
 
     def drain(self, seconds: float = scaling.DRAIN) -> None:
         """Retire every worker of this node that the run can do without; each has so many seconds."""
@@ -166,8 +174,9 @@ class Scaler:
         """Whether the drain that SIGTERM began is over."""
         return self.draining and (not self._crew.retirements.ranks or time.monotonic() >= self.drain_end)
 
-    def _change(self, change: scaling.Change) -> None:
-        crew = self._crew
+    def _change(self, change: scaling.Change) -> dict[int, str]:
+        """Start and retire workers; return why some could not be started, which are not wanted then."""
+        crew, failed = self._crew, dict[int, str]()
         for rank in change.retire:
             crew.wanted.discard(rank)
             crew.due.pop(rank, None)
@@ -178,8 +187,16 @@ class Scaler:
         for rank in change.start:
             crew.wanted.add(rank)
             crew.values.pop(rank, None)  # it had ended with 0, and works again
-            if rank not in crew.processes:  # else once the retired one has ended
+            if rank in crew.processes:
+                continue  # it starts once the retired one has ended
+            try:
                 self._start(rank)
+            except Exception as error:  # noqa: BLE001  (who asked for it is told; the others go on)
+                failed[rank] = f"{type(error).__name__}: {error}"
+                crew.wanted.discard(rank)
+                text = f"rank {rank} could not be started: {failed[rank]}"
+                self._bus.publish(Note(time.time(), logging.WARNING, text))
+        return failed
 
     def press(self) -> None:
         """Signal the retired workers whose time is over."""

@@ -29,6 +29,7 @@ DRAIN = 60.0
 """Seconds that a retired worker has to leave its worlds and to end, by default."""
 
 _LONGEST_DRAIN = 10_000_000.0
+_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -259,11 +260,10 @@ def _wanted(command: Command, plan: WorldsPlan, nodes: int) -> tuple[Role, int]:
 
 
 def _rank(worker: str, plan: WorldsPlan) -> int:
-    if worker.isascii() and worker.isdigit():
-        return int(worker[:9])
-    role, _, index = worker.rpartition(":")
-    ranks = plan.ranks_of(role)
-    ok = index.isascii() and index.isdigit() and int(index[:9]) < len(ranks)
+    role, named, index = worker.rpartition(":")
+    ranks = plan.ranks_of(role) if named else range(plan.world_size)
+    short = index.isascii() and index.isdigit() and len(index) <= _DIGITS
+    ok = short and int(index) < len(ranks)
     _require(ok, f"worker {worker!r}", 'It is a rank, or "role:index" of the worlds file')
     return ranks[int(index)]
 

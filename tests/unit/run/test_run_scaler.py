@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from multiworld.run.events import EventBus, WorkerEnded, WorkerRetiring, WorkerStopped
+from multiworld.run.workers import scaler
 from multiworld.run.workers.ranks import WorkerRank
 from multiworld.run.workers.retirements import Retirements
 from multiworld.run.workers.scaler import DRAIN_SIGNAL, Crew, Request, Scaler
@@ -164,17 +165,28 @@ def test_the_end_of_a_node():
     assert node.crew.over
 
 
-def test_a_start_that_fails_is_answered():
+def test_a_start_that_fails_is_answered_and_the_others_go_on():
     node = Node()
 
     def fails(rank):
-        raise OSError(f"no memory for {rank}")
+        if rank == 2:
+            raise OSError(f"no memory for {rank}")
+        node.start(rank)
 
     node.scaler._start = fails
-    answers = []
-    with pytest.raises(OSError, match="no memory"):
-        node.scaler.obey(Request({"workers": 3}, answers.append), 1)
-    assert answers == [{"error": "OSError: no memory for 2"}]
+    why = "could not be started: OSError: no memory for 2"
+    assert node.says(workers=4) == f"trainer:2 (rank 2) {why}; starts trainer:3 (rank 3)"
+    assert (sorted(node.crew.processes), node.crew.wanted, node.crew.due) == ([0, 1, 3], {0, 1, 3}, {})
+    assert [event.text for event in node.seen] == [f"rank 2 {why}"]
+    node.scaler._start = node.start
+    assert node.says(workers=4) == ["starts trainer:2 (rank 2)"]
+
+
+def test_a_request_that_fails_for_a_reason_of_its_own_is_answered(monkeypatch):
+    node = Node()
+    monkeypatch.setattr(scaler.scaling, "changed", lambda *_, **__: 1 / 0)
+    assert node.says(workers=4) == "ZeroDivisionError: division by zero"
+    assert node.crew.wanted == {0, 1}
 
 
 def test_one_that_had_ended_with_0_and_is_asked_for_again():
