@@ -14,6 +14,7 @@ __all__ = ["event_of", "whole"]
 
 STATES = frozenset({"joining", "active", "broken", "closed", "failed"})
 _LONGEST_NAME = 200
+_LATEST = 1 << 63
 
 
 def event_of(message: dict[str, Any], rank: int, now: float) -> RunEvent:
@@ -48,6 +49,8 @@ def _progress(message: dict[str, Any], rank: int, world: str, now: float) -> Run
 def _raised(message: dict[str, Any], rank: int, world: str, now: float) -> RunEvent | None:
     generation, at = message.get("generation"), message["raised"]
     if not whole(generation) or not isinstance(at, int | float) or isinstance(at, bool):
+        return None
+    if not abs(at) < _LATEST:  # NaN and infinity are no JSON, and a float does not hold every whole number
         return None
     return CallsRaised(min(float(at), now), rank, world, int(generation or 0))
 

@@ -267,6 +267,9 @@ class ControlServer:
             return
         except (OSError, ProtocolError) as exc:
             self._cut(client, str(exc))
+        except Exception as exc:  # noqa: BLE001  (one client must not end the server for all)
+            _log.exception("control socket: what %s said could not be handled", client)
+            self._cut(client, f"{type(exc).__name__}: {exc}")
 
     def _send(self, client: Client, message: dict[str, Any]) -> None:
         if client not in self._clients:

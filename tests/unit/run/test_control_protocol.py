@@ -299,6 +299,9 @@ RUBBISH = [
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "active", "detail": {}}\n',
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": "broken", "cause": 1}\n',
     b'{"hello": "worker", "rank": 1}\n{"world": "w0", "state": []}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "generation": 1, "raised": NaN}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "generation": 1, "raised": -Infinity}\n',
+    b'{"hello": "worker", "rank": 1}\n{"world": "w0", "generation": 1, "raised": 1%s}\n' % (b"0" * 400),
     bytes(2 << 20),
     random.Random(1).randbytes(1 << 20),  # noqa: S311  (nothing secret)
 ]
@@ -315,6 +318,15 @@ def test_rubbish_is_cut_off_and_harms_nobody(served, peer, octets):
     good.say({"ask": "worlds", "id": 1})
     assert good.hear()["id"] == 1
     assert served.seen == []
+
+
+def test_an_error_in_the_server_cuts_off_only_who_caused_it(served, peer):
+    good, bad = peer(), peer()
+    served.server._command = lambda *_: 1 / 0
+    bad.say({"hello": "command", "command": {"workers": 1}})
+    assert bad.is_cut_off()
+    good.say({"hello": "status"})
+    assert "snapshot" in good.hear()
 
 
 def test_half_a_message_and_many_clients_harm_nobody(served, peer):
