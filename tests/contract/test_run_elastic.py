@@ -219,17 +219,43 @@ def test_workers_that_cannot_be_started_or_are_none_leave_the_others_as_they_are
         assert run.leftovers() == []
 
 
+def of_two(endpoint, host):
+    """Options of one of up to two nodes; the rendezvous is at the host."""
+    return ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "late", "--local-addr", "127.0.0.1",
+            "--rdzv-conf", f"is_host={host},last_call_timeout=1", "--node-hang-timeout", "30"]  # fmt: skip
+
+
+def test_workers_that_no_node_has_do_not_let_others_retire(tmp_path):
+    endpoint = f"127.0.0.1:{free_port()}"
+    (tmp_path / "worlds.toml").write_text(FILE)
+    (tmp_path / "late").mkdir()
+    text = "tell('began')\nhold()\n"
+    options = ["--worlds", str(tmp_path / "worlds.toml"), "--nproc-per-node", "1"]
+    with launched(tmp_path, text, options=[*options, *of_two(endpoint, 1)]) as first:
+        first.wait_told("began")
+        first.signal(signal.SIGUSR1)
+        assert commands.scale([run_id(first), "--workers", "0"]) == commands.REFUSED
+        assert "event=retiring" not in first.text()
+        with launched(tmp_path / "late", text, options=[*options, *of_two(endpoint, 0)]) as second:
+            second.wait_told("began")
+
+            def retires():
+                first.signal(signal.SIGUSR1)
+                return "event=retiring" in first.text()
+
+            first.wait_for(retires, "its worker retires, as the other node has one")
+            first.say()
+            second.say()
+            assert [first.ended(), second.ended()] == [0, 0]
+            assert first.leftovers() == second.leftovers() == []
+
+
 def test_a_node_that_comes_later_brings_newcomers(tmp_path):
     endpoint = f"127.0.0.1:{free_port()}"
-
-    def options(host):
-        return ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "late", "--local-addr", "127.0.0.1",
-                "--rdzv-conf", f"is_host={host},last_call_timeout=1", "--node-hang-timeout", "30"]  # fmt: skip
-
     (tmp_path / "late").mkdir()
-    with started(tmp_path, 1, options=options(1)) as first:
+    with started(tmp_path, 1, options=of_two(endpoint, 1)) as first:
         together(first, 1, 0)
-        with started(tmp_path / "late", 1, options=options(0)) as second:
+        with started(tmp_path / "late", 1, options=of_two(endpoint, 0)) as second:
             together(second, 2, 1)
             assert together(first, 2, 0) == {"trainer:0", "trainer:1"}
             assert second.told("in")[0].weight == second.told("in")[0].step > 0

@@ -11,7 +11,7 @@ implementation watch the other nodes meanwhile; their events wait in `Nodes.poll
             Reassigned: slot None -> end all workers at once (SIGKILL, no grace: another node may get the
             ranks next);
                         another slot than before -> start its workers; the same slot -> new addresses, for
-                        later starts
+                        later starts, or other slots are free than before
             Lost:   nothing to do; the log has it already
             Stop:   end the workers and the run with an error
             Over:   end the agent; its workers have ended long since
@@ -61,11 +61,11 @@ class Lost(NodeEvent):
 
 @dataclass(frozen=True)
 class Reassigned(NodeEvent):
-    """This node's assignment has changed, or an address in it.
+    """This node's assignment has changed, or an address in it, or which slots are free.
 
     Attributes:
         assignment: from now on. Slot None: end all workers at once, without a grace period.
-        reason: for the log, in a sentence; empty where only addresses changed.
+        reason: for the log, in a sentence; empty where the slot stays the same.
     """
 
     assignment: Assignment

@@ -162,6 +162,7 @@ def assignment(membership: Membership, me: str, master: tuple[str, int] | None =
         base_role_rank=sum(slot.capacity for slot in before if slot.role == role),
         role_world_size=sum(slot.capacity for slot in membership.slots if slot.role == role),
         master=master,
+        vacant=vacant(membership),
     )
 
 

@@ -35,6 +35,7 @@ class Assignment:
             rendezvous.
         size: workers of this slot; None: as many as the node can have.
         starting: global ranks of the workers that are started at first; None: all of the slot.
+        vacant: global ranks of the slots that no node has.
     """
 
     slot: int | None
@@ -47,6 +48,7 @@ class Assignment:
     master: tuple[str, int] | None = None
     size: int | None = None
     starting: tuple[int, ...] | None = None
+    vacant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ class WorkerAgent(LocalElasticAgent):
             group.spec.local_world_size = assignment.size  # torch puts it into the workers' environment
         found = worker_ranks(assignment, group.spec.local_world_size, group.spec.role, self._context.plan)
         self._crew.places = {place.rank: place for place in found}
+        self._crew.vacant = assignment.vacant
         self._crew.wanted = set(self._crew.places if assignment.starting is None else assignment.starting)
         group.workers = [
             Worker(place.local_rank, place.rank, place.role_rank, place.world_size, place.role_size)
@@ -488,6 +489,7 @@ class WorkerAgent(LocalElasticAgent):
         before = None if self.assignment is None else (self.assignment.slot, self.assignment.base_rank)
         if before == (assignment.slot, assignment.base_rank):
             self.assignment = assignment
+            self._crew.vacant = assignment.vacant
             return
         # The next holder of these ranks may start at once.
 

@@ -50,6 +50,7 @@ class Crew:
     Attributes:
         retirements: of those that were asked to end.
         places: those that there may be.
+        vacant: ranks of seats that no node has: no node has workers for them.
         wanted: those that are to go on, or have ended with 0.
         processes: those that run.
         due: monotonic seconds at which one is started again.
@@ -58,6 +59,7 @@ class Crew:
 
     retirements: Retirements
     places: dict[int, WorkerRank] = field(default_factory=dict)
+    vacant: tuple[int, ...] = ()
     wanted: set[int] = field(default_factory=set)
     processes: dict[int, WorkerProcess] = field(default_factory=dict)
     due: dict[int, float] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class Scaler:
                 crew.going_on(),
                 crew.retirements.ranks,
                 nodes=nodes,
+                vacant=crew.vacant,
             )
         except ArgumentsError as error:
             request.answer({"error": str(error)})
@@ -150,7 +153,8 @@ class Scaler:
 
     def drain(self, seconds: float = scaling.DRAIN) -> None:
         """Retire every worker of this node that the run can do without; each has so many seconds."""
-        retire = scaling.spared(self._plan, tuple(self._crew.places), self._crew.going_on())
+        crew = self._crew
+        retire = scaling.spared(self._plan, tuple(crew.places), crew.going_on(), crew.vacant)
         self._change(scaling.Change(retire=retire, drain=seconds))
 
     def drains_first(self, number: Signals, seconds: float) -> bool:
@@ -230,7 +234,7 @@ class Scaler:
         """
         crew, plan = self._crew, self._plan
         others = [each for each in crew.going_on() if each.rank != rank]
-        if plan is None or not scaling.spares(plan, rank, tuple(crew.places), others):
+        if plan is None or not scaling.spares(plan, rank, tuple(crew.places), others, crew.vacant):
             return False
         crew.wanted.discard(rank)
         return True

@@ -145,6 +145,7 @@ def changed(
     busy: Collection[int],
     *,
     nodes: int,
+    vacant: Collection[int] = (),
 ) -> Change:
     """Return who is to be started, and who to be retired.
 
@@ -155,6 +156,7 @@ def changed(
         workers: of this node that are to go on.
         busy: ranks whose retired process has not ended yet: they are taken last.
         nodes: number of nodes that have workers; 0: this one has none, or they have ended.
+        vacant: ranks that no node has workers for. Those of other nodes count as there.
 
     Raises:
         ArgumentsError: the run cannot be changed like this.
@@ -196,11 +198,13 @@ def changed(
         whose = next(each for each in plan.roles if each.name == plan.member_at(rank).role)
         names = ", ".join(str(plan.member_at(each)) for each in retire)
         rule = f"Role {whose.name} has at least {whose.needed} workers"
-        _require(_enough(plan, whose, set(places) - left), f"retiring {names}", rule)
+        _require(_enough(plan, whose, set(places) - left | set(vacant)), f"retiring {names}", rule)
     return Change(start, retire, command.drain)
 
 
-def spared(plan: WorldsPlan | None, places: Sequence[int], workers: Sequence[Worker]) -> tuple[int, ...]:
+def spared(
+    plan: WorldsPlan | None, places: Sequence[int], workers: Sequence[Worker], vacant: Collection[int] = ()
+) -> tuple[int, ...]:
     """Return the ranks of all workers of this node that the run can do without; the newest go first."""
     kept = {each.rank for each in workers}
     if plan is None:
@@ -208,19 +212,26 @@ def spared(plan: WorldsPlan | None, places: Sequence[int], workers: Sequence[Wor
     for role in plan.changing:
         ours = [each for each in workers if each.rank in plan.ranks_of(role.name)]
         for rank in choose(ours, len(ours), POLICIES[0]):
-            if _enough(plan, role, set(places) - (kept - {rank})):
+            if _enough(plan, role, set(places) - (kept - {rank}) | set(vacant)):
                 kept.discard(rank)
     return tuple(each.rank for each in workers if each.rank not in kept)
 
 
-def spares(plan: WorldsPlan, rank: int, places: Sequence[int], others: Sequence[Worker]) -> bool:
+def spares(
+    plan: WorldsPlan,
+    rank: int,
+    places: Sequence[int],
+    others: Sequence[Worker],
+    vacant: Collection[int] = (),
+) -> bool:
     """Whether a run goes on with these other workers of this node, when one has failed for good.
 
     Its role has enough workers, and one of them is here: what fails on all of them ends the run.
     """
     role = next(each for each in plan.roles if each.name == plan.member_at(rank).role)
     here = {each.rank for each in others}
-    return bool(here & set(plan.ranks_of(role.name))) and _enough(plan, role, set(places) - here)
+    gone = set(places) - here | set(vacant)
+    return bool(here & set(plan.ranks_of(role.name))) and _enough(plan, role, gone)
 
 
 def _enough(plan: WorldsPlan, role: Role, gone: Collection[int]) -> bool:

@@ -82,6 +82,20 @@ def test_one_that_is_wanted_again_while_it_drains():
     assert list(node.crew.due) == [1]
 
 
+def test_places_that_no_node_has_are_not_counted():
+    node = Node(parse('[roles]\ntrainer = "2:4"\n[worlds.train]\nmembers = ["trainer:*"]\n', "plan.toml"))
+    del node.crew.places[2], node.crew.places[3]
+    node.crew.vacant = (2, 3)
+    assert "at least 2 workers" in node.says(2, workers=0)
+    node.scaler.drain()
+    assert not node.scaler.goes_on_without(1)
+    assert node.crew.wanted == {0, 1}
+    node.crew.vacant = ()
+    assert node.scaler.goes_on_without(1)
+    node.scaler.drain()
+    assert node.crew.wanted == set()
+
+
 def test_one_that_waits_for_its_restart_is_gone_at_once():
     node = Node()
     del node.crew.processes[1]

@@ -37,8 +37,8 @@ def crew(*ranks, waiting=()):
     return [Worker(rank, float(at), member=rank not in waiting) for at, rank in enumerate(ranks)]
 
 
-def change(said, workers, busy=(), nodes=1, places=PLACES, plan=PLAN):
-    return changed(read(said), plan, places, workers, busy, nodes=nodes)
+def change(said, workers, busy=(), nodes=1, places=PLACES, plan=PLAN, vacant=()):
+    return changed(read(said), plan, places, workers, busy, nodes=nodes, vacant=vacant)
 
 
 def test_who_goes_first():
@@ -135,6 +135,18 @@ def test_one_of_several_nodes_has_its_own_places():
         change({"workers": 0}, crew(2, 3, 4, 5), nodes=2, places=(2, 3, 4, 5))
     with pytest.raises(ArgumentsError, match="on 2 nodes"):
         change({"world": "train", "size": 2}, crew(3, 4), nodes=2, places=here)
+
+
+def test_places_that_no_node_has_count_as_gone():
+    with pytest.raises(ArgumentsError, match="at least 2 workers"):
+        change({"workers": 1}, crew(1, 2, 3), nodes=3, places=(1, 2, 3), vacant=(4, 5))
+    assert change({"workers": 2}, crew(1, 2, 3), nodes=3, places=(1, 2, 3), vacant=(4, 5)).retire == (3,)
+    assert change({"workers": 1}, crew(1, 2, 3), nodes=3, places=(1, 2, 3), vacant=(5,)).retire == (3, 2)
+    assert change({"workers": 1}, crew(), nodes=3, places=(1, 2, 3), vacant=(4, 5)).start == (1,)
+    assert spared(PLAN, (3, 4, 5), crew(3, 4, 5), (1, 2)) == (5,)
+    assert spared(PLAN, (3, 4, 5), crew(3, 4, 5), (1,)) == (4, 5)
+    assert spares(PLAN, 3, (1, 2, 3), crew(1, 2), (4, 5))
+    assert not spares(PLAN, 3, (2, 3), crew(2), (1, 4, 5))
 
 
 def test_who_can_be_spared():

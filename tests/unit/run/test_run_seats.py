@@ -98,6 +98,7 @@ def test_too_few_nodes_leave_seats_free():
     assert holders(membership) == ["a", None, None]
     assert [slot.capacity for slot in membership.slots] == [2, 2, 1]
     assert rank_assignment.vacant(membership) == (2, 3, 4)
+    assert rank_assignment.assignment(membership, "a").vacant == (2, 3, 4)
 
 
 def test_a_spare_that_fits_has_the_lost_nodes_seat():
