@@ -196,13 +196,14 @@ class WorldStuck(Event):
 class Bus(Generic[E]):
     """Calls subscribers with events, in the thread that publishes them.
 
-    Publishing without subscribers costs very little. An exception of a subscriber (SystemExit too: the thread
-    is not its own) is reported to ``on_error``; the other subscribers are still called.
+    Publishing without subscribers costs very little. An exception of a subscriber (SystemExit and
+    ``asyncio.CancelledError`` too: neither the thread nor a task is its own) is reported to ``on_error``; the
+    other subscribers are still called.
 
     Args:
         on_error: called with the event and the exception; logs them by default.
-        signals: exceptions that a signal handler may raise anywhere, inside a subscriber too. They are not an
-            error of the subscriber: `publish` raises them.
+        signals: exceptions, beside KeyboardInterrupt, that a signal handler may raise anywhere, inside a
+            subscriber too. They are not an error of the subscriber: `publish` raises them.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Bus(Generic[E]):
     ) -> None:
         self._subscribers: dict[_Entry[E], None] = {}
         self._on_error: Callable[[E, BaseException], None] = _logged if on_error is None else on_error
-        self._signals = signals
+        self._signals: tuple[type[BaseException], ...] = (KeyboardInterrupt, *signals)
 
     def subscribe(self, fn: Callable[[E], None]) -> Callable[[], None]:
         """Call ``fn(event)`` for every event from now on.
@@ -238,7 +239,7 @@ class Bus(Generic[E]):
         """Call every subscriber with `event`.
 
         Raises:
-            BaseException: one of `signals`, once all subscribers were called.
+            BaseException: KeyboardInterrupt, or one of `signals`, once all subscribers were called.
         """
         signalled: BaseException | None = None
         for subscriber in tuple(self._subscribers):
@@ -246,7 +247,7 @@ class Bus(Generic[E]):
                 subscriber(event)
             except self._signals as came:  # noqa: PERF203  (one subscriber must not stop the others)
                 signalled = came
-            except (Exception, SystemExit) as error:  # noqa: BLE001  (reported)
+            except BaseException as error:  # noqa: BLE001  (reported)
                 self._on_error(event, error)
         if signalled is not None:
             raise signalled

@@ -469,7 +469,7 @@ class Watchdog:
         try:
             self._peers.early_close.own_wanted = table is not None and table.opened()
             self._loop(sockets, Executor(sockets, table), helper)
-        except Exception as error:  # noqa: BLE001  (logged, and its worlds break)
+        except BaseException as error:  # noqa: BLE001  (logged, and its worlds break)
             _log.exception("the watchdog failed; its worlds are broken")
             self._give_up(f"this process's watchdog failed: {type(error).__name__}: {error}")
         finally:

@@ -492,11 +492,13 @@ class World(Selecting, ObjectCollectives):
     # -- for its generations ---------------------------------------------------------------------------------
 
     def _generation_broke(self, gen: Generation, breakage: Breakage) -> None:
-        self._advances.broke(gen)
-        bus.publish(WorldBroken(self.name, gen.number, self.rank, breakage.at, breakage))
-        with self._watch_lock:
-            self._told, watchers = gen, self._watchers
-        self._tell(watchers)
+        try:
+            self._advances.broke(gen)
+            bus.publish(WorldBroken(self.name, gen.number, self.rank, breakage.at, breakage))
+        finally:  # Ctrl-C in a subscriber
+            with self._watch_lock:
+                self._told, watchers = gen, self._watchers
+            self._tell(watchers)
 
     def _generation_closed(self, gen: Generation) -> None:
         self._leave_registry()

@@ -287,6 +287,28 @@ def test_each_is_told_once_and_none_waits_for_another(cast):
     runs(cast, told)
 
 
+def raising_subscriber(me, size, kind):
+    def fails(event):
+        if kind is asyncio.CancelledError or isinstance(event, mw.WorldBroken):
+            raise kind("a subscriber")
+
+    mw.subscribe(fails)
+    w = alone(me)
+    told = []
+    w.on_break(told.append)
+    try:
+        break_it(w)
+    except KeyboardInterrupt:  # a Ctrl-C is for the thread that it comes to
+        assert kind is KeyboardInterrupt
+    assert wait_for(lambda: told == [w])
+    w.close()
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt])
+def test_what_a_subscriber_raises_does_not_keep_on_break_from_being_told(cast, kind):
+    runs(cast, raising_subscriber, kind=kind)
+
+
 # -- closing and rejoining in each other's way ----------------------------------------------------------------------
 
 

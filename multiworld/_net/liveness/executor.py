@@ -55,10 +55,10 @@ def feed(peers: Peers, event: SocketEvent, now: float) -> None:
 
 
 def report(attachment: Attachment, breakage: Breakage) -> None:
-    """Report a verdict to a world; an exception of its callback is logged."""
+    """Report a verdict to a world; an exception of its callback, of any kind, is logged."""
     try:
         attachment.broke(breakage)
-    except Exception:  # noqa: BLE001  (logged: the watchdog goes on)
+    except BaseException:  # noqa: BLE001  (logged: the watchdog goes on)
         _log.exception("what was to be done about %s failed", attachment.roster.key)
 
 

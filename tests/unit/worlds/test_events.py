@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from asyncio import CancelledError
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_the_same_function_twice_is_two_subscriptions():
     assert heard == [EVENT]
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), CancelledError("x"), GeneratorExit()])
 def test_a_subscriber_that_fails_is_reported_and_the_others_hear(error, caplog):
     heard: list[Event] = []
 
@@ -57,10 +58,12 @@ def test_an_interrupt_is_not_swallowed():
     def interrupt(event: Event) -> None:
         raise KeyboardInterrupt
 
-    here = Bus()
+    here, heard = Bus(), []
     here.subscribe(interrupt)
+    here.subscribe(heard.append)
     with pytest.raises(KeyboardInterrupt):
         here.publish(EVENT)
+    assert heard == [EVENT], "the others have heard of it by then"
 
 
 def test_subscriptions_made_at_once_are_all_there():
