@@ -42,20 +42,26 @@ def disable() -> None:
     """Turn the router off and restore torch as it was. Where it is off already nothing is done.
 
     Raises:
-        ShimError: worlds are open: their programs would talk to torch's own default group from then on.
+        ShimError: worlds are open, or being joined: their programs would talk to torch's own default group
+            from then on.
     """
-    open_worlds = registry.worlds()
-    if open_worlds:
-        raise ShimError(
-            f"the shim was to be turned off with {len(open_worlds)} world(s) open: "
-            f"{', '.join(map(repr, open_worlds))}",
-            rule="It is turned off when every world is closed",
-            next_step="Close them first",
-        )
-    _router().uninstall()
+    _router().uninstall(_require_no_worlds)
     dist = _distributed()
     if vars(dist).get(_NAME) is _manager():
         delattr(dist, _NAME)
+
+
+def _require_no_worlds() -> None:
+    # Joins first: one that ends in between is among the worlds then.
+    joining = registry.joining()
+    names = {name: repr(name) for name in registry.worlds()}
+    names.update((name, f"{name!r} (being joined)") for name in joining if name not in names)
+    if names:
+        raise ShimError(
+            f"the shim was to be turned off with {len(names)} world(s) open: {', '.join(names.values())}",
+            rule="It is turned off when every world is closed, and none is being joined",
+            next_step="Close them first" + (", when their joins are over" if joining else ""),
+        )
 
 
 def enabled() -> bool:

@@ -306,3 +306,39 @@ def test_it_is_not_turned_off_under_open_worlds():
     )
     assert "2 world(s) open: 'hub', 'w1'" in done.stdout
     assert "Close them first" in done.stdout
+
+
+def test_it_is_not_turned_off_while_a_world_is_joined():
+    done = run(
+        "import multiworld.shim as shim\n"
+        "from multiworld.registry import Reservation, registry\n"
+        "join = Reservation(registry, 'w1', 0)\n"
+        "registry.reserve('w1', None, join)\n"
+        "shim.enable()\n"
+        "try:\n    shim.disable()\nexcept shim.switch.ShimError as error:\n    print(error)\n"
+        "assert shim.enabled()\n"
+        "join.end()\n"
+        "shim.disable()\n"
+        "assert not shim.enabled()"
+    )
+    assert "1 world(s) open: 'w1' (being joined)" in done.stdout
+
+
+def test_a_join_that_begins_while_it_is_turned_off_turns_it_on():
+    done = run(
+        "import threading\n"
+        "import multiworld.shim as shim\n"
+        "from multiworld.registry import registry\n"
+        "shim.enable()\n"
+        "join = threading.Thread(target=shim.enable)\n"
+        "def worlds():\n"
+        "    join.start()\n"
+        "    join.join(1.0)\n"  # it waits for the decision
+        "    return {}\n"
+        "registry.worlds = worlds\n"
+        "shim.disable()\n"
+        "join.join(60)\n"
+        "assert shim.enabled()\n"
+        "print('good')"
+    )
+    assert done.stdout == "good\n"

@@ -41,6 +41,7 @@ from multiworld.errors import RouterError
 
 if TYPE_CHECKING:
     import types
+    from collections.abc import Callable
 
 __all__ = [
     "WorldState",
@@ -97,10 +98,16 @@ def install_nccl() -> None:
             _nccl = True
 
 
-def uninstall() -> None:
-    """Put torch back exactly. Idempotent, thread-safe. Remaining worlds can then only be used by group."""
+def uninstall(check: Callable[[], object] = lambda: None) -> None:
+    """Put torch back exactly. Idempotent, thread-safe. Remaining worlds can then only be used by group.
+
+    Args:
+        check: called first, while `install` waits, so that a join that it does not see installs again; what
+            it raises is raised, and nothing is changed.
+    """
     global _patches, _nccl
     with _lock:
+        check()
         if _patches is not None:
             _patches.undo()
             _patches, _nccl = None, False
