@@ -502,7 +502,9 @@ class World(Selecting, ObjectCollectives):
 
     def _generation_closed(self, gen: Generation) -> None:
         self._leave_registry()
-        bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
+        # Subscribers go by the name, which may be another handle's by now: that world is not closed.
+        if registry.worlds().get(self.name, self) is self:
+            bus.publish(WorldClosed(self.name, gen.number, self.rank, time.monotonic()))
 
     def _tell(self, watchers: tuple[_Watcher, ...]) -> None:
         # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one

@@ -312,6 +312,25 @@ def test_what_a_subscriber_raises_does_not_keep_on_break_from_being_told(cast, k
 # -- closing and rejoining in each other's way ----------------------------------------------------------------------
 
 
+def closed_late(me, size):
+    closed = []
+    mw.subscribe(lambda event: closed.append(event.generation) if isinstance(event, mw.WorldClosed) else None)
+    old = alone(me)
+    break_it(old)
+    new = alone(me)
+    assert old.close()
+    assert new.state is mw.State.ACTIVE
+    assert closed == [], "those who go by the name would take the new world for closed"
+    new.close()
+    assert closed == [new.generation]
+    old.close()
+    assert closed == [new.generation]
+
+
+def test_an_old_handle_that_is_closed_late_is_not_told_as_the_end_of_the_new_world(cast):
+    runs(cast, closed_late)
+
+
 def failed_rejoin(me, size):
     w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
     events = []
