@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class WorldManager:
         self._communicator = WorldCommunicator(self)
         self._worlds: dict[str, World | None] = {}
         self._joins: dict[str, asyncio.Future[World]] = {}  # of those that are being initialized
+        self._before: dict[str, World] = {}  # those that broke, while their names are initialized again
         self._removed: deque[str] = deque(maxlen=REMEMBERED)
 
     @property
@@ -55,7 +57,7 @@ class WorldManager:
         timeout: int = 30,
         device: torch.device | None = None,
     ) -> None:
-        """Join the world `world_name`.
+        """Join the world `world_name`; if this fails, the name means the broken world that it meant before.
 
         Args:
             world_name: its name.
@@ -68,13 +70,13 @@ class WorldManager:
             device: for nccl a CUDA device; the CPU by default.
 
         Raises:
-            ValueError: a world of that name is active.
+            ValueError: a world of that name is active, or being joined.
             JoinError: see `multiworld.join`; JoinAbandonedError also if it was removed meanwhile.
         """
-        if port <= 0:
+        if not _is_port(port):
             raise InvalidJoinError(
                 world_name,
-                f"world {world_name!r}: port {port}",
+                f"world {world_name!r}: port {port!r}",
                 rule="The store needs a TCP port, 1 to 65535, the same on every member",
                 next_step="Give one, as in port=29500",
             )
@@ -97,8 +99,7 @@ class WorldManager:
         except BaseException as exc:
             if self._joins.get(world_name) is joining:
                 del self._joins[world_name]
-                self._worlds.pop(world_name, None)
-                self._communicator.remove_world(world_name)
+                self._put_back(world_name)
             elif isinstance(exc, asyncio.CancelledError):
                 raise _removed_meanwhile(world_name) from None
             raise
@@ -106,6 +107,7 @@ class WorldManager:
             await asyncio.to_thread(world.close)
             raise _removed_meanwhile(world_name)
         del self._joins[world_name]
+        self._before.pop(world_name, None)
         self._worlds[world_name] = world
         self._communicator.set_world(world_name, world)
         if backend.startswith("nccl"):
@@ -123,8 +125,10 @@ class WorldManager:
             ValueError: a world of that name is there and is not broken.
         """
         there = self._worlds.get(world_name)
-        if world_name in self._worlds and (there is None or there.state is State.ACTIVE):
+        if world_name in self._worlds and (there is None or there.state in {State.ACTIVE, State.JOINING}):
             raise ValueError(f"World {world_name} already exists.")
+        if there is not None:
+            self._before[world_name] = there
         self._worlds[world_name] = None
         self._communicator.add_world(world_name, backend)
 
@@ -160,7 +164,18 @@ class WorldManager:
         if joining is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed, which has cancelled it
                 joining.get_loop().call_soon_threadsafe(joining.cancel)
-        return self._worlds.pop(name, None)  # another thread may have removed it
+        before = self._before.pop(name, None)
+        return self._worlds.pop(name, None) or before  # another thread may have removed it
+
+    def _put_back(self, name: str) -> None:
+        """Have `name` mean what it meant before it was to be initialized."""
+        before = self._before.pop(name, None)
+        if before is None:
+            self._worlds.pop(name, None)
+            self._communicator.remove_world(name)
+        else:
+            self._worlds[name] = before
+            self._communicator.set_world(name, before)
 
     async def _connect(self, world: World, device: Any) -> None:
         # NCCL builds its communicator with the first operation: do it now, so that the first message does not
@@ -168,6 +183,13 @@ class WorldManager:
         import torch  # noqa: PLC0415  (a world exists, so torch is loaded)
 
         await world.aio.all_reduce(torch.zeros(1, device=device if device is not None else world.device))
+
+
+def _is_port(port: object) -> bool:
+    try:
+        return 0 < operator.index(port) < 65536  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _removed_meanwhile(name: str) -> JoinAbandonedError:

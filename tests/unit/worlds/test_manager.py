@@ -15,7 +15,7 @@ from multiworld.communicator import (
     BrokenWorldException,
     WorldCommunicator,
 )
-from multiworld.errors import JoinAbandonedError, UnknownWorldError
+from multiworld.errors import InvalidJoinError, JoinAbandonedError, UnknownWorldError
 from multiworld.events import State
 from multiworld.manager import WorldManager
 from multiworld.registry import Registry
@@ -111,6 +111,85 @@ def test_names_of_removed_worlds_do_not_pile_up():
         manager.communicator._find("w0")
     with pytest.raises(ValueError, match="does not exist"):
         manager.remove_world("w0")
+
+
+# -- a broken world's name is initialized again -----------------------------------------------------------------------
+
+
+def manager_of(world):
+    manager = WorldManager()
+    manager.add_world("w", "gloo")
+    manager._worlds["w"] = world
+    manager.communicator.set_world("w", world)
+    return manager
+
+
+@pytest.mark.parametrize("then", ["removed", "initialized"])
+@pytest.mark.usefixtures("registry")
+def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(monkeypatch, then):
+    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
+    broken = FakeWorld("w", threading.Barrier(1))
+    broken.state = State.BROKEN
+
+    async def main():
+        manager = manager_of(broken)
+        task = initialized(manager)
+        await joins.begun(1)
+        with pytest.raises(BrokenWorldException, match="not initialized"):
+            manager.communicator._find("w")
+        task.cancel()
+        assert isinstance(await ended(task), asyncio.CancelledError)
+        assert manager.communicator._find("w") is broken
+        if then == "removed":
+            manager.remove_world("w")
+            assert broken.state is State.CLOSED
+            return
+        again = initialized(manager)
+        await joins.begun(2)
+        joins.ends[1].set()
+        assert await ended(again) is None
+        assert manager.communicator._find("w") is joins.worlds[0]
+        manager.remove_world("w")
+        assert (joins.worlds[0].state, broken.state) == (State.CLOSED, State.BROKEN)
+        with pytest.raises(BrokenWorldException, match="was removed"):
+            manager.communicator._find("w")
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_broken_world_that_is_removed_while_its_name_is_initialized_is_closed(monkeypatch):
+    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
+    broken = FakeWorld("w", threading.Barrier(1))
+    broken.state = State.BROKEN
+
+    async def main():
+        manager = manager_of(broken)
+        task = initialized(manager)
+        await joins.begun(1)
+        manager.remove_world("w")
+        assert isinstance(await ended(task), JoinAbandonedError)
+        assert broken.state is State.CLOSED
+        assert not manager._worlds
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", [State.ACTIVE, State.JOINING])
+@pytest.mark.usefixtures("registry")
+def test_a_world_that_is_active_or_joined_again_is_there(state):
+    world = FakeWorld("w", threading.Barrier(1))
+    world.state = state
+    manager = manager_of(world)
+    with pytest.raises(ValueError, match="already exists"):
+        asyncio.run(manager.initialize_world("w", 0, 2, port=1))
+    assert manager.communicator._find("w") is world
+
+
+@pytest.mark.parametrize("port", ["29500", -1, 65536, None, 1.5])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(InvalidJoinError, match=r"1 to 65535"):
+        asyncio.run(WorldManager().initialize_world("w", 0, 2, port=port))
 
 
 # -- removed while it is initialized ----------------------------------------------------------------------------------
