@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed.distributed_c10d as c10d
 
 from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._c10d.routing.selection import selected
 from multiworld._c10d.routing.state import original_world
 from multiworld.errors import MultiworldError
 
@@ -80,6 +81,7 @@ class CustomGroup(ElasticGroup):
     def shutdown(self) -> None:
         """Leave the world: the first thing that ``destroy_process_group`` does."""
         self._close()
+        _take_out_tag(cast("Any", original_world()), self)  # in another world's block torch does not find it
 
     abort = shutdown
 
@@ -105,12 +107,18 @@ class CustomGroup(ElasticGroup):
         tables.pg_backend_config[self] = str(c10d.BackendConfig(c10d.Backend(backend)))
         tables.pg_to_tag[self] = tag
         tables.tags_to_pg.setdefault(tag, []).append(self)
-        _torch._register_process_group(self._name, self)
+        with selected(None):  # or the name would end with the world whose block this is
+            _torch._register_process_group(self._name, self)
 
 
 def _take_out(tables: Any, group: Any) -> None:
     """Remove what `CustomGroup.enter` put in."""
     for table in (tables.pg_map, tables.pg_names, tables.pg_group_ranks, tables.pg_backend_config):
         table.pop(group, None)
-    tables.tags_to_pg.pop(tables.pg_to_tag.pop(group, ""), None)
+    _take_out_tag(tables, group)
+    tables.pg_to_tag.pop(group, None)
     _torch._unregister_process_group(group.group_name)
+
+
+def _take_out_tag(tables: Any, group: Any) -> None:
+    tables.tags_to_pg.pop(tables.pg_to_tag.get(group, ""), None)

@@ -76,6 +76,38 @@ def test_a_group_is_torchs_beside_any_other(cast, default):
         each.expect("done")
 
 
+def destroys_groups_in_blocks(me, size):
+    other = mw.join("other", me.rank, size, store=me.store, timeout=LONG)
+    with other:
+        group = group_of(me, size)
+        everything(group, me.rank, size)
+        dist.destroy_process_group(group)
+        assert group.world.state is mw.State.CLOSED
+        dist.barrier()
+        assert dist.get_world_size() == size
+        kept, group = group_of(me, size), group_of(me, size, "another")
+    with group.world:
+        dist.destroy_process_group(group)
+    assert group.world.state is mw.State.CLOSED
+    with other:
+        group = group_of(me, size, "another")
+        other.close()
+        assert c10d._resolve_process_group(group.group_name) is group
+        everything(group, me.rank, size)
+        dist.destroy_process_group(group)
+    everything(kept, me.rank, size)
+    dist.destroy_process_group(kept)
+    assert not c10d._world.pg_map
+    assert not [groups for tag, groups in c10d._world.tags_to_pg.items() if "m8d-group" in tag and groups]
+    assert not mw.worlds()
+    me.emit("done")
+
+
+def test_a_group_is_destroyed_in_any_block(cast):
+    for each in cast.all(destroys_groups_in_blocks, 2):
+        each.expect("done")
+
+
 def uses_a_group_inside_another_that_broke(me, size):
     group = group_of(me, size)
     other = mw.join("other", me.rank, size, store=me.store, timeout=LONG)

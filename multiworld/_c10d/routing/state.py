@@ -480,9 +480,19 @@ class _RoutedMap(dict[Any, Any]):
 
     def get(self, group: Any, default: Any = None) -> Any:
         found = dict.get(self, group, _MISSING)
-        if found is _MISSING and (sys._getframe(1).f_code not in _destroyers or isinstance(group, Departed)):
-            found = self._further(group)
+        if found is _MISSING:
+            if sys._getframe(1).f_code not in _destroyers or isinstance(group, Departed):
+                found = self._further(group)
+            elif isinstance(group, StandIn):
+                found = vars(c10d)[self.source].get(group, _MISSING)
         return default if found is _MISSING else found
+
+    def __delitem__(self, group: Any) -> None:
+        # One that stands in torch's own tables is destroyed in any world.
+        if isinstance(group, StandIn) and not dict.__contains__(self, group):
+            del vars(c10d)[self.source][group]
+        else:
+            super().__delitem__(group)
 
 
 class _OwningMap(_RoutedMap):
