@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from multiworld._core.reraise import raise_instead
 from multiworld.events import State
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from datetime import timedelta
+
+    import torch
 
     from multiworld._c10d.lane.work import LaneWork
     from multiworld._generation.generation import Generation
@@ -85,7 +88,10 @@ class WorldWork:
 
 
 class _Failed:
-    """Stands for a work that failed; holds nothing of torch's."""
+    """Stands for a work that failed; holds nothing of torch's.
+
+    What else a ``Work`` has raises the world's error.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -101,6 +107,24 @@ class _Failed:
 
     def exception(self) -> Exception:
         return self._generation.error()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        import torch  # noqa: PLC0415  (an operation has failed, so it is loaded)
+
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_exception(self._generation.error())  # type: ignore[arg-type, unused-ignore]
+        return future
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        from torch.distributed import Work  # type: ignore[attr-defined, unused-ignore]  # noqa: PLC0415
+
+        if not hasattr(Work, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def fail(*_: object, **__: object) -> NoReturn:
+            raise self._generation.error()
+
+        return fail
 
 
 def seen(future: asyncio.Future[Any]) -> None:

@@ -312,6 +312,31 @@ def test_what_a_subscriber_raises_does_not_keep_on_break_from_being_told(cast, k
 # -- closing and rejoining in each other's way ----------------------------------------------------------------------
 
 
+def failed_works(me, size):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    works = [w.irecv(number(), 1 - me.rank)]
+    if me.rank == 0:
+        works.append(w.all_reduce(number(), async_op=True))  # which the other one never calls
+    break_it(w)
+    for work in works:
+        with pytest.raises(mw.BrokenWorldException):
+            work.wait()
+        assert work.is_completed()
+        assert not work.is_success()
+        assert isinstance(work.exception(), mw.BrokenWorldException)
+        for name in ("wait", "synchronize", "result", "source_rank", "_source_rank"):
+            with pytest.raises(mw.BrokenWorldException):
+                getattr(work, name)()
+        with pytest.raises(mw.BrokenWorldException):
+            work.get_future().wait()
+        assert not hasattr(work, "no_such_method")
+    w.close()
+
+
+def test_a_work_that_failed_raises_the_worlds_error_whatever_it_is_asked(cast):
+    runs(cast, failed_works, 2)
+
+
 def closed_late(me, size):
     closed = []
     mw.subscribe(lambda event: closed.append(event.generation) if isinstance(event, mw.WorldClosed) else None)
