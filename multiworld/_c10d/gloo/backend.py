@@ -125,8 +125,9 @@ class GlooWorld:
         self.aborted = False
         # Python's part of a store ends with its last reference in Python, despite references in C++.
         self.kept: list[Any] = []
-        self._lock = threading.Lock()
-        self._groups: list[GlooGroup] = []
+        # Each access is one step of the interpreter's, without a lock: a garbage collection may call
+        # `release` in the middle of any other method, in the same thread.
+        self._groups: dict[GlooGroup, None] = {}
         self._posted = unblocking.Posted()
 
     def verify(self) -> None:
@@ -200,8 +201,7 @@ class GlooWorld:
         finally:
             raised.clear()
             gate.close()
-        with self._lock:
-            self._groups.append(group)
+        self._groups[group] = None
         if (fresh := getattr(_made, "groups", None)) is not None:
             fresh.append(group)
         if self.aborted:
@@ -210,8 +210,9 @@ class GlooWorld:
 
     def groups(self) -> tuple[GlooGroup, ...]:
         """Return the groups that were not let go."""
-        with self._lock:
-            return tuple(self._groups)
+        # Not a tuple at once: that is allocated after the iteration has begun, and may begin a collection.
+        listed = list(self._groups)
+        return tuple(listed)
 
     def abort(self) -> None:
         """Let all pending and later operations of all groups raise. Any thread, any time, microseconds."""
@@ -234,10 +235,8 @@ class GlooWorld:
 
     def take(self, groups: tuple[GlooGroup, ...] | None = None) -> tuple[GlooGroup, ...]:
         """Take groups out of the books, all of them if not told which; the caller drops them."""
-        with self._lock:
-            taken = tuple(each for each in self._groups if groups is None or each in groups)
-            self._groups = [each for each in self._groups if each not in taken]
-        return taken
+        wanted = self.groups() if groups is None else groups
+        return tuple(each for each in wanted if self._groups.pop(each, self) is None)
 
     def release(self, groups: tuple[GlooGroup, ...]) -> None:
         """Let go of groups whose process group is about to end: behind it, in a thread of its own."""
