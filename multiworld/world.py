@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from multiworld import settings
 from multiworld._core import durations
 from multiworld._core.state_machine import CloseAsked
+from multiworld._generation.background_release import releaser
+from multiworld._generation.every_step import take_all
 from multiworld.errors import InvalidJoinError, JoinTimeoutError, MultiworldError
 from multiworld.events import Breakage, State, WorldBroken, WorldClosed, bus, require_callable
 from multiworld.logs.source import about, logger
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["World", "worlds"]
 
 _log = logger(__name__)
+
+_START_AGAIN = 1.0
+"""Seconds between two tries to start a thread, where the host has none left for this process."""
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks of `wait_active`, which is woken when the world changes, too."""
@@ -403,7 +409,8 @@ class World(Selecting, ObjectCollectives):
         """Leave the world in good order and free everything it holds. Never raises, harmless when repeated.
 
         First it waits until the other members have received what was sent to them, for at most 0.8 of
-        `timeout`; what they have not received by then is lost.
+        `timeout`; what they have not received by then is lost. Ctrl-C ends that wait: all else is done before
+        KeyboardInterrupt is raised.
 
         The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`,
         and a rejoin that is under way in another thread ends with `JoinAbandonedError`.
@@ -420,13 +427,19 @@ class World(Selecting, ObjectCollectives):
         deadline = time.monotonic() + seconds
         with self._watch_lock:
             self._closes += 1
-        joining = self._next
-        if joining is not None:
-            joining.apply(CloseAsked(deadline, failure))
-        freed = self._gen.close(deadline, failure)
-        self._advances.stop(deadline)
-        self._leave_registry()
-        return freed
+        joining, freed = self._next, [False]
+
+        def close() -> None:
+            freed[0] = self._gen.close(deadline, failure)
+
+        take_all(
+            self.name,
+            *(() if joining is None else (partial(joining.apply, CloseAsked(deadline, failure)),)),
+            close,
+            partial(self._advances.stop, deadline),
+            self._leave_registry,
+        )
+        return freed[0]
 
     def _leave_registry(self) -> None:
         self._stop_listening()
@@ -510,9 +523,23 @@ class World(Selecting, ObjectCollectives):
         # A thread each: one that rejoins, which takes as long as the others take, must not keep the next one
         # waiting.
         for watcher in watchers:
-            threading.Thread(
-                target=watcher, args=(self,), daemon=True, name=f"m8d-on-break-{self.name}"
-            ).start()
+            again = self._start(watcher)
+            if again is not None:
+                _log.warning(
+                    "world %r: no thread is left for a function given to on_break: it is called when there is one",
+                    self.name,
+                    extra=about(self.name),
+                )
+                releaser.add(again, partial(self._start, watcher))
+
+    def _start(self, watcher: _Watcher) -> float | None:
+        """Tell `watcher` in a thread of its own; return the seconds to the next try where there is none left."""
+        name = f"m8d-on-break-{self.name}"
+        try:
+            threading.Thread(target=watcher, args=(self,), daemon=True, name=name).start()
+        except RuntimeError:
+            return _START_AGAIN
+        return None
 
     def _forked(self) -> None:
         """In a forked child: the world is the parent's."""

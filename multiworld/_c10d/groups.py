@@ -264,7 +264,8 @@ class Group:
         self._links: list[gloo.GlooGroup] = []
         self._lock = threading.Lock()
         self._aborted = False
-        self._closing: threading.Thread | None = None
+        self._destroying = False
+        self._destroyed = threading.Event()
         self._free = False
 
     @property
@@ -355,15 +356,14 @@ class Group:
         """
         self.abort()
         coalescing.close_left(self._traffic)  # of this thread: the abort waits for it
-        with self._lock:
-            if self._closing is None:
-                self._closing = threading.Thread(target=self._destroy, name="m8d-destroy", daemon=True)
-                self._closing.start()
-            closing = self._closing
-        closing.join(max(0.0, deadline - time.monotonic()))
-        if closing.is_alive() or not self._traffic.ended(deadline):
+        if not self._destroying:
+            try:
+                threading.Thread(target=self._destroy_once, name="m8d-destroy", daemon=True).start()
+            except RuntimeError:  # the host has no thread left for this process, or the interpreter is ending
+                self._destroy_once()
+        if not self._destroyed.wait(max(0.0, deadline - time.monotonic())):
             return False
-        return self._settled(deadline)
+        return self._traffic.ended(deadline) and self._settled(deadline)
 
     def _process_groups(self) -> list[ProcessGroup]:
         # Copied without a lock: in rare cases this raises because another thread changes the dict meanwhile.
@@ -372,6 +372,15 @@ class Group:
                 found = list(self.state.pg_map)
                 return found if self.pg is None or self.pg in found else [self.pg, *found]
         return [] if self.pg is None else [self.pg]
+
+    def _destroy_once(self) -> None:
+        with self._lock:
+            first, self._destroying = not self._destroying, True
+        if first:
+            try:
+                self._destroy()
+            finally:
+                self._destroyed.set()
 
     def _destroy(self) -> None:
         """Free it so that no destructor waits for the GIL: process groups first, gloo's backends last."""

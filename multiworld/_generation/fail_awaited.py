@@ -63,7 +63,10 @@ class AwaitedOperations:
         timer = self._timer = threading.Timer(CUT_GRACE, self._fail)
         timer.daemon = True
         timer.name = f"m8d-cut-{self._machine.world}"
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError:  # the host has no thread left for this process
+            self._fail()
 
     def fail(self) -> None:
         """Fail what still waits, now."""

@@ -8,6 +8,7 @@ that follow are carried out here, outside of all locks. It is made whole, of the
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from multiworld._c10d import fault_classification
@@ -21,6 +22,7 @@ from multiworld._core.lane.greeting import COLLECTIVES, CROWDS
 from multiworld._core.state_machine import Action, Broke, CloseAsked, JoinFailed, RetireAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.error_translation import Refusal, is_posting, over_error, raised_by_torch
+from multiworld._generation.every_step import take_all
 from multiworld._generation.fail_awaited import AwaitedOperations
 from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.resources import Holdings
@@ -250,9 +252,11 @@ class Generation:
         return self._attachment.lost
 
     def _carry_out(self, actions: tuple[Action, ...], event: StageEvent) -> None:
-        """Carry out what an event leads to: the one place that does."""
-        for action in actions:
-            self._DO[action](self, event)
+        """Carry out what an event leads to, all of it: the one place that does.
+
+        The stage has changed: what an error, or Ctrl-C, left undone would never be done.
+        """
+        take_all(self.world, *(partial(self._DO[action], self, event) for action in actions))
 
     def refuse(self) -> None:
         """Let go of the process group: every operation that begins from now on raises."""

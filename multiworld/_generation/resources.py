@@ -6,7 +6,10 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+
+from multiworld._generation.every_step import take_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -89,7 +92,7 @@ class Holdings:
         self._lock = threading.Lock()
         self.resources: Resources | None = resources
         self._store: StoreHandle | None = resources.store
-        self._unfreed: Group | None = None  # what a close left behind that ran out of time
+        self._unfreed: Group | None = None  # what is being freed, or a close left behind that ran out of time
         self._aborter: threading.Timer | None = None
         self._released = threading.Event()
         self._untold: Rendezvous | None = None
@@ -111,7 +114,10 @@ class Holdings:
         timer = self._aborter = threading.Timer(delay, _end_operations, (resources,))
         timer.daemon = True
         timer.name = f"m8d-abort-{resources.roster.world}"
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError:  # the host has no thread left for this process
+            _end_operations(resources)
 
     def drain(self, deadline: float) -> None:
         """Wait until the other members have received what was sent to them, at most until `deadline`."""
@@ -133,13 +139,23 @@ class Holdings:
             return
         if self._aborter is not None:
             self._aborter.cancel()
-        _end_operations(resources)
-        group = resources.group
-        if group.close(deadline):
+        self._unfreed = resources.group  # also if Ctrl-C comes while it is freed
+        take_all(
+            resources.roster.world,
+            partial(_end_operations, resources),
+            partial(self._free, resources, deadline),
+            resources.c10d.forget,
+            partial(self._note_over, resources, left=left, again=again),
+            partial(self._release_store_of_others, resources),
+            self._released.set,
+        )
+
+    def _free(self, resources: Resources, deadline: float) -> None:
+        if resources.group.close(deadline):
             resources.store.idle()
-        else:
-            self._unfreed = group
-        resources.c10d.forget()
+            self._unfreed = None
+
+    def _note_over(self, resources: Resources, *, left: bool, again: bool) -> None:
         # The store may be the very thing that died; nothing depends on this mark.
         with contextlib.suppress(Exception):
             if again:
@@ -147,9 +163,10 @@ class Holdings:
                 resources.rendezvous.forget(resources.keys)
             else:
                 resources.rendezvous.over(resources.keys, left=left)
+
+    def _release_store_of_others(self, resources: Resources) -> None:
         if not resources.store.serves:
             self.release_store()
-        self._released.set()
 
     def tell_over(self) -> None:
         """Tell the store that the generation is over for this process, after a `release` that left it out."""
@@ -159,7 +176,8 @@ class Holdings:
 
     def await_release(self, deadline: float) -> None:
         """Wait until another thread has released all, and free what it could not."""
-        self._released.wait(max(0.0, deadline - time.monotonic()))
+        if not self._released.wait(max(0.0, deadline - time.monotonic())):
+            return
         unfreed = self._unfreed
         if unfreed is not None and unfreed.close(deadline):
             self._unfreed = None
@@ -210,9 +228,11 @@ class Holdings:
 
 def _end_operations(resources: Resources) -> None:
     """Let everything that is pending raise."""
-    if resources.lane is not None:
-        resources.lane.fail(ConnectionAbortedError("the world is over"))
-    resources.group.abort()
+    try:
+        if resources.lane is not None:
+            resources.lane.fail(ConnectionAbortedError("the world is over"))
+    finally:
+        resources.group.abort()
 
 
 def _nothing() -> None:
