@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from multiworld import settings
+from multiworld import reentry, settings
 from multiworld._core import durations
 from multiworld._core.state_machine import CloseAsked
 from multiworld._generation.background_release import releaser
@@ -415,13 +415,19 @@ class World(Selecting, ObjectCollectives):
         The other members' worlds break with cause ``left``; operations pending here raise `WorldClosedError`,
         and a rejoin that is under way in another thread ends with `JoinAbandonedError`.
 
+        A signal's handler may call it. If the signal came in the middle of an operation, which may hold what
+        the close needs, a thread of its own closes the world: perhaps not before the handler has returned.
+
         Args:
             timeout: seconds, or a timedelta; None takes ``M8D_CLOSE_TIMEOUT`` (5).
 
         Returns:
             Whether all is free; False when the time ran out (the rest goes on in the background).
         """
-        return self._close(close_timeout() if timeout is None else _seconds(timeout))
+        seconds = close_timeout() if timeout is None else _seconds(timeout)
+        if reentry.in_the_middle():
+            return reentry.in_time(partial(self._close, seconds), seconds, f"m8d-close-{self.name}")
+        return self._close(seconds)
 
     def _close(self, seconds: float, failure: str = "") -> bool:
         deadline = time.monotonic() + seconds

@@ -41,6 +41,7 @@ LAYERS = (
         "registry",
         "background_threads",
         "exiting",
+        "reentry",
         "launched",
         "notices",
         "status",

@@ -1,0 +1,73 @@
+"""Calls that come in the middle of another call of this package, in the same thread: of a signal's handler.
+
+Python runs handlers in the main thread, between two instructions of whatever it does. If that is a call of
+this package it may hold locks, which it lets go of only after the handler has returned: what the handler
+calls must not wait for them in that thread. A garbage collection may come in the middle in the same way.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+__all__ = ["in_the_middle", "in_time"]
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def in_the_middle() -> bool:
+    """Whether the call of this package in which this is asked came in the middle of another one.
+
+    Always False in other threads than the main one: no handler runs there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    # Nothing is remembered of a handler, but its frame is of no module of this package.
+    outside = False
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  (the documented way to the caller's frame)
+    while frame is not None:
+        own = _own(frame)
+        if own and outside:
+            return True
+        outside = outside or not own
+        frame = frame.f_back
+    return False
+
+
+def _own(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return isinstance(name, str) and name.partition(".")[0] == _PACKAGE
+
+
+def in_time(function: Callable[[], bool], seconds: float, name: str) -> bool:
+    """Call `function` in a daemon thread, for as long as this thread may hold what it needs.
+
+    Args:
+        function: must not raise; it goes on after that time.
+        seconds: to wait for it.
+        name: of the thread.
+
+    Returns:
+        What `function` returns; False where it has not yet, and where there is no thread left for it.
+    """
+    results: list[bool] = []
+    done = threading.Event()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            results.append(context.run(function))
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError:  # the host has none left: here it might wait for ever
+        return False
+    return done.wait(seconds) and bool(results and results[0])

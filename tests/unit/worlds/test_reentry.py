@@ -1,0 +1,81 @@
+"""Whether a call of the package came in the middle of another one, and what is done in a thread then."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+
+from kits.meetkit import PATIENCE, until
+
+from multiworld.reentry import in_the_middle, in_time
+
+
+def of_module(name, source, **names):
+    """The function `call` of a module of that name."""
+    made = {"__name__": name, **names}
+    exec(source, made)  # noqa: S102  (the frame's module is what counts)
+    return made["call"]
+
+
+def own(inner, name="multiworld.somewhere"):
+    """A function of the package that calls `inner`."""
+    return of_module(name, "def call(): return inner()", inner=inner)
+
+
+def of_a_program(inner):
+    return of_module("program", "def call(): return inner()", inner=inner)
+
+
+def test_a_call_of_a_program_is_in_the_middle_of_none():
+    assert not in_the_middle()
+    assert not own(in_the_middle)()
+    assert not own(own(in_the_middle))(), "called by the package itself"
+    assert not of_a_program(own(in_the_middle))()
+    assert not own(in_the_middle, "multiworlds")()
+
+
+def test_a_handler_is_in_the_middle_of_the_call_that_it_interrupted():
+    handler = of_a_program(own(own(in_the_middle)))
+    assert own(handler)()
+    assert own(of_a_program(handler))()
+    assert own(handler, "multiworld")()
+    assert not of_a_program(handler)()
+    assert not own(handler, "multiworlds")()
+    assert not own(handler, None)()
+
+
+def test_no_handler_runs_in_another_thread():
+    seen = []
+    thread = threading.Thread(target=own(lambda: seen.append(in_the_middle())))
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen == [False]
+
+
+def test_it_returns_what_the_function_returns_and_runs_it_in_its_own_context():
+    said = contextvars.ContextVar("said", default="")
+    said.set("here")
+    seen = []
+    for result in (True, False):
+        assert in_time(lambda r=result: seen.append(said.get()) or r, PATIENCE, "m8d-close-w") is result
+    assert seen == ["here", "here"]
+
+
+def test_what_takes_too_long_goes_on():
+    bell, rung = threading.Event(), []
+    begun = time.monotonic()
+    assert not in_time(lambda: rung.append(bell.wait(PATIENCE)) or True, 0.05, "m8d-close-w")
+    assert time.monotonic() - begun < PATIENCE
+    bell.set()
+    until(lambda: rung == [True])
+
+
+def test_without_a_thread_nothing_is_done(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    assert not in_time(lambda: done.append(1) or True, PATIENCE, "m8d-close-w")
+    assert done == []
