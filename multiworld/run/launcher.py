@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 import time
+import uuid
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -290,9 +291,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     parts.callback(control.close)
     _show(run, Path(control.path), parts)
     environment = control.env()
-    if settings.environment("M8D_RUN_ID") is None and (
-        run_id := settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
-    ):
+    if settings.environment("M8D_RUN_ID") is None and (run_id := _run_id(config)):
         environment["M8D_RUN_ID"] = run_id
     if run.options.torch.log_dir and settings.environment("M8D_REPORTS") is None:
         environment["M8D_REPORTS"] = str(Path(run.options.torch.log_dir).absolute() / "reports")
@@ -332,6 +331,12 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     handler_name = getattr(config, "event_log_handler", "null")
     run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
     return _result_of(run, agent, leave)
+
+
+def _run_id(config: LaunchConfig) -> str:
+    """Return the id that worlds of this run have; "" where several nodes were given none."""
+    given = settings.run_id({"TORCHELASTIC_RUN_ID": config.run_id})
+    return given or (uuid.uuid4().hex if config.max_nodes == 1 else "")  # torch 2.4 makes none for one node
 
 
 def _orphans_grace(run: _Run) -> float:

@@ -85,7 +85,6 @@ TOLD_APART: dict[str, Any] = {
     "rdzv_id": "none",
     "node_rank": 0,
     "master_addr": "127.0.0.1",
-    "master_port": None,  # torch 2.4: 29500, with which two runs on one host would meet
     "local_addr": None,
 }
 """Options whose absence means something else than torch's default, and that default."""
