@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from multiworld._core.state_machine import Announced, Joined, Replaced
+from multiworld._core.state_machine import Announced, Joined, JoinFailed, Replaced
 from multiworld._generation.advance_counter import AdvanceCounter
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._join.kept_state import KeptState
 from multiworld._join.preparing import Preparing
 from multiworld._join.state import bring_up_to_date
-from multiworld.errors import JoinTimeoutError
+from multiworld.errors import JoinTimeoutError, WorldClosedError
 from multiworld.events import State, WorldActive, WorldClosed, bus
 from multiworld.registry import registry
 
@@ -47,6 +47,7 @@ class Advancing:
         self._preparing = Preparing(world, destroyed, self._counter)
         self._late = 0  # the generation whose breakage came before the end of a step
         self._asked_to_leave = 0  # how often the program had closed the world then
+        self._closes = 0  # the same, when it was joined
 
     @property
     def count(self) -> int:
@@ -56,7 +57,8 @@ class Advancing:
     def begin(self, count: int) -> None:
         """Begin with the first generation, or one after a breakage, after `count` advances."""
         # A wish to leave lasts over a breakage, and not over a close by the program.
-        self._preparing.leaving &= self._asked_to_leave == self._world._closes  # noqa: SLF001  (joins make worlds)
+        self._closes = self._world._closes  # noqa: SLF001  (joins make worlds)
+        self._preparing.leaving &= self._asked_to_leave == self._closes
         self._preparing.begin()
         self._counter.begin(count)
 
@@ -142,6 +144,12 @@ class Advancing:
         registry.moved(gen.world, made.number, made.rank)
         world._enter(world._plan, made)  # noqa: SLF001  (joins make worlds)
         gen.machine.apply(Replaced(made.number))
+        if world._closes != self._closes:  # noqa: SLF001  (joins make worlds)
+            # Another thread closes the world, and may have ended no more than the generation before this one.
+            error = WorldClosedError(gen.world, f"world {gen.world!r} was closed as it changed its members")
+            made.machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
+            world._leave_registry()  # noqa: SLF001  (joins make worlds)
+            raise made.error()
         self._counter.begin(self._counter.count)
         try:
             bus.publish(WorldActive(made.world, made.number, made.rank, time.monotonic(), made.size))

@@ -10,7 +10,7 @@ import torch
 from elastickit import LONG, enter, is_served
 from kits.meetkit import until
 from stopkit import POINTS, SAID, stand_still
-from worldkit import free_port, outcome
+from worldkit import PATIENCE, free_port, outcome
 
 import multiworld as mw
 
@@ -138,6 +138,50 @@ def asks_late(me, size, **options):
         w.advance()
     Preparing._build, World.advance = too_late, leaves
     work(me, w)
+
+
+def closes_at_the_entry(me, size):
+    """Another thread closes the world while this one has taken the next generation, and is not in it yet."""
+    from multiworld.registry import registry
+
+    moved, freed = registry.moved, []
+    w = enter(me, size, last_call=0)
+    closer = threading.Thread(target=lambda: freed.append(w.close()))
+
+    def closed_meanwhile(*where):
+        closer.start()
+        until(lambda: w.state is mw.State.CLOSED)
+        moved(*where)
+
+    registry.moved = closed_meanwhile
+    me.emit("waits")
+    advances = outcome(lambda: forever(w.advance))
+    closer.join(PATIENCE)
+    me.emit("closed", freed=freed, state=w.state, there=mw.worlds(), kinds=advances["kinds"])
+    me.hear()
+
+
+def forever(advance):
+    while True:
+        advance()
+        time.sleep(0.001)
+
+
+def sees_it_end(me, size):
+    w = enter(me, size)
+    until(lambda: w.breakage is not None)
+    me.emit("broken", cause=w.breakage.cause)
+
+
+def test_a_world_that_is_closed_while_it_enters_the_next_generation_is_closed(cast):
+    closes = cast.start(closes_at_the_entry, 0, size="1:2")
+    closes.expect("waits")
+    newcomer = cast.start(sees_it_end, 1, size="1:2")
+    told = closes.expect("closed")
+    assert (told.freed, told.state, told.there) == ([True], mw.State.CLOSED, {})
+    assert told.kinds[0] == "WorldClosedError"
+    assert newcomer.expect("broken").cause == "left"
+    closes.say("end")
 
 
 # -- faults on the way ----
