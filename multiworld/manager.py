@@ -8,6 +8,7 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from multiworld._join.block import close_async
 from multiworld._join.join import join_async
 from multiworld.communicator import REMEMBERED, WorldCommunicator
 from multiworld.errors import InvalidJoinError, JoinAbandonedError
@@ -104,7 +105,7 @@ class WorldManager:
                 raise _removed_meanwhile(world_name) from None
             raise
         if self._joins.get(world_name) is not joining:  # too late to cancel it
-            await asyncio.to_thread(world.close)
+            await close_async(world)
             raise _removed_meanwhile(world_name)
         del self._joins[world_name]
         self._before.pop(world_name, None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from multiworld._join.arguments import Size, StateLike
     from multiworld.world import World
 
-__all__ = ["Joined", "joined"]
+__all__ = ["Joined", "close_async", "joined"]
 
 
 def joined(
@@ -82,8 +84,7 @@ class Joined:
         try:
             world.__exit__(kind, exc, traceback)
         finally:
-            # A cancelled task does not wait for it, and it goes on to its end.
-            await asyncio.to_thread(world.close)
+            await close_async(world)
 
     def _select(self, world: World) -> World:
         try:
@@ -99,3 +100,26 @@ class Joined:
         if world is None:
             raise AssertionError("a block that ends was entered")
         return world
+
+
+async def close_async(world: World) -> None:
+    """`World.close`, awaitable. A cancelled task does not wait for it, and it goes on to its end.
+
+    It has a thread of its own: those of asyncio's executor may all be in calls that wait for this world.
+    """
+    loop = asyncio.get_running_loop()
+    closed: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not closed.done():
+            closed.set_result(None)
+
+    def work() -> None:
+        try:
+            world.close()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: no task waits
+                loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=work, daemon=True, name=f"m8d-close-{world.name}").start()
+    await closed

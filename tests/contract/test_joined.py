@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
+from kits.meetkit import until
+from worldkit import PATIENCE
 
 import multiworld as mw
 
@@ -85,11 +89,46 @@ def fails(me):
     me.emit("over")
 
 
+def without_threads_of_asyncio(me, *, cancelled):
+    """All threads of asyncio's executor are in calls that wait, from the block's end on."""
+
+    async def run():
+        seen, ends, bell = [], asyncio.Event(), threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(bell.wait, 10 * PATIENCE))
+
+        async def block():
+            async with mw.joined("w1", 0, 1, store=me.store, timeout=30) as world:
+                seen.append(world)
+                ends.set()
+
+        task = asyncio.create_task(block())
+        try:
+            if cancelled:
+                await ends.wait()
+                task.cancel()
+            await asyncio.wait({task}, timeout=PATIENCE / 2)
+            assert task.done()
+            assert task.cancelled() == cancelled
+            until(lambda: seen[0].state is mw.State.CLOSED and not mw.worlds())
+            me.emit("over")
+        finally:
+            bell.set()
+            await busy
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("program", [in_block, awaited])
 @pytest.mark.parametrize("ends", ["well", "raises"])
 def test_a_block_joins_selects_and_closes(program, ends, cast):
     for member in cast.all(program, 2, ends=ends):
         member.expect("over")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_awaited_block_ends_without_a_thread_of_asyncio(cast, cancelled):
+    cast.start(without_threads_of_asyncio, cancelled=cancelled).expect("over")
 
 
 def test_it_can_be_entered_again_and_joins_anew(cast):
