@@ -293,9 +293,10 @@ class Registry:
 
     def _check_fork(self) -> None:
         # A forked child has copies of its parent's sockets and none of its threads: it starts from nothing,
-        # and must not close what it does not own.
+        # and must not close what it does not own. Its joins are not judged by generations of its parent's.
         if os.getpid() != self._pid:
             self._worlds, self._joining, self._watchdog = {}, {}, None
+            self._last, self._noted = {}, {}
             self._pid, self._hooked, self._ending = os.getpid(), False, False
             self._closables = weakref.WeakSet()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -84,6 +85,18 @@ def test_a_closed_world_is_not_listed():
     world = FakeWorld()
     registry = holding(world)
     world.state = State.CLOSED
+    assert registry.worlds() == {}
+
+
+def test_a_forked_child_has_been_in_no_generation(monkeypatch):
+    registry = holding(FakeWorld(generation=3))
+    registry.note("w", 4)
+    assert (registry.last("w"), registry.noted("w")) == ((3, 0), 4)
+    monkeypatch.setattr(FakeWorld, "_forked", lambda _: None, raising=False)
+    child = os.getpid() + 1
+    monkeypatch.setattr("os.getpid", lambda: child)
+    registry._forked()
+    assert (registry.last("w"), registry.noted("w")) == ((0, -1), 0)
     assert registry.worlds() == {}
 
 
