@@ -47,6 +47,7 @@ class Releaser:
         self._numbers = itertools.count()
         self._changed = threading.Condition(threading.Lock())
         self._threads = 0
+        self._taking = 0  # threads that are in a step, which may hang
         self._stopped = False
 
     @property
@@ -64,7 +65,7 @@ class Releaser:
             self._stopped = False
             heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
             self._changed.notify()
-            start = self._threads < min(self._limit, len(self._due))
+            start = self._threads < min(self._limit, self._taking + len(self._due))
             self._threads += start
         if start:
             try:
@@ -98,10 +99,10 @@ class Releaser:
                 delay = step()
             except Exception:  # noqa: BLE001  (logged: the next step has its turn all the same)
                 _log.exception("a broken world could not be freed")
-            if delay is not None:
-                with self._changed:
-                    if not self._stopped:
-                        heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
+            with self._changed:
+                self._taking -= 1
+                if delay is not None and not self._stopped:
+                    heapq.heappush(self._due, (self._clock() + delay, next(self._numbers), step))
 
     def _next(self) -> Step | None:
         """Wait for the next step that is due; None where there is none any more: the thread ends."""
@@ -109,6 +110,7 @@ class Releaser:
             while self._due:
                 left = self._due[0][0] - self._clock()
                 if left <= 0:
+                    self._taking += 1
                     return heapq.heappop(self._due)[2]
                 self._changed.wait(left)
             self._threads -= 1

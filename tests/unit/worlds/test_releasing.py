@@ -55,6 +55,21 @@ class TestReleaser:
         bell.set()
         assert until(lambda: releaser.threads == 0)
 
+    def test_a_step_that_hangs_does_not_hold_up_one_that_comes_later(self):
+        releaser, began, done, bell = Releaser(threads=2), threading.Event(), [], threading.Event()
+
+        def hangs():
+            began.set()
+            bell.wait(2 * PATIENCE)
+
+        releaser.add(0.0, hangs)
+        assert began.wait(PATIENCE)
+        releaser.add(0.0, lambda: done.append(1))
+        assert until(lambda: done)
+        assert until(lambda: releaser.threads == 1)
+        bell.set()
+        assert until(lambda: releaser.threads == 0)
+
     def test_there_are_never_more_threads_than_the_limit(self):
         releaser, bell, taken = Releaser(threads=2), threading.Event(), []
         for _ in range(5):
