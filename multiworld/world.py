@@ -424,7 +424,13 @@ class World(Selecting, ObjectCollectives):
         Returns:
             Whether all is free; False when the time ran out (the rest goes on in the background).
         """
-        seconds = close_timeout() if timeout is None else _seconds(timeout)
+        try:
+            seconds = close_timeout() if timeout is None else _seconds(timeout)
+        except TypeError as error:  # closing never raises
+            _log.warning(
+                "world %r is closed within the default time: %s", self.name, error, extra=about(self.name)
+            )
+            seconds = close_timeout()
         if reentry.in_the_middle():
             return reentry.in_time(partial(self._close, seconds), seconds, f"m8d-close-{self.name}")
         return self._close(seconds)

@@ -236,6 +236,25 @@ def test_what_cannot_be_called(alone):
         mw.events.bus.subscribe(None)
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), "5"])
+def test_what_is_no_time(alone, timeout):
+    for waits in (alone.wait_active, alone.pending, alone.waited_for):
+        with pytest.raises(TypeError, match=f"timeout={timeout!r}: it is a number of seconds"):
+            waits(timeout)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(mw.InvalidJoinError, match="timeout"):
+        mw.join("w1", 0, 1, store=f"file://{folder}/store", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5"])
+def test_a_close_that_is_given_no_time_takes_the_default(caplog, monkeypatch, timeout):
+    monkeypatch.setenv("M8D_CLOSE_TIMEOUT", "30")
+    with tempfile.TemporaryDirectory() as folder:
+        world = mw.join("w1", 0, 1, store=f"file://{folder}/store")
+        assert world.close(timeout)
+    assert world.state is mw.State.CLOSED
+    assert f"timeout={timeout!r}" in caplog.text
+
+
 def calls(me, size):
     w = mw.join("w1", me.rank, size, store=me.store, timeout=6)
     if me.rank == 0:

@@ -17,6 +17,8 @@ from multiworld._core.durations import seconds
         (dt.timedelta(minutes=1, milliseconds=500), 60.5),
         (10**400, float("inf")),
         (-(10**400), float("-inf")),
+        (float("inf"), float("inf")),
+        (float("nan"), None),
         (True, None),
         ("3", None),
         (None, None),
