@@ -112,6 +112,11 @@ class Registry:
             self._check_fork()
             return {name: world for name, world in self._worlds.items() if world.state is not State.CLOSED}
 
+    @property
+    def ending(self) -> bool:
+        """Whether the program ends: joins that are under way are given up."""
+        return self._ending and os.getpid() == self._pid
+
     def joining(self) -> tuple[str, ...]:
         """Names of the worlds that this process is joining now."""
         with self._lock:
@@ -252,7 +257,7 @@ class Registry:
                 os.register_at_fork(after_in_child=self._forked)
 
     def close_all(self, timeout: float = EXIT_BUDGET, *, ending: bool = True) -> bool:
-        """Close every world of this process, in parallel, within `timeout` seconds."""
+        """Close every world of this process, in parallel, within `timeout` seconds; `ending` gives up its joins."""
         if os.getpid() != self._pid:
             return True
         deadline = time.monotonic() + timeout
@@ -278,6 +283,8 @@ class Registry:
             closer.join(max(0.0, deadline - time.monotonic()))
         left = [closer for closer in closers if closer.is_alive()]
         if ending:
+            while self._joining and time.monotonic() < deadline:
+                time.sleep(0.002)  # given up, they tell the other members, by way of the watchdog too
             if self._watchdog is not None:
                 self._watchdog.stop(deadline)
             background_threads.end(deadline)

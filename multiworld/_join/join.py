@@ -287,7 +287,7 @@ def _join_assigned(
         ) as error:  # fmt: skip
             # A member was lost, or was late. The others go on, and this one with them.
             other = handle is not None and registry.worlds().get(plan.name, handle) is not handle
-            stopped = given_up()
+            stopped = given_up() or registry.ending
             # A member that served the store is lost with it, and another process serves that address then. A
             # store object is the caller's, and one that was not reached at all has been waited for.
             final = isinstance(error, StoreUnreachableError) and not (
@@ -354,7 +354,8 @@ def _join_once(
                 plan,
                 machine,
                 deadline,
-                lambda: cancelled() or machine.state is State.CLOSED,
+                # The interpreter waits for a thread that joins, if it is no daemon.
+                lambda: cancelled() or machine.state is State.CLOSED or registry.ending,
                 past=past,
                 lost=lost,
                 left=left,

@@ -18,6 +18,12 @@ rank, store, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 if what == "half-joined":
     threading.Thread(target=lambda: mw.join("w1", rank, 3, store=store, timeout=60), daemon=True).start()
     time.sleep(1.0)
+elif what in ("half-joined-thread", "half-joined-range"):  # not a daemon: the interpreter would wait for it
+    given = (rank, 3) if what == "half-joined-thread" else (None, "3:4")
+    threading.Thread(target=lambda: mw.join("w1", *given, store=store, timeout=60)).start()
+    from multiworld.registry import registry
+    while not (registry.joining() and registry._hooked):  # torch is loaded by then
+        time.sleep(0.01)
 elif what == "half-joined-async":
     async def main():
         asyncio.create_task(mw.join_async("w1", rank, 3, store=store, timeout=60))
@@ -64,6 +70,8 @@ print("end", time.monotonic(), flush=True)
         "pending-task",
         "pending-works",
         "half-joined",
+        "half-joined-thread",
+        "half-joined-range",
         "half-joined-async",
     ],
 )
