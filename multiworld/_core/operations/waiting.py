@@ -12,7 +12,7 @@ from multiworld._core.operations.report import calls_of_collectives
 from multiworld.pending import PendingOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from multiworld._core.operations.report import MemberReport, Operation
 
@@ -40,12 +40,13 @@ def pending_operations(
         silent: what is known of those, by rank: "is stopped".
     """
     known = {} if silent is None else silent
-    found = [*_collectives(reports, known), *_messages(reports, known)]
+    resting = _resting(reports)
+    found = [*_collectives(reports, known, resting), *_messages(reports, known, resting)]
     return tuple(sorted(found, key=lambda each: -each.seconds))
 
 
 def _collectives(
-    reports: Mapping[int, MemberReport | None], silent: Mapping[int, str]
+    reports: Mapping[int, MemberReport | None], silent: Mapping[int, str], resting: Collection[int]
 ) -> Iterator[PendingOperation]:
     for (group, number), every in calls_of_collectives(reports).items():
         calls = {rank: each for rank, each in every.items() if each.pending}
@@ -61,9 +62,7 @@ def _collectives(
             if rank not in waiting and not _has_ended(reports.get(rank), group, number, calls.get(rank))
         }
         root = first.peer
-        idle = (
-            first.kind in _GIVEN_BY_ROOT and list(missing) == [root] and _rests(root, reports, set(waiting))
-        )
+        idle = first.kind in _GIVEN_BY_ROOT and list(missing) == [root] and root in resting
         yield PendingOperation(
             first.kind, number, first.size, first.ranks, root, None, waiting, missing, idle
         )
@@ -103,18 +102,22 @@ def _doing(report: MemberReport) -> str:
 
 
 def _messages(
-    reports: Mapping[int, MemberReport | None], silent: Mapping[int, str]
+    reports: Mapping[int, MemberReport | None], silent: Mapping[int, str], resting: Collection[int]
 ) -> Iterator[PendingOperation]:
     for rank, report in reports.items():
         for each in () if report is None else report.pending:
             if each.number is None:
-                yield _message(rank, each, reports, silent)
+                yield _message(rank, each, reports, silent, resting)
 
 
 def _message(
-    rank: int, each: Operation, reports: Mapping[int, MemberReport | None], silent: Mapping[int, str]
+    rank: int,
+    each: Operation,
+    reports: Mapping[int, MemberReport | None],
+    silent: Mapping[int, str],
+    resting: Collection[int],
 ) -> PendingOperation:
-    others = [other for other in each.ranks if other != rank] if each.peer is None else [each.peer]
+    others = _others(rank, each)
     missing = {}
     for other in others:
         report = reports.get(other)
@@ -126,7 +129,7 @@ def _message(
     return PendingOperation(
         each.kind, None, each.size, ranks, each.peer, each.tag, {rank: each.began},
         missing if len(missing) == len(others) else {},
-        each.kind == "recv" and bool(missing) and _source_rests(rank, each, reports, {rank}),
+        each.kind == "recv" and bool(missing) and any(other in resting for other in others),
     )  # fmt: skip
 
 
@@ -141,29 +144,34 @@ def _meet(rank: int, one: Operation, other_rank: int, other: Operation) -> bool:
     )
 
 
-def _source_rests(
-    rank: int, each: Operation, reports: Mapping[int, MemberReport | None], seen: set[int]
-) -> bool:
-    """Whether what a member waits to be given comes from one that rests."""
-    if each.peer is not None:
-        return _rests(each.peer, reports, seen)
-    return any(_rests(other, reports, seen) for other in each.ranks if other != rank)
+def _others(rank: int, each: Operation) -> list[int]:
+    """Return those that an operation of the member `rank` may be ended by: its peer, or any other."""
+    return [other for other in each.ranks if other != rank] if each.peer is None else [each.peer]
 
 
-def _rests(rank: int | None, reports: Mapping[int, MemberReport | None], seen: set[int]) -> bool:
-    """Whether a member is in no operation, or only waits, in the end, for one that is in none.
+def _resting(reports: Mapping[int, MemberReport | None]) -> frozenset[int]:
+    """Return the members that are in no operation, or only wait, in the end, for one that is in none.
 
-    Args:
-        rank: of the member.
-        reports: of all.
-        seen: ranks of the members that wait for it; one of them again is a circle, in which none can go on.
+    Those of a circle, in which none can go on, are not among them, nor are those that wait for one of it.
+    Each operation is looked at once, as often as it has members that may give what it waits for.
     """
-    report = None if rank is None else reports.get(rank)
-    if rank is None or report is None or rank in seen:
-        return False
-    return all(
-        (each.kind == "recv" or (each.kind in _GIVEN_BY_ROOT and each.peer != rank))
-        and _source_rests(rank, each, reports, {*seen, rank})
-        for each in report.pending
-        if each.began >= _MOVES
-    )
+    held: dict[int, set[int]] = {}  # by rank: operations that no resting member is known to end
+    given_by: dict[int, list[tuple[int, int]]] = {}
+    for rank, report in reports.items():
+        if report is None:
+            continue
+        old = [each for each in report.pending if each.began >= _MOVES]
+        held[rank] = set(range(len(old)))
+        for place, each in enumerate(old):
+            if each.kind == "recv" or (each.kind in _GIVEN_BY_ROOT and each.peer != rank):
+                waits = rank, place
+                for source in _others(rank, each):
+                    given_by.setdefault(source, []).append(waits)
+    resting = [rank for rank, places in held.items() if not places]
+    for source in resting:  # grows meanwhile
+        for rank, place in given_by.get(source, ()):
+            if place in held[rank]:
+                held[rank].remove(place)
+                if not held[rank]:
+                    resting.append(rank)
+    return frozenset(resting)

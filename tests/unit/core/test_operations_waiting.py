@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multiworld._core.operations.report import MemberReport, Operation
 from multiworld._core.operations.waiting import pending_operations
@@ -239,6 +243,91 @@ def test_others_that_wait_for_the_root_are_idle(kind):
 def test_collectives_of_all_are_never_idle():
     assert idle(report(0), report(1, call(ranks=(0, 1)))) == {1: False}
     assert idle(report(0), report(1, call("reduce", peer=0, ranks=(0, 1)))) == {1: False}
+
+
+MANY = range(64)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["circle", "one rests"])
+def test_many_that_receive_from_any_are_looked_at_quickly(first):
+    waits = message("recv", None, ranks=tuple(MANY))
+    reports = {n: report(n, waits) if n >= first else report(n) for n in MANY}
+    began = time.monotonic()
+    found = pending_operations(reports)
+    assert time.monotonic() - began < 5.0
+    assert [each.idle for each in found] == [first == 1] * (64 - first)
+
+
+@pytest.mark.parametrize("of_first", [(), (message("send", 70),)], ids=["one rests", "none rests"])
+def test_many_that_receive_from_all_before_them_are_looked_at_quickly(of_first):
+    reports = {n: report(n, *(message("recv", other, ranks=tuple(MANY)) for other in range(n))) for n in MANY}
+    reports[0] = report(0, *of_first)
+    began = time.monotonic()
+    found = pending_operations(reports)
+    assert time.monotonic() - began < 5.0
+    assert {each.idle for each in found if each.kind == "recv"} == {not of_first}
+
+
+def test_a_row_longer_than_any_stack():
+    row = range(3000)
+    reports = {n: report(n, message("recv", n - 1, ranks=(n - 1, n))) for n in row[1:]}
+    assert {each.idle for each in pending_operations({0: report(0), **reports})} == {True}
+
+
+@st.composite
+def worlds(draw):
+    ranks = tuple(range(draw(st.integers(1, 5))))
+    peers, ages = st.sampled_from(ranks), st.sampled_from([0.5, 1.0, 3.0, 12.0])
+    sends = st.builds(message, st.just("send"), peers, ages, ranks=st.just(ranks))
+    receives = st.builds(message, st.just("recv"), st.none() | peers, ages, ranks=st.just(ranks))
+    calls = st.builds(
+        call,
+        st.sampled_from(["broadcast", "scatter", "all_reduce"]),
+        st.integers(1, 2),
+        ages,
+        peer=peers,
+        ranks=st.just(ranks),
+    )
+    operations = st.lists(receives | receives | sends | calls, max_size=3)
+    return {rank: draw(st.none() | st.builds(report, st.just(rank))) for rank in ranks} | {
+        rank: report(rank, *draw(operations)) for rank in ranks if draw(st.booleans())
+    }
+
+
+def source_rests(rank, each, reports, seen):
+    if each.peer is not None:
+        return rests(each.peer, reports, seen)
+    return any(rests(other, reports, seen) for other in each.ranks if other != rank)
+
+
+def rests(rank, reports, seen):
+    """Every way is gone, as long as it meets no member twice: what is meant, in factorial time."""
+    found = reports.get(rank)
+    if found is None or rank in seen:
+        return False
+    return all(
+        (each.kind == "recv" or (each.kind in {"broadcast", "scatter"} and each.peer != rank))
+        and source_rests(rank, each, reports, {*seen, rank})
+        for each in found.pending
+        if each.began >= 1.0
+    )
+
+
+@given(worlds())
+def test_idle_is_what_going_every_way_finds(reports):
+    for each in pending_operations(reports):
+        (rank, *_), everyone = each.waiting, set(each.waiting)
+        if each.kind == "recv":
+            one = message("recv", each.peer, ranks=tuple(reports))
+            expected = source_rests(rank, one, reports, everyone)
+        else:
+            gives = each.kind in {"broadcast", "scatter"} and list(each.missing) == [each.peer]
+            expected = gives and rests(each.peer, reports, everyone)
+        if expected and each.missing:
+            assert each.idle
+        # One that has begun within the last second does not make its circle count for itself yet.
+        if each.idle and min(each.waiting.values()) >= 1.0:
+            assert expected
 
 
 def test_the_longest_comes_first():
