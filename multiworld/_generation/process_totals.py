@@ -44,6 +44,7 @@ class ProcessTotals:
         self._clear()
 
     def _clear(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal's handler may close a world in the middle
         self._worlds: dict[str, _World] = {}
         self._forgotten = Sums()
@@ -57,6 +58,8 @@ class ProcessTotals:
 
     def end(self, world: str, totals: Totals) -> None:
         """It is over; harmless when repeated."""
+        if self._pid != os.getpid():  # a forked child lets go of worlds before this is cleared there
+            return
         with self._lock:
             kept = self._worlds.get(world)
             if kept is None or totals not in kept.present:
@@ -79,6 +82,7 @@ class ProcessTotals:
 
     def sums(self) -> tuple[dict[str, Sums], Sums]:
         """Return the totals of each world that is known, and of all that are forgotten."""
+        _know_forks()
         with self._lock:
             found = {
                 name: sum((each.sums() for each in kept.present), kept.past)

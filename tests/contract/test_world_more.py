@@ -20,6 +20,7 @@ from worldkit import PATIENCE, SOON, free_port
 
 import multiworld as mw
 from multiworld._core.liveness import detector
+from multiworld._generation.process_totals import process_totals
 from multiworld.events import Breakage, Cause
 from multiworld.registry import registry
 
@@ -596,6 +597,39 @@ def parent(me, size):
 
 def test_a_forked_child_has_nothing_of_its_parents_worlds(cast):
     runs(cast, parent, 2)
+
+
+def counted_by_another_thread(me, size):
+    w = alone(me)
+    held, forked = threading.Event(), threading.Event()
+
+    def count():
+        with process_totals._lock:  # as `sums` does, which the metrics ask for
+            held.set()
+            forked.wait()
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    forked.set()
+    counting.join()
+    ended = []
+    try:
+        assert wait_for(
+            lambda: ended or ended.extend([p for p in [os.waitpid(pid, os.WNOHANG)] if p[0]]) or ended
+        )
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    assert ended == [(pid, 0)]
+    w.close()
+
+
+def test_a_fork_returns_in_the_child_while_another_thread_reads_the_totals(cast):
+    runs(cast, counted_by_another_thread)
 
 
 # -- joining --------------------------------------------------------------------------------------------------------

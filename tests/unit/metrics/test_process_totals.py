@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
+import threading
 from collections import Counter
+
+from kits.meetkit import until
 
 from multiworld._core.operations.totals import Sums, Totals
 from multiworld._generation import process_totals
@@ -21,6 +26,37 @@ def begun(kept, world="w", sent=0):
 
 def sends(number):
     return Sums(Counter(send=number) if number else Counter(), 10 * number, 0, Counter())
+
+
+@contextlib.contextmanager
+def held_by_another_thread(lock):
+    taken, over = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def exit_code(pid):
+    """Of a child, which is killed where it hangs."""
+    ended = []
+    try:
+        until(lambda: ended.extend(each for each in [os.waitpid(pid, os.WNOHANG)] if each[0]) or ended)
+    except AssertionError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return os.waitstatus_to_exitcode(ended[0][1])
 
 
 def test_numbers_never_go_back_from_one_generation_to_the_next():
@@ -101,14 +137,26 @@ def test_a_forked_child_begins_at_nothing():
     totals = begun(process_totals.process_totals, "forked", sent=3)
     process_totals.process_totals.reported(written=True)
     assert process_totals.process_totals.sums()[0]["forked"] == sends(3)
-    process_totals.process_totals._lock.acquire()  # as another thread may at the fork
-    pid = os.fork()
-    if not pid:
-        found = process_totals.process_totals.sums(), process_totals.process_totals.reports
-        os._exit(found != (({}, Sums()), 0))
-    process_totals.process_totals._lock.release()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with held_by_another_thread(process_totals.process_totals._lock):
+        pid = os.fork()
+        if not pid:
+            found = process_totals.process_totals.sums(), process_totals.process_totals.reports
+            os._exit(found != (({}, Sums()), 0))
+    assert exit_code(pid) == 0
     process_totals.process_totals.end("forked", totals)
+
+
+def test_a_forked_child_ends_its_parents_worlds_before_anything_is_cleared(monkeypatch):
+    monkeypatch.setattr(process_totals, "_know_forks", lambda: None)
+    kept = ProcessTotals()
+    totals = begun(kept, sent=3)
+    with held_by_another_thread(kept._lock):
+        pid = os.fork()
+        if not pid:
+            kept.end("w", totals)
+            os._exit(0)
+    assert exit_code(pid) == 0
+    assert kept.sums() == ({"w": sends(3)}, Sums())
 
 
 def test_reports():
