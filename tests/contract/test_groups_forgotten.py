@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import time
 from contextlib import closing
 
 import torch
 import torch.distributed as dist
 from groupkit import run, soon
+from kits.descriptorkit import no_descriptor
+from kits.meetkit import until
 
+import multiworld as mw
 from multiworld._c10d.gloo import cxx, unblocking
 from multiworld._c10d.routing import router
+
+TIMEOUT = 60.0
+"""Seconds after which an operation ends that is forgotten."""
+
+MANY = 16 << 20
+"""Numbers: the message is half sent when its receiver stops."""
 
 
 def known(member):
@@ -85,3 +97,88 @@ def test_a_build_that_hides_them_is_said_once():
     for texts in run(2, hidden):
         assert len(texts) == 1
         assert "ends at its timeout" in texts[0]
+
+
+def half_received(me, w):
+    """Wait for a message in gloo, to be stopped when others know that."""
+    work = w.broadcast(torch.ones(MANY), 0, async_op=True)
+    (group,) = w._gen.c10d.gloo.groups()
+    until(
+        lambda: any(
+            unblocking._buffer_around(unblocking._waits_at(each.thread)) for each in group.target.workers
+        )
+    )
+    me.emit("ready")
+    me.hear()
+    del work
+
+
+def crowded(me, size):
+    """No descriptor is free but those that end with the world."""
+    os.environ["M8D_LANE"] = "0"
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
+    w.barrier()
+    if me.rank:
+        half_received(me, w)
+        return
+    with no_descriptor():
+        me.emit("ready")
+        me.hear()
+        try:
+            w.broadcast(torch.ones(MANY), 0)
+        except mw.BrokenWorldException as error:
+            me.emit("raised", cause=error.cause, late=time.monotonic() - w.breakage.at)
+    w.close()
+
+
+def starved(me, size):
+    """Each thing gets a descriptor only some looks after the end."""
+    os.environ["M8D_LANE"] = "0"
+    refusals = []
+
+    def at_first_without(made):
+        left = iter(range(3))
+
+        def tries(*args):
+            if w.state is mw.State.BROKEN and next(left, None) is not None:
+                refusals.append(made.__name__)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return made(*args)
+
+        return tries
+
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
+    w.barrier()
+    if me.rank:
+        half_received(me, w)
+        return
+    cxx.Memory = at_first_without(cxx.Memory)
+    unblocking._start_of = at_first_without(unblocking._start_of)
+    me.emit("ready")
+    me.hear()
+    try:
+        w.broadcast(torch.ones(MANY), 0)
+    except mw.BrokenWorldException as error:
+        told = {"cause": error.cause, "late": time.monotonic() - w.breakage.at}
+        me.emit("raised", refusals=sorted(set(refusals)), **told)
+    w.close()
+
+
+def half_sent(cast, program):
+    members = cast.all(program, 2)
+    for each in members:
+        each.expect("ready")
+    members[1].stop()
+    members[0].say("go")
+    told = members[0].expect("raised", timeout=1.5 * TIMEOUT)
+    assert (told.cause, told.late < TIMEOUT / 4) == ("hung", True), told
+    assert members[0].finish() == 0
+    return told
+
+
+def test_operations_raise_without_a_free_descriptor(cast):
+    half_sent(cast, crowded)
+
+
+def test_what_gloo_forgets_ends_once_a_descriptor_is_free(cast):
+    assert half_sent(cast, starved).refusals == ["Memory", "_start_of"]

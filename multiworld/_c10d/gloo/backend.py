@@ -73,6 +73,7 @@ class GlooGroup:
         self.store = store
         self.lease = lease
         self.links, self._listeners = sockets.find(own, members)
+        self._spare = sockets.spare()
         self.target = unblocking.Target(self.links, *workers)
 
     def shut(self) -> None:
@@ -88,7 +89,7 @@ class GlooGroup:
         """
         if not self.lease.give_back():
             self._listeners = ()  # they are other groups' too
-        self.backend = None
+        self.backend = self._spare = None
 
     @property
     def gone(self) -> bool:

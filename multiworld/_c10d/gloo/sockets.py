@@ -11,23 +11,29 @@ both addresses are still what they were.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import queue
 import socket
 import stat
 import struct
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld._net import procfs
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 __all__ = [
-    "Address", "TcpSocket", "accepted", "apply", "find", "forked", "listener", "parse_address", "shut",
-    "still_open",
+    "Address", "Spare", "TcpSocket", "accepted", "apply", "find", "forked", "listener", "parse_address",
+    "shut", "spare", "still_open",
 ]  # fmt: skip
+
+_log = logger(__name__)
 
 Address = tuple[str, int]
 """Numeric host and port."""
@@ -121,20 +127,103 @@ def shut(links: Iterable[TcpSocket]) -> int:
 
     Takes about 15 µs each and waits for nothing; safe in any thread while gloo uses them.
     """
-    return sum(apply(link, lambda sock: sock.shutdown(socket.SHUT_RDWR)) for link in links)
+    outcomes = [_attempt(link, lambda sock: sock.shutdown(socket.SHUT_RDWR)) for link in links]
+    if missed := outcomes.count(errno.EMFILE):
+        _log.warning(
+            "no descriptor is free to shut %d of gloo's sockets: operations end at their timeout", missed
+        )
+    return outcomes.count(0)
 
 
 def apply(link: TcpSocket, action: Callable[[socket.socket], None]) -> bool:
     """Call `action` with the socket, if it is still the same one; False where it is not, or if that fails."""
-    with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
-        copy = os.dup(link.fd)  # now the number cannot be reused for another socket
+    return _attempt(link, action) == 0
+
+
+def _attempt(link: TcpSocket, action: Callable[[socket.socket], None]) -> int:
+    """Do as `apply` does; return 0, or the number of the error for which it was not done."""
+    try:
+        with _copy_of(link.fd) as copy:
+            if _link(copy, link.fd, _inode(copy)) != link:
+                return errno.EBADF
+            _of(copy, action)
+            return 0
+    except OSError as error:  # mostly closed meanwhile, or not connected any more
+        return error.errno or errno.EBADF
+
+
+@contextlib.contextmanager
+def _copy_of(fd: int) -> Iterator[int]:
+    """Give what a descriptor is one more number: this one cannot be reused for another socket."""
+    try:
+        copy = os.dup(fd)
+    except OSError as error:
+        kept = None if _kept[0] is None else _kept[0]()
+        if error.errno != errno.EMFILE or kept is None:
+            raise
+        with kept.lent(fd) as copy:
+            yield copy
+        return
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
+class Spare:
+    """A descriptor that is kept, for when this process has no free one; it goes with its last holder.
+
+    Raises:
+        OSError: there is none to be kept.
+    """
+
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if _link(copy, link.fd, _inode(copy)) == link:
-                _of(copy, action)
-                return True
+            self._copy = os.dup(self._null)
+        except OSError:
+            os.close(self._null)
+            raise
+        weakref.finalize(self, _close, self._null, self._copy).atexit = False
+        # Not a lock: a signal's handler may close a world in the middle, and has to give up.
+        self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._turn.put(None)
+
+    @contextlib.contextmanager
+    def lent(self, fd: int) -> Iterator[int]:
+        """Let it be what `fd` is, in one step: no other thread can take the number in between."""
+        try:
+            self._turn.get(timeout=_TURN)
+        except queue.Empty:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
+        try:
+            yield os.dup2(fd, self._copy, inheritable=False)
         finally:
-            os.close(copy)
-    return False
+            os.dup2(self._null, self._copy, inheritable=False)
+            self._turn.put(None)
+
+
+def _close(*numbers: int) -> None:
+    for number in numbers:
+        os.close(number)
+
+
+_TURN = 0.1
+"""Seconds to wait for another thread that uses the spare descriptor, which takes microseconds."""
+
+_kept: list[weakref.ref[Spare] | None] = [None]
+
+
+def spare() -> Spare | None:
+    """Return the process's spare descriptor, to be held as long as `shut` may be called; None without one."""
+    kept = None if _kept[0] is None else _kept[0]()
+    if kept is None:
+        try:
+            kept = Spare()
+        except OSError:
+            return None
+        _kept[0] = weakref.ref(kept)
+    return kept
 
 
 def listener(address: Address) -> TcpSocket | None:
@@ -176,8 +265,9 @@ _adding = [threading.Lock()]  # in a list, to be replaced in a forked child
 
 
 def forked() -> None:
-    """Replace the lock in a forked child: its holder may not exist there."""
+    """Replace the lock in a forked child, and the spare descriptor: their holders may not exist there."""
     _adding[0] = threading.Lock()
+    _kept[0] = None
 
 
 def _descriptors() -> Iterable[int]:

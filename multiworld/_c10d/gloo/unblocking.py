@@ -15,6 +15,7 @@ kernel says at which address a thread waits (``/proc/self/task/ID/syscall``).
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import weakref
@@ -58,6 +59,8 @@ for them."""
 
 _MANY = 512
 """Works after which those that are gone are taken out of the books."""
+
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 _TASKS = Path("/proc/self/task")
 _log = logger(__name__)
@@ -166,45 +169,56 @@ def unblock(targets: Iterable[Target], posted: Posted) -> None:
 
 
 def _until_quiet(groups: tuple[Target, ...], posted: Posted, deadline: float) -> None:
-    pause = FIRST_PAUSE
-    try:
-        with closing(cxx.Memory()) as memory:
-            while time.monotonic() < deadline:
-                if not any(sockets.still_open(each.links) for each in groups):
-                    _tell_posted(memory, posted)
-                    working = [_tell_workers(memory, each) for each in groups]
-                    if not any(working):
-                        return
-                time.sleep(pause)
-                pause = min(LONGEST_PAUSE, pause * 1.5)
-    except OSError as error:
-        _log.warning("operations that gloo has forgotten end at their timeout: %s", error)
+    pause, failed = FIRST_PAUSE, None
+    while time.monotonic() < deadline:
+        if not any(sockets.still_open(each.links) for each in groups):
+            try:
+                _tell_posted(posted)
+                working, failed = [_tell_workers(each) for each in groups], None
+                if not any(working):
+                    return
+            except OSError as error:
+                failed = error
+                if error.errno not in _NO_DESCRIPTOR:  # nor will there be any
+                    break
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE, pause * 1.5)
+    if failed is not None:
+        _log.warning("operations that gloo has forgotten end at their timeout: %s", failed)
 
 
-def _tell_posted(memory: cxx.Memory, posted: Posted) -> None:
-    for work in posted.take():
-        if buffer := cxx.buffer_at(memory, work):
-            cxx.tell(buffer, inflight.ABORTED)
+def _tell_posted(posted: Posted) -> None:
+    with closing(cxx.Memory()) as memory:
+        for work in posted.take():
+            if buffer := cxx.buffer_at(memory, work):
+                cxx.tell(buffer, inflight.ABORTED)
 
 
-def _tell_workers(memory: cxx.Memory, group: Target) -> bool:
-    """Tell the buffers that the group's threads wait in; whether any of the threads has not come to rest."""
+def _tell_workers(group: Target) -> bool:
+    """Tell the buffers that the group's threads wait in; whether any of the threads has not come to rest.
+
+    Only one descriptor is open at a time: there may be no more than those that gloo has just closed.
+
+    Raises:
+        OSError: there is none.
+    """
     working = False
     for worker in group.workers:
-        if _began(worker.thread) != worker.began or _rests(worker.thread, group.address):
+        if _start_of(worker.thread) != worker.began or _rests(worker.thread, group.address):
             continue
         working = True
         waits = _waits_at(worker.thread)
-        if waits and (buffer := _buffer_around(memory, waits)) and _waits_at(worker.thread) == waits:
+        if waits and (buffer := _buffer_around(waits)) and _waits_at(worker.thread) == waits:
             cxx.tell(buffer, inflight.ABORTED)
     return working
 
 
-def _buffer_around(memory: cxx.Memory, address: int) -> int:
+def _buffer_around(address: int) -> int:
     """Return the gloo buffer one of whose condition variables is at `address`; 0 if there is none."""
-    for distance in _CONDITIONS:
-        if (address - distance) % 8 == 0 and memory.is_a(address - distance, cxx.BUFFER):
-            return address - distance
+    with closing(cxx.Memory()) as memory:
+        for distance in _CONDITIONS:
+            if (address - distance) % 8 == 0 and memory.is_a(address - distance, cxx.BUFFER):
+                return address - distance
     return 0
 
 
@@ -224,9 +238,25 @@ def _waits_at(thread: int) -> int:
 
 def _began(thread: int) -> str:
     try:
+        return _start_of(thread)
+    except OSError:
+        return ""
+
+
+def _start_of(thread: int) -> str:
+    """Return when a thread began; "" where it is over.
+
+    Raises:
+        OSError: no descriptor is free to read that.
+    """
+    try:
         # The name of a thread, in brackets, may hold anything.
         return (_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+    except IndexError:
+        return ""
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
         return ""
 
 

@@ -6,7 +6,9 @@ import socket
 import struct
 
 import pytest
+from kits.descriptorkit import no_descriptor
 
+from multiworld._c10d.gloo import sockets
 from multiworld._c10d.gloo.sockets import find, parse_address, shut, still_open
 
 
@@ -152,3 +154,80 @@ def test_descriptors_are_not_used_up(stack):
     for _ in range(50):
         shut(find({ours.getsockname()}, set())[0])
     assert len(os.listdir("/proc/self/fd")) == count  # noqa: PTH208
+
+
+# -- without a free descriptor -------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_spare(monkeypatch):
+    monkeypatch.setattr(sockets, "_kept", [None])
+
+
+def test_sockets_are_shut_without_a_free_descriptor(stack):
+    ours = listener(stack)
+    caller, accepted = pair(stack, ours)
+    links, _ = find({ours.getsockname()}, set())
+    spare = sockets.spare()
+    assert sockets.spare() is spare
+    with no_descriptor():
+        assert shut(links) == len(links) == 1
+    assert caller.recv(1) == accepted.recv(1) == b""
+    numbers = spare._null, spare._copy
+    assert all(os.path.samestat(os.fstat(each), os.stat(os.devnull)) for each in numbers), "it holds a socket"  # noqa: PTH116
+    del spare
+    for each in numbers:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each)
+
+
+def test_no_other_socket_is_touched_then(stack):
+    ours, foreign = listener(stack), listener(stack)
+    _, accepted = pair(stack, ours)
+    links, _ = find({ours.getsockname()}, set())
+    other = pair(stack, foreign)
+    fd = accepted.detach()
+    os.dup2(other[1].fileno(), fd)
+    spare = sockets.spare()
+    try:
+        with no_descriptor():
+            assert shut(links) == 0
+        assert works(*other)
+        os.close(fd)
+        fd = -1
+        with no_descriptor():
+            assert shut(links) == 0, "its number is not open, or another file's"
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    assert spare is not None
+
+
+def test_it_is_said_that_sockets_could_not_be_shut(stack, caplog):
+    ours = listener(stack)
+    connected = pair(stack, ours)
+    links, _ = find({ours.getsockname()}, set())
+    with no_descriptor():
+        assert sockets.spare() is None
+        assert shut(links) == 0
+    assert "no descriptor is free to shut 1 of gloo's sockets" in caplog.text
+    assert works(*connected)
+
+
+def test_a_spare_descriptor_in_use_is_not_waited_for_for_long(stack):
+    """As in a signal's handler that interrupts `shut`."""
+    ours = listener(stack)
+    pair(stack, ours)
+    links, _ = find({ours.getsockname()}, set())
+    spare = sockets.spare()
+    with spare.lent(ours.fileno()), no_descriptor():
+        assert shut(links) == 0
+    with no_descriptor():
+        assert shut(links) == 1
+
+
+def test_a_forked_child_has_a_spare_descriptor_of_its_own(monkeypatch):
+    spare = sockets.spare()
+    monkeypatch.setattr(sockets, "_adding", list(sockets._adding))
+    sockets.forked()
+    assert sockets.spare() is not spare
