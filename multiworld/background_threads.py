@@ -29,7 +29,11 @@ _IN_TORCH = (
 )  # fmt: skip
 """What the names of threads that call torch begin with, and that end when the last world is closed."""
 
-_POOLS = (("multiworld._c10d.waiter_pool", "pool"), ("multiworld._net.lane.background", "background"))
+_POOLS = (
+    ("multiworld._c10d.waiter_pool", "pool"),
+    ("multiworld._c10d.waiter_pool", "ending"),
+    ("multiworld._net.lane.background", "background"),
+)
 """What has threads of its own that end with the last world."""
 
 _STEPS = (

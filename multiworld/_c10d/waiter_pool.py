@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Job = Callable[[], Callable[[], None] | None]
 
-__all__ = ["Pool", "future_of", "hand_over", "outcome_of", "pool", "without_future"]
+__all__ = ["Pool", "ending", "future_of", "hand_over", "outcome_of", "pool", "without_future"]
 
 LIMIT = 512
 """Threads at most; further jobs wait for a free one. A blocked receive occupies one for its whole
@@ -199,6 +199,9 @@ class _Waiter(threading.Thread):
 
 pool = Pool()
 """The process's pool."""
+
+ending = Pool(name="m8d-waiter-ending")
+"""For what ends a world, or reports about its end: it must not wait for the operations of others."""
 
 
 class _Without:

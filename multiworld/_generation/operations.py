@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld._c10d.waiter_pool import pool
+from multiworld._c10d.waiter_pool import ending
 from multiworld._core.operations import lateness
 from multiworld._core.operations.log import OperationLog
 from multiworld._core.operations.report import from_json, to_json
@@ -139,7 +139,7 @@ class GenerationOperations:
         folder = "" if breakage.cause is Cause.LEFT else _reports_folder()
         if folder:
             with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
-                pool.run(lambda: self._report(Path(folder), breakage))
+                ending.run(lambda: self._report(Path(folder), breakage))
 
     def _report(self, folder: Path, breakage: Breakage) -> None:
         try:

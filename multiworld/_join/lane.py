@@ -13,7 +13,7 @@ from multiworld import settings
 from multiworld._c10d import groups
 from multiworld._c10d.lane.exchange import CHANNEL, Exchange
 from multiworld._c10d.late_group import LateGroup
-from multiworld._c10d.waiter_pool import pool
+from multiworld._c10d.waiter_pool import ending, pool
 from multiworld._core.lane.greeting import COLLECTIVES, LATE_GROUP, VERSION
 from multiworld._core.state_machine import Broke
 from multiworld._net.lane.door import Door
@@ -89,7 +89,7 @@ def connect(
     def lost(rank: int, error: Exception) -> None:
         # In the thread that found it, under the endpoint's lock: the watchdog is asked by another.
         detail = f"the connection for messages to rank {rank} was lost: {error}"
-        pool.run(lambda: _report(attachment, machine, detail, (rank,)))
+        ending.run(lambda: _report(attachment, machine, detail, (rank,)))
 
     endpoint = Endpoint(met.connections, {rank: each.read for rank, each in met.readers.items()}, lost)
     attachment.read_with(lambda rank: _read_aside(endpoint, rank, _nothing))

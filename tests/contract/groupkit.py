@@ -160,6 +160,7 @@ def threads():
 def threads_left():
     """The same without idle ones that wait for works: the registry ends them with the last world; here it knows of none."""
     waiter_pool.pool.dismiss()
+    waiter_pool.ending.dismiss()
     background.dismiss()
     return threads()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 from contextlib import closing
 
@@ -15,6 +16,7 @@ from kits.descriptorkit import no_descriptor
 from kits.meetkit import until
 
 import multiworld as mw
+from multiworld._c10d import waiter_pool
 from multiworld._c10d.gloo import cxx, unblocking
 from multiworld._c10d.routing import router
 
@@ -182,3 +184,28 @@ def test_operations_raise_without_a_free_descriptor(cast):
 
 def test_what_gloo_forgets_ends_once_a_descriptor_is_free(cast):
     assert half_sent(cast, starved).refusals == ["Memory", "_start_of"]
+
+
+def beside_blocked_threads(me, size):
+    """All threads for what is awaited are taken, by other worlds for instance."""
+    os.environ["M8D_LANE"] = "0"
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
+    w.barrier()
+    if me.rank:
+        half_received(me, w)
+        return
+    over = threading.Event()
+    waiter_pool.pool._limit = 1
+    waiter_pool.pool.run(lambda: over.wait() and None)
+    me.emit("ready")
+    me.hear()
+    try:
+        w.broadcast(torch.ones(MANY), 0)
+    except mw.BrokenWorldException as error:
+        me.emit("raised", cause=error.cause, late=time.monotonic() - w.breakage.at)
+    over.set()
+    w.close()
+
+
+def test_what_gloo_forgets_ends_beside_others_blocked_operations(cast):
+    half_sent(cast, beside_blocked_threads)

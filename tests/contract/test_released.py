@@ -48,7 +48,7 @@ def at_rest(port):
 
 def idle_threads_end_soon():
     """Those that wait for works end when they were idle for five to ten seconds; here for half a second."""
-    waiter_pool.pool._idle_seconds = 0.5
+    waiter_pool.pool._idle_seconds = waiter_pool.ending._idle_seconds = 0.5
 
 
 def outlives(me, ports):

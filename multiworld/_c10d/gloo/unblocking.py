@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiworld._c10d.gloo import cxx, sockets
 from multiworld._c10d.nccl import inflight
-from multiworld._c10d.waiter_pool import pool
+from multiworld._c10d.waiter_pool import ending
 from multiworld._net import procfs
 from multiworld.logs.source import logger
 
@@ -153,7 +153,7 @@ def _is_group(address: int) -> bool:
 
 
 def unblock(targets: Iterable[Target], posted: Posted) -> None:
-    """Tell what gloo forgets about groups that were shut down, in a thread of the pool; returns at once.
+    """Tell what gloo forgets about groups that were shut down, in a thread of a pool; returns at once.
 
     Args:
         targets: the groups.
@@ -163,7 +163,7 @@ def unblock(targets: Iterable[Target], posted: Posted) -> None:
         return
     groups, deadline = tuple(targets), time.monotonic() + LIMIT
     try:
-        pool.run(lambda: _until_quiet(groups, posted, deadline))
+        ending.run(lambda: _until_quiet(groups, posted, deadline))
     except RuntimeError:  # the host has no thread left for this process
         _log.warning("no thread to end operations that gloo has forgotten: they end at their timeout")
 
