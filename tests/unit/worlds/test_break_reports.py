@@ -160,7 +160,7 @@ class Attached:
 
 @pytest.mark.parametrize("cause", Cause)
 def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, monkeypatch, cause):
-    monkeypatch.setattr(operations.pool, "run", lambda job: job())
+    monkeypatch.setattr(operations.ending, "run", lambda job: job())
     busy = BusyMembers("w", 2, 0)
     made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), bytes)
     breakage = Breakage(cause, (2,), "it ended", time.monotonic())
@@ -172,7 +172,7 @@ def test_a_member_that_leaves_in_good_order_is_no_reason_for_a_report(tmp_path, 
 
 
 def test_what_torch_recorded_is_beside_the_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(operations.pool, "run", lambda job: job())
+    monkeypatch.setattr(operations.ending, "run", lambda job: job())
     monkeypatch.setenv("M8D_REPORTS", str(tmp_path))
     busy = BusyMembers("w", 2, 0)
     made = operations.GenerationOperations(roster(0), Attached(), busy, frozenset(), lambda: b"recorded")
