@@ -20,6 +20,9 @@ __all__ = ["in_the_middle", "in_time"]
 
 _PACKAGE = __name__.partition(".")[0]
 
+_STARTERS = (f"{_PACKAGE}.run.", f"{_PACKAGE}.launch.")
+"""Modules that call a whole program of the user's, and hold no lock meanwhile."""
+
 
 def in_the_middle() -> bool:
     """Whether the call of this package in which this is asked came in the middle of another one.
@@ -42,7 +45,7 @@ def in_the_middle() -> bool:
 
 def _own(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__")
-    return isinstance(name, str) and name.partition(".")[0] == _PACKAGE
+    return isinstance(name, str) and name.partition(".")[0] == _PACKAGE and not name.startswith(_STARTERS)
 
 
 def in_time(function: Callable[[], bool], seconds: float, name: str) -> bool:

@@ -6,6 +6,7 @@ import contextvars
 import threading
 import time
 
+import pytest
 from kits.meetkit import PATIENCE, until
 
 from multiworld.reentry import in_the_middle, in_time
@@ -43,6 +44,12 @@ def test_a_handler_is_in_the_middle_of_the_call_that_it_interrupted():
     assert not of_a_program(handler)()
     assert not own(handler, "multiworlds")()
     assert not own(handler, None)()
+
+
+@pytest.mark.parametrize("starter", ["multiworld.run.workers.fork_server", "multiworld.launch.child"])
+def test_a_program_that_the_package_starts_is_in_the_middle_of_nothing(starter):
+    assert not own(of_a_program(own(in_the_middle)), starter)()
+    assert own(of_a_program(own(of_a_program(own(in_the_middle)))), starter)()
 
 
 def test_no_handler_runs_in_another_thread():
