@@ -177,6 +177,7 @@ def rejoin(
     timeout: float | dt.timedelta | None = None,
     store: str | Store | None = None,
     *,
+    planned: bool = False,
     state: StateLike | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> World:
@@ -186,10 +187,11 @@ def rejoin(
         world: as the others, of `World.rejoin`.
         timeout: see there.
         store: see there.
+        planned: whether that is the place to which who planned the world has moved, not the program's choice.
         state: has the world's state from now on; None: what had it before.
         cancelled: whether to give up.
     """
-    plan = _again(world, timeout, store)
+    plan = _again(world, timeout, store, planned=planned)
     if state is not None:
         plan = replace(plan, state=state)
     return _join(plan, world, cancelled or threading.Event().is_set)
@@ -203,8 +205,11 @@ async def rejoin_async(
     return await _threaded(plan, lambda cancelled: _join(plan, world, cancelled))
 
 
-def _again(world: World, timeout: float | dt.timedelta | None, store: str | Store | None) -> JoinPlan:
+def _again(
+    world: World, timeout: float | dt.timedelta | None, store: str | Store | None, *, planned: bool = False
+) -> JoinPlan:
     plan = world._plan  # noqa: SLF001  (joins make worlds)
+    chosen = store is not None and not planned  # by the program: a launcher serves nothing there
     if timeout is None and store is None:
         return replace(plan, store=plan.meets_at)
     return replace(
@@ -224,8 +229,8 @@ def _again(world: World, timeout: float | dt.timedelta | None, store: str | Stor
         ),
         device=plan.device,
         gpu=plan.gpu,
-        served=plan.served,
-        present=plan.present,
+        served=plan.served and not chosen,
+        present=None if chosen else plan.present,
     )
 
 

@@ -231,7 +231,7 @@ def _join(plan: JoinPlan, store: RayStore, deadline: float) -> World:
 def _rejoin(world: World, store: RayStore, closed: Callable[[], bool]) -> None:
     """Join a world again that broke, at the store's present address."""
     place = _Place(world.name, store)
-    joining.rejoin(world, store=place.address, cancelled=lambda: closed() or place.moved())
+    joining.rejoin(world, store=place.address, planned=True, cancelled=lambda: closed() or place.moved())
 
 
 class _Place:

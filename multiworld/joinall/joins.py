@@ -314,7 +314,9 @@ class Joins:
         self.launcher.ask(ASKING)
         plan = world._plan  # noqa: SLF001  (it has the store address of the join)
         store = self.launcher.store_of(plan)
-        joining.rejoin(world, store=store, cancelled=lambda: closed() or self.launcher.moved(store, plan))
+        joining.rejoin(
+            world, store=store, planned=True, cancelled=lambda: closed() or self.launcher.moved(store, plan)
+        )
 
     def _try(
         self,
@@ -362,7 +364,9 @@ def _first(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
 
 
 def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
-    return joining.rejoin(world, plan.timeout, plan.store, state=plan.state, cancelled=cancelled)
+    return joining.rejoin(
+        world, plan.timeout, plan.store, planned=True, state=plan.state, cancelled=cancelled
+    )
 
 
 def _check_names(
