@@ -193,7 +193,7 @@ def tests_torch(session: nox.Session, torch: str) -> None:
             good = False
         outcome = run.done(said, time.monotonic() - began, good=good, whole=not more)
     if args.write:
-        versions.write_page(args.write, versions.columns(ROOT / "out" / "versions"))
+        versions.write_page(args.write, versions.columns(ROOT / "out" / "versions", args.write))
     session.log(f"torch {torch}: {outcome.summary()}")
     if not outcome.ok:
         session.error(f"torch {torch}: {outcome.summary()}")

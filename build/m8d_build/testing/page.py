@@ -18,6 +18,7 @@ BEGIN = "<!-- results: begin (written by nox -s tests-torch) -->"
 END = "<!-- results: end -->"
 NEW_PAGE = f"# Compatibility\n\n{BEGIN}\n{END}\n"
 NOTHING = "-"
+_VERDICTS = (PASSED, FAILED, SKIPPED)
 HOW_TO_READ = "In a cell: how many tests passed; [n] leads to the reason below."
 LONGEST = 240  # characters of a reason
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+(?=[\w.+@-])")
@@ -65,11 +66,11 @@ class _Reasons:
 
     def skipped(self, case: Case, version: str) -> str:
         told = self._skipped.setdefault(_one_line(case.reason), [])
-        told.append((version, case.file))
+        told += [(version, case.file)] * case.count
         return f"[{list(self._skipped).index(_one_line(case.reason)) + 1}]"
 
     def failed(self, cases: Sequence[Case], version: str) -> None:
-        first, more = cases[0], len(cases) - 1
+        first, more = cases[0], sum(case.count for case in cases) - 1
         others = f" (and {more} more of this row)" if more else ""
         self._failed.append(
             f"- torch {version}: `{first.file}.py::{first.name}`{others}: {_one_line(first.reason)}"
@@ -97,7 +98,7 @@ def _totals(outcomes: Sequence[Outcome]) -> str:
         ["to its end", *(_one_line(outcome.trouble) if outcome.trouble else "yes" for outcome in outcomes)],
         *(
             [f"**{verdict}**", *(str(outcome.count(verdict)) for outcome in outcomes)]
-            for verdict in (PASSED, FAILED, SKIPPED)
+            for verdict in _VERDICTS
         ),
         ["seconds", *(f"{outcome.seconds:.0f}" for outcome in outcomes)],
     ]
@@ -122,15 +123,15 @@ def _table(file: str, outcomes: Sequence[Outcome], reasons: _Reasons) -> str:
 def _cell(cases: Sequence[Case], version: str, reasons: _Reasons) -> str:
     if not cases:
         return NOTHING
-    passed = sum(case.verdict == PASSED for case in cases)
+    number = {verdict: sum(case.count for case in cases if case.verdict == verdict) for verdict in _VERDICTS}
     failed = [case for case in cases if case.verdict == FAILED]
     if failed:
         reasons.failed(failed, version)
-    skipped = [reasons.skipped(case, version) for case in cases if case.verdict == SKIPPED]
+    why = _unique(reasons.skipped(case, version) for case in cases if case.verdict == SKIPPED)
     parts = [
-        str(passed) if passed else "",
-        f"**{len(failed)} failed**" if failed else "",
-        f"{len(skipped)} skipped {' '.join(_unique(skipped))}" if skipped else "",
+        str(number[PASSED]) if number[PASSED] else "",
+        f"**{number[FAILED]} failed**" if failed else "",
+        f"{number[SKIPPED]} skipped {' '.join(why)}" if why else "",
     ]
     return ", ".join(part for part in parts if part)
 

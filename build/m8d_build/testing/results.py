@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET  # our own pytest's file, not a stranger's
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FAILED", "PASSED", "SKIPPED", "Case", "Outcome", "from_json", "read_junit", "to_json"]
+__all__ = [
+    "FAILED", "PASSED", "SKIPPED", "Case", "Outcome", "condensed", "from_json", "read_junit", "to_json",
+]  # fmt: skip
 
 SCHEMA = 1
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
@@ -22,19 +24,21 @@ _WHOLE = "the whole file"
 
 @dataclass(frozen=True)
 class Case:
-    """One test.
+    """One test, or several of one row that ended alike.
 
     Attributes:
         file: its file's stem ("test_world").
-        name: pytest's name of it ("test_values[3]").
+        name: pytest's name of it, or of the first ("test_values[3]").
         verdict: PASSED, SKIPPED or FAILED.
         reason: of a skip or a failure, one line; "" for a test that passed.
+        count: of tests.
     """
 
     file: str
     name: str
     verdict: str
     reason: str = ""
+    count: int = 1
 
     @property
     def feature(self) -> str:
@@ -53,7 +57,7 @@ class Outcome:
     Attributes:
         torch: the version ("2.6.0").
         date: day of the run, UTC ("2026-11-20").
-        sources: digest of what was run; results of other sources are not shown beside these.
+        sources: digest of what was run: the package and its tests.
         build: what torch calls itself ("2.6.0+cu124"); "" if nothing could be asked.
         python: its Python ("3.11.7").
         cases: the tests, in the order they ran.
@@ -77,7 +81,7 @@ class Outcome:
 
     def count(self, verdict: str) -> int:
         """Return how many tests ended so."""
-        return sum(case.verdict == verdict for case in self.cases)
+        return sum(case.count for case in self.cases if case.verdict == verdict)
 
     def summary(self) -> str:
         """Return "12 passed, 1 failed, 2 skipped", or why there is nothing to count."""
@@ -105,6 +109,17 @@ def read_junit(text: str) -> tuple[Case, ...]:
         if known is None or _ORDER.index(case.verdict) > _ORDER.index(known.verdict):
             found[case.file, case.name] = case
     return tuple(found.values())
+
+
+def condensed(outcome: Outcome) -> Outcome:
+    """Return it with one case for all tests of a row that ended alike; the page shows no more."""
+    rows: dict[tuple[str, str, str, str], Case] = {}
+    for case in outcome.cases:
+        first = rows.setdefault((case.file, case.feature, case.verdict, case.reason), replace(case, count=0))
+        rows[case.file, case.feature, case.verdict, case.reason] = replace(
+            first, count=first.count + case.count
+        )
+    return replace(outcome, cases=tuple(rows.values()))
 
 
 def to_json(outcome: Outcome) -> str:

@@ -11,12 +11,12 @@ import json
 import platform
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.digests import ROOT
 from m8d_build.testing.page import put_into, render
-from m8d_build.testing.results import FAILED, Outcome, from_json, read_junit, to_json
+from m8d_build.testing.results import FAILED, Outcome, condensed, from_json, read_junit, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,20 +106,41 @@ class Run:
 
 def matches(version: str, said: str) -> bool:
     """Return whether a torch that answered `ASK` is the version: "2.15" is every 2.15.x."""
-    build = json.loads(said.splitlines()[-1])[0].partition("+")[0].split(".")
-    return bool(build[: len(version.split("."))] == version.split("."))
+    return _is_of(version, json.loads(said.splitlines()[-1])[0].partition("+")[0])
 
 
-def columns(folder: Path, *, tests: Path = TESTS) -> list[Outcome]:
-    """Return the record of each of `VERSIONS`, if it is of the sources as they are now."""
-    sources = sources_digest(tests)
+def _is_of(version: str, build: str) -> bool:
+    return build.split(".")[: len(version.split("."))] == version.split(".")
+
+
+def columns(folder: Path, page: Path) -> list[Outcome]:
+    """Return the last run of each of `VERSIONS` that came to its end, condensed.
+
+    Each column says of which sources it is: a run takes an hour, and not all versions are run at once.
+
+    Args:
+        folder: with the records of `Run`.
+        page: the page on which results of earlier runs are; they are kept beside it.
+    """
+    before = {each.torch: each for each in _kept_beside(page)}
     found = []
     for version in VERSIONS:
         path = folder / f"torch-{version}.json"
-        kept = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
-        missing = Outcome(version, today(), sources, trouble="not run: not asked for")
-        found.append(kept if kept is not None and kept.sources == sources else missing)
+        new = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+        old = next((each for name, each in before.items() if _is_of(version, name)), None)
+        if new is not None and (not new.trouble or old is None):
+            found.append(condensed(new))
+        else:
+            found.append(old or Outcome(version, today(), sources_digest(), trouble="not run: not asked for"))
     return found
+
+
+def _kept_beside(page: Path) -> list[Outcome]:
+    path = page.with_suffix(".json")
+    if not path.is_file():
+        return []
+    found = (from_json(json.dumps(each)) for each in json.loads(path.read_text(encoding="utf-8")))
+    return [each for each in found if each is not None]
 
 
 def check_page(page: Path) -> None:
@@ -132,7 +153,7 @@ def check_page(page: Path) -> None:
 
 
 def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
-    """Put the outcomes into a page, one column each.
+    """Put the outcomes into a page, one column each; those of versions that were run are kept beside it.
 
     Raises:
         ValueError: the page has no place for them.
@@ -141,13 +162,29 @@ def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
     before = page.read_text(encoding="utf-8") if page.exists() else None
     machine = f"{platform.system()} {platform.machine()}, CPU only (gloo)"
     text = put_into(before, render(outcomes, machine=machine))
-    beside = page.with_name(f".{page.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(page)
+    run = [json.loads(to_json(condensed(each))) for each in outcomes if each.cases]
+    for path, content in ((page.with_suffix(".json"), _lines(run)), (page, text)):
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(content, encoding="utf-8")
+        beside.replace(path)
+
+
+def _lines(columns: Sequence[dict[str, Any]]) -> str:
+    """Return JSON with a line for each case: what changes is seen in a diff."""
+    parts = []
+    for column in columns:
+        cases = ",\n".join(json.dumps(case) for case in column["cases"])
+        head = (
+            json.dumps({**column, "cases": 0})
+            .removesuffix("}")
+            .replace('"cases": 0', f'"cases": [\n{cases}\n]')
+        )
+        parts.append(head + "}")
+    return "[" + ",\n".join(parts) + "]\n"
 
 
 def sources_digest(tests: Path = TESTS) -> str:
-    """Return a digest of what is tested and of the tests: results of other sources say nothing of these."""
+    """Return a digest of what is tested and of the tests."""
     digest = hashlib.sha256()
     for folder in (ROOT / "multiworld", tests):
         for path in sorted(folder.rglob("*.py")):

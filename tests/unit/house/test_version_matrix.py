@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from m8d_build.errors import CommandFailed, WheelUnreachable
 from m8d_build.settings import REPO_ROOT
 from m8d_build.testing import versions
 from m8d_build.testing.environment import packages_for, remove_added, requirements
-from m8d_build.testing.results import PASSED
+from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, condensed, to_json
 from m8d_build.testing.versions import Run, check_page, columns, matches, sources_digest, write_page
 
 PYPROJECT = (REPO_ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -74,9 +76,9 @@ def run(toy, tests, tmp_path, packages):
     return once
 
 
-def kept(tmp_path, monkeypatch, tests, *listed: str):
+def kept(tmp_path, monkeypatch, *listed: str):
     monkeypatch.setattr(versions, "VERSIONS", listed)
-    return columns(tmp_path / "out", tests=tests)
+    return columns(tmp_path / "out", tmp_path / "page.md")
 
 
 def test_the_tests_run_on_the_named_torch(toy, tests, tmp_path, run, monkeypatch):
@@ -85,11 +87,8 @@ def test_the_tests_run_on_the_named_torch(toy, tests, tmp_path, run, monkeypatch
     assert (outcome.summary(), outcome.ok) == ("1 passed, 0 failed, 0 skipped", True)
     assert (outcome.torch, outcome.build) == ("9.8.7", "9.8.7+toy")
     assert sorted(toy.parents[1].rglob("*.dist-info")) == before
-    assert kept(tmp_path, monkeypatch, tests, "9.8.7") == [outcome]
+    assert kept(tmp_path, monkeypatch, "9.8.7") == [outcome]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"torch-9.8.7.xml", "torch-9.8.7.json"}
-    (tests / "test_toy.py").write_text(GOOD + "\n")
-    (other,) = kept(tmp_path, monkeypatch, tests, "9.8.7")
-    assert other.trouble == "not run: not asked for", "a record of other sources does not count"
 
 
 def test_a_failing_test_and_a_broken_file_are_told(tests, run):
@@ -115,7 +114,7 @@ def test_tests_past_their_time_are_ended_and_told(tests, run):
 
 def test_no_tests_at_all_are_no_success(tests, tmp_path, run, monkeypatch):
     assert run("-k", "nothing_of_this_name").trouble.startswith("not to its end")
-    (other,) = kept(tmp_path, monkeypatch, tests, "9.8.7")
+    (other,) = kept(tmp_path, monkeypatch, "9.8.7")
     assert other.trouble == "not run: not asked for", "a part of the tests is not kept as a result"
 
 
@@ -130,7 +129,7 @@ def test_an_earlier_runs_results_do_not_count_for_a_run_that_died(tests, run):
 def test_a_version_that_cannot_be_had_is_an_outcome_as_well(tests, tmp_path, run, monkeypatch):
     Run("9.0.0", tmp_path / "out", tests=tests).missing("no such wheel")
     good = run()
-    first, second = kept(tmp_path, monkeypatch, tests, "9.0.0", "9.8.7")
+    first, second = kept(tmp_path, monkeypatch, "9.0.0", "9.8.7")
     assert (first.torch, first.trouble, first.ok) == ("9.0.0", "not run: no such wheel", False)
     assert second == good
 
@@ -151,10 +150,39 @@ def test_a_python_with_another_torch_is_noticed(version, build, same):
 def test_the_page_names_the_versions_that_were_not_asked_for(tests, tmp_path, run, monkeypatch):
     run()
     page = tmp_path / "page.md"
-    write_page(page, kept(tmp_path, monkeypatch, tests, "9.0", "9.8.7"))
+    write_page(page, kept(tmp_path, monkeypatch, "9.0", "9.8.7"))
     text = page.read_text()
     assert "|  | torch 9.0 | torch 9.8.7 |" in text
     assert text.count("not run: not asked for") == 1
+
+
+def test_results_of_earlier_runs_stay_until_the_version_is_run_to_its_end_again(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    old, new = (Case("test_a", f"test_b[{n}]", PASSED) for n in (1, 2))
+    first = Outcome(
+        "9.0.1",
+        "2026-01-01",
+        "old",
+        "9.0.1+cpu",
+        "3.11.7",
+        (old, new, Case("test_c", "test_d", SKIPPED, "r")),
+    )
+    write_page(tmp_path / "page.md", [first, Outcome("9.8", "2026-01-01", "old", trouble="not run: no disk")])
+    assert [each["torch"] for each in json.loads((tmp_path / "page.json").read_text())] == ["9.0.1"]
+    out.mkdir()
+    cut = Outcome("9.0", "2026-01-02", "new", trouble="not to its end: cut")
+    (out / "torch-9.0.json").write_text(to_json(cut))
+    other = Outcome(
+        "9.8", "2026-01-02", "new", "9.8+cpu", "3.11.7", (Case("test_a", "test_b[1]", FAILED, "no"),)
+    )
+    (out / "torch-9.8.json").write_text(to_json(other))
+    columns = kept(tmp_path, monkeypatch, "9.0", "9.8")
+    assert columns == [condensed(first), other]
+    write_page(tmp_path / "page.md", columns)
+    assert "| sources | old | new |" in (tmp_path / "page.md").read_text()
+    assert kept(tmp_path, monkeypatch, "9.0", "9.8") == columns
+    (out / "torch-9.0.json").write_text(to_json(dataclasses.replace(first, sources="new")))
+    assert [each.sources for each in kept(tmp_path, monkeypatch, "9.0", "9.8")] == ["new", "new"]
 
 
 def test_a_page_without_a_place_is_refused(tmp_path):

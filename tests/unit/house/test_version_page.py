@@ -9,7 +9,17 @@ from packaging.version import Version
 
 from m8d_build.settings import REPO_ROOT
 from m8d_build.testing.page import BEGIN, END, put_into, render
-from m8d_build.testing.results import FAILED, PASSED, SKIPPED, Case, Outcome, from_json, read_junit, to_json
+from m8d_build.testing.results import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Case,
+    Outcome,
+    condensed,
+    from_json,
+    read_junit,
+    to_json,
+)
 from m8d_build.testing.versions import VERSIONS
 
 JUNIT = """<?xml version="1.0" encoding="utf-8"?>
@@ -66,6 +76,20 @@ def test_an_outcome_survives_json():
     assert from_json(to_json(whole).replace('"schema": 1', '"schema": 2')) is None
     assert from_json("[]") is None
     assert from_json("{") is None
+
+
+def test_rows_that_are_condensed_give_the_same_page():
+    whole = outcome(
+        "2.6.0",
+        *read_junit(JUNIT),
+        Case("test_world", "test_values[4]", PASSED),
+        Case("test_world", "test_values[5]", FAILED, "AssertionError: x | y assert 1"),
+        Case("test_needy", "the whole file", SKIPPED, "could not import 'needed'"),
+    )
+    small = condensed(whole)
+    assert len(small.cases) == len(whole.cases) - 3
+    assert condensed(small) == small
+    assert render([small], machine="Linux") == render([whole], machine="Linux")
 
 
 def test_an_outcome_is_good_when_it_ended_and_nothing_failed():
