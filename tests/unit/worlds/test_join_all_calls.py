@@ -88,7 +88,8 @@ def here(monkeypatch):
         found.worlds[plan.name] = handle = Handle(plan)
         return handle
 
-    def again(handle, _timeout, store, *, state, cancelled):
+    def again(handle, _timeout, store, *, planned, state, cancelled):
+        assert planned
         assert not cancelled()
         handle._plan = replace(handle._plan, store=store, state=state or handle._plan.state)
         return handle.wait_active(0)
