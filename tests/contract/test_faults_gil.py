@@ -111,7 +111,8 @@ def test_who_holds_the_gil_and_uses_no_core_is_hung(cast):
     assert (broken.cause, broken.ranks) == ("hung", (0,))
     assert broken.busy <= 1  # before it held the GIL it may have waited for its turn, which is work
     assert broken.detail.endswith("; none of its threads runs")
-    assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG + 1.0
+    # Work that its host has seen puts the verdict off.
+    assert 0.8 * HANG <= broken.at - start <= 1.2 * HANG * (1 + broken.busy) + 1.0
     other.say("end")
     assert other.finish() == 0
 
