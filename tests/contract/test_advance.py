@@ -497,7 +497,7 @@ def serves(me, where):
 
 
 def stays_broken(me, where, advances):
-    """One that `advances` looks for newcomers, and serves the store once nobody does."""
+    """A member that `advances` looks for newcomers, and serves the store when its server has died."""
     w = enter(me, "2:2", store=where)
     if advances:
         w.advance()

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -115,27 +115,33 @@ def half_received(me, w):
     del work
 
 
-def crowded(me, size):
-    """No descriptor is free but those that end with the world."""
+def half_sends(me, size, hinder):
+    """Rank 0 has sent half of a message when its receiver is stopped; `hinder` is its context, given the world."""
     os.environ["M8D_LANE"] = "0"
     w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
     w.barrier()
     if me.rank:
         half_received(me, w)
         return
-    with no_descriptor():
+    with hinder(w) as refusals:
         me.emit("ready")
         me.hear()
         try:
             w.broadcast(torch.ones(MANY), 0)
         except mw.BrokenWorldException as error:
-            me.emit("raised", cause=error.cause, late=time.monotonic() - w.breakage.at)
+            late = time.monotonic() - w.breakage.at
+            me.emit("raised", cause=error.cause, late=late, refusals=sorted(set(refusals or ())))
     w.close()
 
 
-def starved(me, size):
+def crowded(_):
+    """No descriptor is free but those that end with the world."""
+    return no_descriptor()
+
+
+@contextmanager
+def starved(w):
     """Each thing gets a descriptor only some looks after the end."""
-    os.environ["M8D_LANE"] = "0"
     refusals = []
 
     def at_first_without(made):
@@ -149,25 +155,23 @@ def starved(me, size):
 
         return tries
 
-    w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
-    w.barrier()
-    if me.rank:
-        half_received(me, w)
-        return
     cxx.Memory = at_first_without(cxx.Memory)
     unblocking._start_of = at_first_without(unblocking._start_of)
-    me.emit("ready")
-    me.hear()
-    try:
-        w.broadcast(torch.ones(MANY), 0)
-    except mw.BrokenWorldException as error:
-        told = {"cause": error.cause, "late": time.monotonic() - w.breakage.at}
-        me.emit("raised", refusals=sorted(set(refusals)), **told)
-    w.close()
+    yield refusals
 
 
-def half_sent(cast, program):
-    members = cast.all(program, 2)
+@contextmanager
+def beside_blocked_threads(_):
+    """All threads for what is awaited are taken, by other worlds for instance."""
+    over = threading.Event()
+    waiter_pool.pool._limit = 1
+    waiter_pool.pool.run(lambda: over.wait() and None)
+    yield
+    over.set()
+
+
+def half_sent(cast, hinder):
+    members = cast.all(half_sends, 2, hinder=hinder)
     for each in members:
         each.expect("ready")
     members[1].stop()
@@ -184,27 +188,6 @@ def test_operations_raise_without_a_free_descriptor(cast):
 
 def test_what_gloo_forgets_ends_once_a_descriptor_is_free(cast):
     assert half_sent(cast, starved).refusals == ["Memory", "_start_of"]
-
-
-def beside_blocked_threads(me, size):
-    """All threads for what is awaited are taken, by other worlds for instance."""
-    os.environ["M8D_LANE"] = "0"
-    w = mw.join("w1", me.rank, size, store=me.store, timeout=TIMEOUT, hang_timeout=4)
-    w.barrier()
-    if me.rank:
-        half_received(me, w)
-        return
-    over = threading.Event()
-    waiter_pool.pool._limit = 1
-    waiter_pool.pool.run(lambda: over.wait() and None)
-    me.emit("ready")
-    me.hear()
-    try:
-        w.broadcast(torch.ones(MANY), 0)
-    except mw.BrokenWorldException as error:
-        me.emit("raised", cause=error.cause, late=time.monotonic() - w.breakage.at)
-    over.set()
-    w.close()
 
 
 def test_what_gloo_forgets_ends_beside_others_blocked_operations(cast):

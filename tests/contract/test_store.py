@@ -305,7 +305,7 @@ def test_a_name_that_does_not_exist_ends_a_first_join_at_once(monkeypatch):
 def test_a_name_that_stands_for_another_address_meanwhile(monkeypatch):
     monkeypatch.setattr(stores, "_RESOLVE_AGAIN", 0.1)
     server = open_store(f"tcp://127.0.0.1:{(port := free_port())}", world="w", serve=True, deadline=soon())
-    # Nobody listens at the first. While the name does not exist, that one counts.
+    # Nothing listens at 127.0.0.2, which counts while the name does not exist.
     names = Names(monkeypatch, "127.0.0.2", socket.EAI_NONAME, "127.0.0.1")
     found = open_store(f"tcp://{names.name}:{port}", world="w", serve=False, deadline=soon())
     assert names.asked == 3

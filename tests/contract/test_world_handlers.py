@@ -23,30 +23,27 @@ def interrupt():
     signal.raise_signal(signal.SIGTERM)
 
 
-def in_a_receive(world):
-    """Under the lock of the lane's endpoint."""
-    core = world._gen._holdings.resources.lane._core
-    quiet = core.quiet
+def interrupt_in(owner, name):
+    """Have the next call of a function interrupted, before it does anything."""
+    function = getattr(owner, name)
 
     def interrupted(*args):
-        core.quiet = quiet
+        setattr(owner, name, function)
         interrupt()
-        return quiet(*args)
+        return function(*args)
 
-    core.quiet = interrupted
+    setattr(owner, name, interrupted)
+
+
+def in_a_receive(world):
+    """Under the lock of the lane's endpoint."""
+    interrupt_in(world._gen._holdings.resources.lane._core, "quiet")
     world.recv(torch.zeros(4), src=1)
 
 
 def in_a_change_of_state(world):
     """Under the lock of the generation's state."""
-    step = stage.step
-
-    def interrupted(*args):
-        stage.step = step
-        interrupt()
-        return step(*args)
-
-    stage.step = interrupted
+    interrupt_in(stage, "step")
     world._gen.verdict(Breakage(Cause.FAILED, (), "a test says so", time.monotonic()))
 
 

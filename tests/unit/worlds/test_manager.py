@@ -116,6 +116,19 @@ def test_names_of_removed_worlds_do_not_pile_up():
 # -- a broken world's name is initialized again -----------------------------------------------------------------------
 
 
+@pytest.fixture
+def broken():
+    world = FakeWorld("w", threading.Barrier(1))
+    world.state = State.BROKEN
+    return world
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    monkeypatch.setattr(module, "join_async", found := FakeJoins(late=False))
+    return found
+
+
 def manager_of(world):
     manager = WorldManager()
     manager.add_world("w", "gloo")
@@ -126,11 +139,7 @@ def manager_of(world):
 
 @pytest.mark.parametrize("then", ["removed", "initialized"])
 @pytest.mark.usefixtures("registry")
-def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(monkeypatch, then):
-    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
-    broken = FakeWorld("w", threading.Barrier(1))
-    broken.state = State.BROKEN
-
+def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(broken, joins, then):
     async def main():
         manager = manager_of(broken)
         task = initialized(manager)
@@ -158,11 +167,7 @@ def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(monkeypa
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_broken_world_that_is_removed_while_its_name_is_initialized_is_closed(monkeypatch):
-    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
-    broken = FakeWorld("w", threading.Barrier(1))
-    broken.state = State.BROKEN
-
+def test_a_broken_world_that_is_removed_while_its_name_is_initialized_is_closed(broken, joins):
     async def main():
         manager = manager_of(broken)
         task = initialized(manager)
