@@ -115,10 +115,9 @@ def condensed(outcome: Outcome) -> Outcome:
     """Return it with one case for all tests of a row that ended alike; the page shows no more."""
     rows: dict[tuple[str, str, str, str], Case] = {}
     for case in outcome.cases:
-        first = rows.setdefault((case.file, case.feature, case.verdict, case.reason), replace(case, count=0))
-        rows[case.file, case.feature, case.verdict, case.reason] = replace(
-            first, count=first.count + case.count
-        )
+        row = case.file, case.feature, case.verdict, case.reason
+        known = rows.get(row)
+        rows[row] = case if known is None else replace(known, count=known.count + case.count)
     return replace(outcome, cases=tuple(rows.values()))
 
 

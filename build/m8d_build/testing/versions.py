@@ -11,7 +11,7 @@ import json
 import platform
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.digests import ROOT
@@ -122,12 +122,12 @@ def columns(folder: Path, page: Path) -> list[Outcome]:
         folder: with the records of `Run`.
         page: the page on which results of earlier runs are; they are kept beside it.
     """
-    before = {each.torch: each for each in _kept_beside(page)}
+    before = _kept_beside(page)
     found = []
     for version in VERSIONS:
         path = folder / f"torch-{version}.json"
         new = from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
-        old = next((each for name, each in before.items() if _is_of(version, name)), None)
+        old = next((each for each in before if _is_of(version, each.torch)), None)
         if new is not None and (not new.trouble or old is None):
             found.append(condensed(new))
         else:
@@ -162,25 +162,12 @@ def write_page(page: Path, outcomes: Sequence[Outcome]) -> None:
     before = page.read_text(encoding="utf-8") if page.exists() else None
     machine = f"{platform.system()} {platform.machine()}, CPU only (gloo)"
     text = put_into(before, render(outcomes, machine=machine))
-    run = [json.loads(to_json(condensed(each))) for each in outcomes if each.cases]
-    for path, content in ((page.with_suffix(".json"), _lines(run)), (page, text)):
+    run = [json.dumps(json.loads(to_json(condensed(each)))) for each in outcomes if each.cases]
+    kept = "[\n" + ",\n".join(run) + "\n]\n"  # a line for each version
+    for path, content in ((page.with_suffix(".json"), kept), (page, text)):
         beside = path.with_name(f".{path.name}.part")
         beside.write_text(content, encoding="utf-8")
         beside.replace(path)
-
-
-def _lines(columns: Sequence[dict[str, Any]]) -> str:
-    """Return JSON with a line for each case: what changes is seen in a diff."""
-    parts = []
-    for column in columns:
-        cases = ",\n".join(json.dumps(case) for case in column["cases"])
-        head = (
-            json.dumps({**column, "cases": 0})
-            .removesuffix("}")
-            .replace('"cases": 0', f'"cases": [\n{cases}\n]')
-        )
-        parts.append(head + "}")
-    return "[" + ",\n".join(parts) + "]\n"
 
 
 def sources_digest(tests: Path = TESTS) -> str:
