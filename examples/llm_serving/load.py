@@ -96,6 +96,22 @@ async def _open(address: str, path: str, body: dict[str, Any] | None) -> tuple[i
     return status, lines()
 
 
+async def _next(lines: AsyncIterator[str]) -> str:
+    """The next line. Before Python 3.12 `asyncio.wait_for` loses a cancel that comes together with the line.
+
+    Raises:
+        asyncio.TimeoutError: none came in `PATIENCE`.
+    """
+    line = asyncio.ensure_future(anext(lines, "data: [DONE]"))
+    try:
+        if not (await asyncio.wait({line}, timeout=PATIENCE))[0]:
+            raise asyncio.TimeoutError
+        return line.result()
+    finally:
+        if line.cancel():
+            await asyncio.wait({line})  # before its generator is closed
+
+
 class Load:
     """Clients that ask, each of them one question at a time.
 
@@ -159,7 +175,7 @@ class Load:
             raise ValueError(f"status {status}")
         async with contextlib.aclosing(lines):
             while True:
-                line = await asyncio.wait_for(anext(lines, "data: [DONE]"), PATIENCE)
+                line = await _next(lines)
                 if line == "data: [DONE]":
                     break
                 if line.startswith("data: "):

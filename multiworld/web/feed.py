@@ -132,9 +132,13 @@ class Feed:
         while not self._over:
             changed = self._changed
             if self._latest is before:
+                # asyncio.wait_for loses a cancel that comes together with a change (before Python 3.12).
+                change = asyncio.ensure_future(changed.wait())
                 try:
-                    await asyncio.wait_for(changed.wait(), _KEEP_ALIVE)
-                except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                    done, _ = await asyncio.wait({change}, timeout=_KEEP_ALIVE)
+                finally:
+                    change.cancel()
+                if not done:
                     yield "", {}
                     continue
             after = self._latest

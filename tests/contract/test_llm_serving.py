@@ -159,6 +159,31 @@ def test_clients_that_leave_free_their_slots(tmp_path, example, cases):
         assert run.leftovers() == []
 
 
+def test_a_client_is_cancelled_also_when_its_next_token_comes_meanwhile(example):
+    load = example("load")
+
+    async def cancelled_after(steps):
+        token = asyncio.Event()
+
+        async def lines():
+            while True:
+                await token.wait()
+                yield "data: token"
+                token.clear()
+
+        client = asyncio.create_task(load._next(lines()))
+        await asyncio.sleep(0.01)
+        token.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        late = client.done()
+        client.cancel()
+        await asyncio.wait([client])
+        return late or client.cancelled()
+
+    assert all(asyncio.run(cancelled_after(steps)) for steps in range(10))
+
+
 def test_one_command_shows_it_and_ctrl_c_ends_it(tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
