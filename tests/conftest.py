@@ -82,6 +82,7 @@ def pytest_terminal_summary(terminalreporter, config):
         entry = rules.second_look(report.nodeid)
         terminalreporter.section(f"failed at first: {report.nodeid}", sep="_")
         terminalreporter.write_line(report.longreprtext)
+        terminalreporter.write_line(evidence.stacks(report.capstderr, frames=30))
         terminalreporter.write_line(f"It had a second look: {'' if entry is None else entry.reason}")
     if not CI_RECORD:
         return
@@ -108,4 +109,5 @@ def _record(config):
 
 
 def _failure(report):
-    return report.nodeid, evidence.seen(report.longreprtext)
+    seen, where = evidence.seen(report.longreprtext), evidence.stacks(report.capstderr)
+    return report.nodeid, f"{seen}\n{where}" if where else seen

@@ -189,6 +189,20 @@ def seen(longrepr: str, most: int = 12) -> str:
     return "\n".join(telling[:most])
 
 
+def stacks(stderr: str, frames: int = 4) -> str:
+    """Return where a stuck process's threads were, from what faulthandler wrote: of each thread the last calls."""
+    found, left = [], 0
+    for line in stderr.splitlines():
+        if "most recent call first" in line:
+            left = frames + 1
+        elif not line.startswith("  "):
+            left = 0
+        if left > 0:
+            found.append(line)
+            left -= 1
+    return "\n".join(found)
+
+
 def summary(records: Iterable[Record], rules: Rules) -> tuple[list[str], list[str]]:
     """Return what CI shows at its end, and what is wrong with it, as lines; what a reader looks for comes last."""
     passed: dict[str, set[str]] = {}

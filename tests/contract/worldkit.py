@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import faulthandler
 import multiprocessing
 import os
 import pkgutil
@@ -32,6 +33,9 @@ HANG = 4.0
 """hang_timeout, seconds, where somebody hangs: a machine that stalls a healthy member for longer makes a hang of it."""
 SOON = 15.0
 """Seconds, where something comes at once and not after an operation's `timeout`: far more than any stall."""
+
+SHOW_STACKS = signal.SIGUSR2
+"""A member that gets it writes where its threads are; it needs no GIL for that."""
 
 
 # Programs and tools of their own: no member loads them.
@@ -87,6 +91,7 @@ class Me:
 
 
 def _run(program: Callable[..., Any], conn: Any, rank: int, store: str, arguments: dict[str, Any]) -> None:
+    faulthandler.register(SHOW_STACKS)
     me = Me(conn, rank, store)
     # What a close takes on a machine that stands still is no reason to give it up.
     os.environ.setdefault("M8D_CLOSE_TIMEOUT", str(PATIENCE / 2))
@@ -114,6 +119,7 @@ class Actor:
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not self.conn.poll(left):
+                self.show_stacks()
                 raise AssertionError(
                     f"rank {self.rank} did not tell {name!r} in {timeout} s; heard {self.heard}"
                 )
@@ -151,10 +157,16 @@ class Actor:
     def finish(self, timeout: float = PATIENCE) -> int:
         """Wait for the process's end; returns its exit code."""
         self.process.join(timeout)
-        assert self.process.exitcode is not None, (
-            f"rank {self.rank} did not end in {timeout} s; heard {self.heard}"
-        )
+        if self.process.exitcode is None:
+            self.show_stacks()
+            raise AssertionError(f"rank {self.rank} did not end in {timeout} s; heard {self.heard}")
         return self.process.exitcode
+
+    def show_stacks(self) -> None:
+        """Let a member that is stuck write where its threads are to stderr, which pytest shows with the failure."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, SHOW_STACKS)
+            self.process.join(1.0)  # time to write
 
 
 class Cast:

@@ -95,6 +95,17 @@ def test_of_a_failure_the_errors_are_kept():
     assert evidence.seen("") == ""
 
 
+def test_of_a_stuck_process_each_threads_last_calls_are_shown():
+    thread = "Thread 0x00007f01 (most recent call first):\n"
+    calls = "".join(f'  File "a.py", line {line} in f\n' for line in range(9))
+    written = f"a warning\n{thread}{calls}\n{thread}  <no Python frame>\nanother\n  with more\n"
+    assert evidence.stacks(written, 2).splitlines() == [
+        thread.strip(), '  File "a.py", line 0 in f', '  File "a.py", line 1 in f',
+        thread.strip(), "  <no Python frame>",
+    ]  # fmt: skip
+    assert evidence.stacks("nothing of that\n") == ""
+
+
 def test_too_few_tests_are_told():
     assert MADE.too_few({"unit": 2, "testbed a": 5, "testbed b": 1}) == [
         "unit: 2 passed, 3 at least are expected",
