@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import gc
 import math
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from multiworld._c10d import capabilities, fault_classification
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.gloo import lane_only
+from multiworld._c10d.last_holder import last_holder
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, inflight
 from multiworld._c10d.routing import selection
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from multiworld._c10d.routing.state import WorldState
 
 __all__ = ["Group", "backends", "build", "may_be_late"]
-
-_IDLE = 0.05
-"""Seconds for gloo's workers to release their work, where other references to the group exist."""
 
 _SETTLE = 0.25
 """Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of
@@ -383,23 +380,18 @@ class Group:
                 self._destroyed.set()
 
     def _destroy(self) -> None:
-        """Free it so that no destructor waits for the GIL: process groups first, gloo's backends last."""
+        """Free it: process groups first, then their backends (see `multiworld._c10d.last_holder`)."""
         if self.late is not None:
             self.late.rest()
         groups = self._world.take()
         held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
         self._links = [group for group in groups if not group.gone]
-        pg, self.pg = self.pg, None
+        self.pg = None
         self._traffic.released()
         self.state.forget()
-        # Ours, this name and getrefcount's argument.
-        elsewhere = pg is not None and sys.getrefcount(pg) > 2
-        del pg
-        if elsewhere:
-            time.sleep(_IDLE)
         # A functional operation that a thread still waits for, in C++, gives its events back to its backend.
         self._traffic.keep_for_blocks([each for each in held if nccl.works_need(each)])
-        nccl.release(held)
+        last_holder.let_go(held)
         for group in groups:
             group.drop()
 
@@ -415,6 +407,7 @@ class Group:
                 # hold each other, and a work in there holds gloo's device.
                 gc.collect()
                 sweep = math.inf
+            last_holder.look()
             time.sleep(min(pause, deadline - now))
             pause = min(0.02, pause * 2)
         return True

@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from multiworld import settings
 from multiworld._c10d.gloo import devices, lane_only, listeners, sockets, unblocking
+from multiworld._c10d.last_holder import last_holder
 from multiworld._c10d.routing import selection
 from multiworld._net.host_address import LOOPBACK
 from multiworld._net.stores.torchstore import PollingStore
@@ -81,15 +82,11 @@ class GlooGroup:
         sockets.shut(self.links)
 
     def drop(self) -> None:
-        """Let go of the backend, without the GIL and behind everything that refers to it.
-
-        Its destructor joins the workers, and a worker that drops the last reference to a tensor needs the
-        GIL: destroying the backend while holding it deadlocks (torch 2.6.0). The Python object of the backend
-        is the one holder that lets go of the GIL first, so it must be the last.
-        """
+        """Let go of the backend; of one that user code holds once that has let go of it."""
         if not self.lease.give_back():
             self._listeners = ()  # they are other groups' too
-        self.backend = self._spare = None
+        backends, self.backend, self._spare = [self.backend], None, None
+        last_holder.let_go(backends)
 
     @property
     def gone(self) -> bool:

@@ -19,7 +19,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["BUFFER", "GROUP", "RECEIVE", "SEND", "Memory", "address_of", "buffer_at", "tell", "usable"]
+__all__ = [
+    "BUFFER",
+    "GROUP",
+    "RECEIVE",
+    "SEND",
+    "Memory",
+    "address_of",
+    "buffer_at",
+    "holders",
+    "tell",
+    "usable",
+]
 
 BUFFER = "_ZTVN4gloo9transport3tcp13UnboundBufferE"
 GROUP = "_ZTVN4c10d16ProcessGroupGlooE"
@@ -103,6 +114,17 @@ def usable() -> bool:
 def address_of(instance: Any) -> int:
     """Return where the C++ object of a pybind11 instance is; 0 where it has none any more."""
     return int(ctypes.c_void_p.from_address(id(instance) + object.__basicsize__).value or 0)
+
+
+def holders(memory: Memory, instance: Any) -> int:
+    """Return how many hold the C++ object of a pybind11 instance, it among them; 0 where it has none.
+
+    The object counts them itself (``c10::intrusive_ptr_target``), in the low half of the word behind the
+    address of its table. The high half is empty or counts weak references, by torch's version.
+    """
+    address = address_of(instance)
+    words = memory.words(address + 8, 8) if address else []
+    return words[0] & 0xFFFFFFFF if words else 0
 
 
 def buffer_at(memory: Memory, work: Any) -> int:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
     "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
-    "release", "validate", "wake", "works_need",
+    "validate", "wake", "works_need",
 ]  # fmt: skip
 
 SINGLE = {
@@ -236,11 +236,6 @@ def keep_for_unfinished(backends: Callable[[], list[Any]]) -> None:
     for backend in backends():
         if works_need(backend) and not any(backend is each for each in kept):
             kept.append(backend)
-
-
-def release(backends: list[Any]) -> None:
-    """Release backends: aborted ones end with their last reference; their destructors wait for no peer."""
-    backends.clear()
 
 
 def wake() -> None:
