@@ -5,51 +5,31 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from multiworld._join import join as joining
-from multiworld._join.arguments import is_same_state
-from multiworld._join.rejoining import Rejoiner
-from multiworld.errors import (
-    InvalidJoinError,
-    JoinAbandonedError,
-    JoinTimeoutError,
-    MultiworldError,
-    StoreUnreachableError,
-    UnknownWorldError,
-)
+from multiworld.errors import JoinAbandonedError, MultiworldError
 from multiworld.events import State
+from multiworld.joinall.checks import check_names, check_state
 from multiworld.joinall.launcher_client import LauncherClient
+from multiworld.joinall.one_world import ASKING, WorldJoiner
 from multiworld.launched.reports import reports
 from multiworld.world import worlds
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiworld._join.arguments import JoinPlan, StateLike
-    from multiworld.joinall.launcher_client import AssignedWorld
     from multiworld.world import World
 
 __all__ = ["UNDO_BUDGET", "JoinAllRequest", "Joins", "close"]
 
 ANSWER = 10.0
 """Seconds that the launcher has to answer; its process may be busy starting workers."""
-ASKING = 2.0
-"""Seconds that the launcher has to tell its store's address before a world is joined again; else the last
-one is used."""
-AGAIN = 0.05
-"""Seconds between two tries."""
-FIRST_CALL = 5.0
-"""Seconds for which a world of a range waits in its first generation for more than its smallest size."""
 UNDO_BUDGET = 5.0
 """Seconds that giving up may take."""
 _LOOK_EVERY = 0.5
-
-_RETRIED = (JoinTimeoutError, JoinAbandonedError, StoreUnreachableError)
-"""Errors that another member's end, or its deadline, can cause: retried while there is time."""
 
 
 class JoinAllRequest:
@@ -123,16 +103,16 @@ class _Call:
 class Joins:
     """The worlds that the launcher assigned to this process, and those being joined.
 
-    Attributes:
-        launcher: its client.
+    Args:
+        launcher: its client; None: this process's launcher.
     """
 
-    def __init__(self) -> None:
-        self.launcher = LauncherClient(reports())
+    def __init__(self, launcher: LauncherClient | None = None) -> None:
+        self.launcher = LauncherClient(reports()) if launcher is None else launcher
+        self._one = WorldJoiner(self.launcher)
         self._lock = threading.Lock()
         self._pending: dict[str, PendingJoin] = {}
         self._made: dict[str, PendingJoin] = {}  # it has come about, and no call was given it yet
-        self._kept: dict[str, Rejoiner] = {}
         self._connects = True  # for `retiring`: once
 
     def join(self, names: Sequence[str], request: JoinAllRequest) -> dict[str, World]:
@@ -140,7 +120,7 @@ class Joins:
         assigned = self.launcher.ask(ANSWER)
         self._connects = False
         wanted = tuple(dict.fromkeys(names)) or tuple(assigned)
-        _check_names(wanted, request.state, assigned)
+        check_names(wanted, request.state, assigned)
         given = request.timeout, request.gpu
         plans = {
             name: self.launcher.following(assigned[name].plan(*given, request.state.get(name)))
@@ -152,14 +132,14 @@ class Joins:
             world = there.get(name)
             # One that broke is joined again with the state that is given, if it has had one.
             if world is not None and (world.state is State.ACTIVE or world._plan.state is None):  # noqa: SLF001
-                _check_state(world, plans[name])
+                check_state(world, plans[name])
         call = _Call(request, plans, {name: assigned[name].after for name in wanted})
         try:
             self._begin(call, wanted)
             self._await(call)
             for name in stateful:  # another call may have joined it meanwhile
                 if (joined := call.pending[name].world) is not None:
-                    _check_state(joined, plans[name])
+                    check_state(joined, plans[name])
         except BaseException:
             self.undo(request)
             raise
@@ -277,7 +257,7 @@ class Joins:
                     raise JoinAbandonedError(  # noqa: TRY301  (recorded below, as every error is)
                         plan.name, f"world {plan.name!r} comes after one that could not be joined"
                     )
-            pending.world, pending.fresh = self._bring(plan, request.rejoin, stopped)
+            pending.world, pending.fresh = self._one.bring(plan, request.rejoin, stopped)
             with self._lock:
                 late = pending.over and pending.fresh
                 if pending.fresh and not pending.over:
@@ -291,116 +271,6 @@ class Joins:
                 self._forget(self._pending, pending)
             pending.done.set()
             news.set()
-
-    def _bring(self, plan: JoinPlan, again: bool, stopped: Callable[[], bool]) -> tuple[World, bool]:
-        """Return the world, active, and whether it was joined; `again`: a `Rejoiner` does it from now on."""
-        world, kept = worlds().get(plan.name), self._kept.get(plan.name)
-        if world is not None and (
-            world.state in {State.ACTIVE, State.JOINING} or (kept is not None and kept.world is world)
-        ):
-            return world.wait_active(plan.timeout), False
-        if world is not None:  # broken, without a `Rejoiner`
-            return self._try(plan, stopped, partial(_again, world)), False
-        if kept is not None:  # closed, perhaps while it was joined again
-            kept.wait_idle(plan.timeout)
-        joined = self._try(plan, stopped, _first)
-        if again and plan.state is None:  # a state is sent while the program stands still
-            with self._lock:
-                self._kept[plan.name] = Rejoiner(joined, self._rejoin)
-        return joined, True
-
-    def _rejoin(self, world: World, closed: Callable[[], bool]) -> None:
-        """Join a world again that broke, at the launcher's present store."""
-        self.launcher.ask(ASKING)
-        plan = world._plan  # noqa: SLF001  (it has the store address of the join)
-        store = self.launcher.store_of(plan)
-        joining.rejoin(
-            world, store=store, planned=True, cancelled=lambda: closed() or self.launcher.moved(store, plan)
-        )
-
-    def _try(
-        self,
-        plan: JoinPlan,
-        stopped: Callable[[], bool],
-        join: Callable[[JoinPlan, Callable[[], bool]], World],
-    ) -> World:
-        """Join, and retry until the plan's timeout: another member's deadline, or end, fails an attempt."""
-        deadline = time.monotonic() + plan.timeout
-        last: Exception | None = None
-        while True:
-            try:
-                made = replace(plan, store=self.launcher.store_of(plan))
-                return join(made, self._giving_up(made, stopped, deadline if last is not None else None))
-            except _RETRIED as exc:
-                if plan.assigned and self.launcher.retirement.begun:
-                    raise
-                out_of_time = time.monotonic() + AGAIN >= deadline
-                if stopped() or (out_of_time and last is None):
-                    raise
-                if out_of_time:
-                    # `exc` only says that this attempt was given up; the error before it says why the join
-                    # failed.
-
-                    raise last or exc from exc
-                last = exc
-            time.sleep(AGAIN)
-
-    def _giving_up(
-        self, plan: JoinPlan, stopped: Callable[[], bool], deadline: float | None
-    ) -> Callable[[], bool]:
-        def give_up() -> bool:
-            late = deadline is not None and time.monotonic() >= deadline
-            retires = plan.assigned and self.launcher.retirement.begun
-            return stopped() or late or retires or self.launcher.moved(plan.store, plan)
-
-        return give_up
-
-
-def _first(plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
-    """Join; a world of a range begins soon with those that were started, and lets others in later."""
-    begun = joining.join_planned(replace(plan, last_call=min(plan.last_call, FIRST_CALL)), cancelled)
-    begun._plan = replace(begun._plan, last_call=plan.last_call)  # noqa: SLF001  (of later generations)
-    return begun
-
-
-def _again(world: World, plan: JoinPlan, cancelled: Callable[[], bool]) -> World:
-    return joining.rejoin(
-        world, plan.timeout, plan.store, planned=True, state=plan.state, cancelled=cancelled
-    )
-
-
-def _check_names(
-    wanted: Sequence[str], states: Mapping[str, StateLike], assigned: Mapping[str, AssignedWorld]
-) -> None:
-    """Refuse names of worlds that this worker is not in, and a state of one that is not wanted."""
-    for name in (*wanted, *states):
-        if name not in assigned:
-            raise UnknownWorldError(
-                str(name),
-                f"this worker is in no world {name!r}",
-                rule=f"Its worlds are {', '.join(map(repr, assigned)) or 'none'}",
-                next_step="Name one of them, or make this worker a member in the worlds file",
-            )
-    for name in states:
-        if name not in wanted:
-            raise InvalidJoinError(
-                name,
-                f"a state for world {name!r}, which this call does not join",
-                rule="A state is of a world that the call joins",
-                next_step="Name that world, too, or leave its state out",
-            )
-
-
-def _check_state(world: World, plan: JoinPlan) -> None:
-    """Refuse a plan's state where `world` has another one, or none: it would be neither sent nor loaded."""
-    if not is_same_state(world._plan.state, plan.state):  # noqa: SLF001  (joins make worlds)
-        has = "no state" if world._plan.state is None else "another state"  # noqa: SLF001
-        raise InvalidJoinError(
-            plan.name,
-            f"a state for world {plan.name!r}, which this process has joined with {has}",
-            rule="A world keeps the state that it was joined with until it breaks",
-            next_step="Give the same objects, or none, or close the world first",
-        )
 
 
 def close(worlds: list[World]) -> None:

@@ -12,7 +12,7 @@ from kits.meetkit import PATIENCE, until
 from multiworld._join.arguments import LAST_CALL, is_same_state
 from multiworld.errors import InvalidJoinError, JoinAbandonedError, MismatchError, UnknownWorldError
 from multiworld.events import State
-from multiworld.joinall import joins
+from multiworld.joinall import joins, one_world
 from multiworld.joinall.launcher_client import AssignedWorld
 
 NAMES = ("x", "y", "z")
@@ -81,8 +81,7 @@ class Handle:
 @pytest.fixture
 def here(monkeypatch):
     """A process without worlds: `worlds` has what it joins."""
-    found = SimpleNamespace(worlds={}, joins=joins.Joins())
-    found.joins.launcher = Launcher()
+    found = SimpleNamespace(worlds={}, joins=joins.Joins(Launcher()))
 
     def first(plan, _cancelled):
         found.worlds[plan.name] = handle = Handle(plan)
@@ -104,9 +103,10 @@ def here(monkeypatch):
         return {name: each for name, each in found.worlds.items() if each.state is not State.CLOSED}
 
     found.call = call
-    monkeypatch.setattr(joins, "worlds", open_worlds)
-    monkeypatch.setattr(joins, "_first", first)
-    monkeypatch.setattr(joins.joining, "rejoin", again)
+    for module in (joins, one_world):
+        monkeypatch.setattr(module, "worlds", open_worlds)
+    monkeypatch.setattr(one_world, "_first", first)
+    monkeypatch.setattr(one_world.joining, "rejoin", again)
     return found
 
 
@@ -163,7 +163,7 @@ def test_a_state_that_another_call_was_faster_with_is_refused(here, monkeypatch)
         here.worlds["x"] = Handle(replace(plan, state=other))
         return here.worlds["x"]
 
-    monkeypatch.setattr(joins, "_first", late)
+    monkeypatch.setattr(one_world, "_first", late)
     with pytest.raises(InvalidJoinError, match="with another state"):
         here.call("x", state={"x": one})
 
@@ -203,7 +203,7 @@ def slow(here, monkeypatch):
 
     threads = []
     here.start, here.ended, here.share = start, ended, share
-    monkeypatch.setattr(joins, "_first", first)
+    monkeypatch.setattr(one_world, "_first", first)
     yield here
     for event in here.go.values():
         event.set()
