@@ -7,9 +7,15 @@ RunError                the launcher cannot do what it was asked (exit code 2 wh
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 from multiworld.errors import MultiworldError
 
-__all__ = ["ArgumentsError", "PlanError", "RunError"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ArgumentsError", "PlanError", "RunError", "starting_workers"]
 
 
 class RunError(MultiworldError):
@@ -43,3 +49,20 @@ class PlanError(RunError):
     def __str__(self) -> str:
         where = f"{self.path}:{self.line}: " if self.line else f"{self.path}: " if self.path else ""
         return where + super().__str__()
+
+
+@contextlib.contextmanager
+def starting_workers() -> Iterator[None]:
+    """Start workers in here.
+
+    Raises:
+        RunError: the system could not start one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"a worker could not be started: {error}",
+            rule="The program is there and may be run, and the host has room for its process and its logs",
+            next_step="Correct the path that the error names, or free what it says is used up",
+        ) from error

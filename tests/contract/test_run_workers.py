@@ -435,3 +435,19 @@ def test_a_failure_in_torchs_default_group_names_the_option_for_it(tmp_path, res
         if restarts == 0:
             assert run.ended() == 7
         assert not [line for line in run.lines() if "event=ended" in line]
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_a_program_that_is_not_there_is_an_error_line(tmp_path, restart):
+    missing = tmp_path / "missing"
+    options = ["--nproc-per-node", "2", "--restart", restart, "--no-python", str(missing)]
+    with runkit.launched(tmp_path, "", options=options) as run:
+        assert run.ended() == 1, run.report()
+        said = run.text("err")
+        assert (
+            f"m8d-run: a worker could not be started: [Errno 2] No such file or directory: '{missing}'"
+            in said
+        )
+        assert "Correct the path" in said
+        assert "Traceback" not in run.text()
+        assert run.leftovers() == []

@@ -20,7 +20,7 @@ from torch.distributed.elastic.metrics.api import put_metric
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.utils.api import macros
 
-from multiworld.run.errors import RunError
+from multiworld.run.errors import RunError, starting_workers
 from multiworld.run.events import (
     Note,
     WorkerEnded,
@@ -201,11 +201,9 @@ class WorkerAgent(LocalElasticAgent):
             forks.wait_ready(lambda: wake.came(ends))
             if wake.came(ends):
                 return {}  # the loop ends the run
-        return {
-            place.local_rank: self._start(place)
-            for place in self._crew.places.values()
-            if place.rank in self._crew.wanted
-        }
+        places = [each for each in self._crew.places.values() if each.rank in self._crew.wanted]
+        with starting_workers():
+            return {place.local_rank: self._start(place) for place in places}
 
     def _torch_environments(self, worker_group: WorkerGroup) -> dict[int, dict[str, str]]:
         """Return the workers' environments as torch makes them, which it does for all workers at once."""

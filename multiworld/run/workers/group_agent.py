@@ -12,6 +12,7 @@ from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from multiworld.run.errors import starting_workers
 from multiworld.run.events import (
     SlotTaken,
     WorkerEnded,
@@ -127,7 +128,8 @@ class GroupAgent(LocalElasticAgent):
             self._slot = slot
             self._bus.publish(SlotTaken(time.time(), *slot))
         self._arrivals.open()  # torch sets its handlers in there
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        with starting_workers():
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         for worker in worker_group.workers:
             pid = int(pids[worker.local_rank])
             leads = False
