@@ -59,8 +59,10 @@ def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: about fifteen minutes (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
-    chosen = session.posargs or ["-m", "not long", ELSEWHERE]
-    session.run("python", "-m", "pytest", "--parts", *chosen, env=ENV)
+    if session.posargs:
+        session.run("python", "-m", "pytest", "--parts", *session.posargs, env=ENV)
+    else:
+        session.run("python", "tests/shares.py", "--parts", "-m", "not long", ELSEWHERE, env=ENV)
 
 
 @nox.session(name="tests-all", tags=["ci"])

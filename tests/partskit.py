@@ -12,8 +12,12 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -95,6 +99,11 @@ class Claims:
                 self._asked[file] = False
         return self._asked[file]
 
+    def others(self) -> set[str]:
+        """Which files other runs have."""
+        claimed = {each.name.replace("%", "/") for each in self._folder.iterdir()}
+        return {file for file in claimed if not self._asked.get(file)}
+
 
 class Progress:
     """Says where a run is: parts are the folders of tests, in the run's order. Time is an argument.
@@ -102,10 +111,12 @@ class Progress:
     Args:
         tests: (part, expected seconds) of each test, in the order in which they run.
         now: seconds of any clock.
+        among: how many runs have these tests together.
     """
 
-    def __init__(self, tests: list[tuple[str, float]], now: float) -> None:
+    def __init__(self, tests: list[tuple[str, float]], now: float, among: int = 1) -> None:
         self._tests = tests
+        self._among = among
         self._parts = list(dict.fromkeys(part for part, _ in tests))
         self._sizes = Counter(part for part, _ in tests)
         self._began = self._said = now
@@ -124,10 +135,14 @@ class Progress:
             f"{_span(self._left(now, part))}; to the end {_span(self._left(now))}"
         )
 
+    def due(self, now: float) -> bool:
+        """Whether there is something to be said when the next test ends."""
+        return now - self._said >= EVERY
+
     def ends(self, now: float) -> str:
         """A test has ended; returns a line from time to time, or ""."""
         self._done += 1
-        if now - self._said < EVERY or self._done >= len(self._tests):
+        if not self.due(now) or self._done >= len(self._tests):
             return ""
         self._said = now
         done = sum(part == self._part for part, _ in self._tests[: self._done])
@@ -139,11 +154,18 @@ class Progress:
             self._tests[self._done] = (self._tests[self._done][0], 0.0)
             self._done += 1
 
+    def begun_elsewhere(self, numbers: Iterable[int]) -> None:
+        """Other runs have begun these tests, by their place in the order."""
+        for number in numbers:
+            if number >= self._done:
+                self._tests[number] = (self._tests[number][0], 0.0)
+
     def _left(self, now: float, part: str = "") -> float:
         """Expected seconds until the end (of a part), at the pace that was seen so far."""
         done = sum(seconds for _, seconds in self._tests[: self._done])
         pace = (now - self._began) / done if done > SETTLED else 1.0
-        return pace * sum(seconds for each, seconds in self._tests[self._done :] if part in {"", each})
+        left = sum(seconds for each, seconds in self._tests[self._done :] if part in {"", each})
+        return pace * left / self._among
 
 
 def _span(seconds: float) -> str:
@@ -170,6 +192,7 @@ class Parts:
         self._long = read_long(LONG.read_text(encoding="utf-8"))
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
         self._progress: Progress | None = None
+        self._files: list[str] = []
         self._plugins = config.pluginmanager
         self._took: dict[str, float] = {}
 
@@ -204,7 +227,9 @@ class Parts:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         tests = [(_part(item.path), self._expected(item.nodeid)) for item in session.items]
         if self._shows:
-            self._progress = Progress(tests, time.monotonic())
+            self._files = [_file(item.nodeid) for item in session.items]
+            among = 1 if self._claims is None or self._share is None else self._share[1]
+            self._progress = Progress(tests, time.monotonic(), among)
 
     def _expected(self, nodeid: str) -> float:
         unknown = UNKNOWN_LONG if is_long(nodeid, self._long) else UNKNOWN
@@ -219,6 +244,11 @@ class Parts:
 
     def pytest_runtest_logfinish(self) -> None:
         if self._progress is not None:
+            if self._claims is not None and self._progress.due(time.monotonic()):
+                others = self._claims.others()
+                self._progress.begun_elsewhere(
+                    number for number, file in enumerate(self._files) if file in others
+                )
             self._say(self._progress.ends(time.monotonic()))
 
     def pytest_sessionfinish(self) -> None:

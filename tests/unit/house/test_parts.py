@@ -152,6 +152,53 @@ def test_second_looks_do_not_lead_a_run_beyond_its_tests():
     assert progress.starts(3.0) == ""
 
 
+def test_what_other_runs_have_begun_is_not_left():
+    progress = partskit.Progress([("unit", 100.0)] * 6, 0.0, among=2)
+    assert progress.starts(0.0).endswith("to the end about 5 min")
+    progress.ends(100.0)
+    assert progress.due(200.0)
+    progress.begun_elsewhere([0, 4, 5])  # the first has run here
+    assert progress.ends(200.0) == "unit: 2 of 6 tests; to the end about 2 min"
+
+
+def test_claims_of_others_are_files_that_this_run_has_not(tmp_path):
+    ours, theirs = partskit.Claims(tmp_path), partskit.Claims(tmp_path)
+    assert ours.mine("tests/unit/test_a.py")
+    assert theirs.mine("tests/unit/test_b.py")
+    assert not ours.mine("tests/unit/test_b.py")
+    assert theirs.mine("tests/unit/test_c.py")
+    assert ours.others() == {"tests/unit/test_b.py", "tests/unit/test_c.py"}
+    assert theirs.others() == {"tests/unit/test_a.py"}
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_two_processes_run_each_test_once_and_show_what_failed(tmp_path, failing):
+    (tmp_path / "partsplugin.py").write_text(PLUGIN)
+    for name in "abcd":
+        wrong = failing and name == "c"
+        (tmp_path / f"test_{name}.py").write_text(
+            f"def test_{name}():\n    assert not {wrong}, 'it is wrong'\n"
+        )
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/shares.py", "-p", "partsplugin", "-p", "no:cacheprovider", "--parts"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{tmp_path}"},
+    )  # fmt: skip
+    assert done.returncode == int(failing), done.stdout + done.stderr
+    assert sum(map(int, re.findall(r"(\d+) (?:passed|failed)", done.stdout))) == 4
+    assert ("FAILED test_c.py::test_c - AssertionError: it is wrong" in done.stdout) is failing
+    assert re.search(r"^[12]: part 1 of 1: ", done.stdout, re.MULTILINE)
+
+
+def test_what_keeps_pytest_from_a_start_is_shown(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/shares.py", "--no-such-option"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "unrecognized arguments: --no-such-option" in done.stdout
+
+
 def test_a_share_is_a_number_of_how_many():
     assert partskit.read_share("2/3") == (2, 3)
     for wrong in ("", "1", "0/2", "3/2", "1/0", "-1/2", "a/b"):
