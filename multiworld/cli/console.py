@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 __all__ = ["complain", "say"]
@@ -15,5 +16,7 @@ def say(text: str, *, now: bool = False) -> None:
 
 
 def complain(text: str) -> None:
-    """Write lines to standard error."""
-    sys.stderr.write(text + "\n")
+    """Write lines to standard error; where that cannot be written, an exit code has to tell."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+            sys.stderr.write(text + "\n")

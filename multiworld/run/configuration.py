@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.run import config_from_args, parse_min_max_nnodes
 
 from multiworld.run.errors import ArgumentsError
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from multiworld.run.options import Options
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
-__all__ = ["check_preload", "configure"]
+__all__ = ["MOST", "check_preload", "configure"]
+
+MOST = 100_000
+"""Nodes, and workers of a node: as many workers as a worlds file may have."""
+
+_LONGEST = 86_400
+"""Seconds of --monitor-interval."""
 
 
 def configure(
@@ -58,15 +65,35 @@ def configure(
             rule="torchrun does not take it either",
             next_step="See m8d-run --help",
         ) from exc
-    asked = {"--nproc-per-node": config.nproc_per_node, "--monitor-interval": config.monitor_interval}
-    for name, value in asked.items():
-        if not value > 0:  # torch's agent would fail with a bare assertion
-            raise ArgumentsError(f"{name} {value:g}", rule="It is above 0", next_step="Change it")
+    _check_sizes(config)
+    handler = getattr(config, "event_log_handler", "null")
+    try:
+        get_logging_handler(handler)
+    except KeyError:
+        raise ArgumentsError(
+            f"--event-log-handler {handler}",
+            rule="torch.distributed.elastic.events has a handler of that name",
+            next_step="Take null or console, or register it before",
+        ) from None
     if plan is not None:
         _fits(plan, config.nproc_per_node, most)
     if not config.run_id:
         config.run_id = uuid.uuid4().hex
     return config, entrypoint, arguments
+
+
+def _check_sizes(config: LaunchConfig) -> None:
+    """Refuse numbers with which torch's agent would fail with a bare assertion, or fill the memory."""
+    asked = {
+        "--nproc-per-node": (config.nproc_per_node, MOST),
+        "--nnodes": (config.max_nodes, MOST),
+        "--monitor-interval": (config.monitor_interval, _LONGEST),
+    }
+    for name, (value, most) in asked.items():
+        if not 0 < value <= most:
+            raise ArgumentsError(
+                f"{name} {value}", rule=f"It is above 0, and at most {most}", next_step="Change it"
+            )
 
 
 def check_preload(options: Options, config: LaunchConfig, arguments: list[str]) -> None:

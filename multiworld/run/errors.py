@@ -8,6 +8,7 @@ RunError                the launcher cannot do what it was asked (exit code 2 wh
 from __future__ import annotations
 
 import contextlib
+import errno
 from typing import TYPE_CHECKING
 
 from multiworld.errors import MultiworldError
@@ -15,7 +16,12 @@ from multiworld.errors import MultiworldError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ArgumentsError", "PlanError", "RunError", "starting_workers"]
+__all__ = ["WRONG", "ArgumentsError", "PlanError", "RunError", "starting_workers", "used_up"]
+
+WRONG = 2
+"""Exit code for wrong arguments, as argparse has it, and for each other `RunError`."""
+
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
 class RunError(MultiworldError):
@@ -66,3 +72,8 @@ def starting_workers() -> Iterator[None]:
             rule="The program is there and may be run, and the host has room for its process and its logs",
             next_step="Correct the path that the error names, or free what it says is used up",
         ) from error
+
+
+def used_up(error: Exception) -> bool:
+    """Whether the host, or this user, has no descriptor, process, thread, memory or disk left."""
+    return getattr(error, "errno", None) in _USED_UP or str(error) == "can't start new thread"

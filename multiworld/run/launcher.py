@@ -35,7 +35,7 @@ from multiworld.run.control.server import ControlServer
 from multiworld.run.control.sockets import choose
 from multiworld.run.elastic_feed import ElasticFeed
 from multiworld.run.ends import End, child_failed
-from multiworld.run.errors import ArgumentsError, PlanError
+from multiworld.run.errors import WRONG, ArgumentsError, PlanError, RunError, used_up
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
 from multiworld.run.nodes.handlers import static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
@@ -194,13 +194,18 @@ def launch(options: Options, stream: TextIO) -> int:
         try:
             end = _run_to_end(run, state)
         except BaseException as exc:
-            bus.publish(RunEnded(time.time(), 1, f"{type(exc).__name__}: {exc}"))
+            bus.publish(RunEnded(time.time(), _code_of(exc), f"{type(exc).__name__}: {exc}"))
             raise
         with suppress(SignalException):  # the run has ended: a signal now changes nothing
             bus.publish(RunEnded(time.time(), end.code, end.reason))
     if end.report:
         complain(end.report)
     return end.code
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code with which `multiworld.run.main` ends for it."""
+    return WRONG if isinstance(error, RunError) else 1
 
 
 def _planned(options: Options, config: LaunchConfig, plan: WorldsPlan) -> None:
@@ -243,6 +248,12 @@ def _run_to_end(run: _Run, state: RunState) -> End:
         raise
     except MultiworldError as exc:
         return End(1, str(exc), f"m8d-run: {exc}")
+    except (OSError, RuntimeError) as exc:
+        if not used_up(exc):
+            raise
+        return End(
+            1, str(exc), f"m8d-run: {exc}. The host has too little left: see ulimit -n, ulimit -u and df"
+        )
 
 
 def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:

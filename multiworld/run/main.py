@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 
 from multiworld import __version__
 from multiworld.cli.console import complain, say
-from multiworld.run.errors import RunError
+from multiworld.run.errors import WRONG, RunError
 from multiworld.run.signals import interrupts_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main"]
-
-WRONG = 2
-"""Exit code for wrong arguments, as argparse has it."""
 
 INTERRUPTED = 130
 """Exit code where Ctrl-C came before the launcher hears signals itself."""

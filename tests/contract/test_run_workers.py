@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -451,3 +452,47 @@ def test_a_program_that_is_not_there_is_an_error_line(tmp_path, restart):
         assert "Correct the path" in said
         assert "Traceback" not in run.text()
         assert run.leftovers() == []
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_a_log_folder_that_cannot_be_made_is_an_error_line(tmp_path, restart):
+    options = ["--nproc-per-node", "2", "--restart", restart, "--redirects", "3", "--log-dir"]
+    (tmp_path / "logs").mkdir()
+    full = tmp_path / "full"
+    full.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=6", "none", full], check=False
+    ).returncode:
+        pytest.skip("no permission to mount a small file system")
+    try:
+        with runkit.launched(tmp_path, "tell('up')\n", options=[*options, str(full / "logs")]) as run:
+            assert run.ended() == 1, run.report()
+            assert "m8d-run: a worker could not be started: [Errno 28] No space left" in run.text("err")
+            assert "Traceback" not in run.text()
+            assert run.leftovers() == []
+    finally:
+        subprocess.run(["umount", "-l", full], check=True)
+
+
+def test_an_exit_code_is_kept_where_stderr_cannot_be_written(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import sys\nsys.exit(75)\n")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "multiworld.run", str(script)],
+            env={**os.environ, "PYTHONPATH": str(runkit.ROOT)}, stderr=full, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 75
+
+
+def test_too_few_descriptors_are_an_error_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("pass\n")
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n 20; {sys.executable} -m multiworld.run --nproc-per-node 4 {script}"],
+        env={**os.environ, "PYTHONPATH": str(runkit.ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "The host has too little left: see ulimit -n" in done.stderr
+    assert "Traceback" not in done.stderr

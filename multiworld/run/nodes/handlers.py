@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,9 @@ def static_master(parameters: RendezvousParameters) -> tuple[str | None, int | N
     if parameters.backend != "static":
         return None, None
     endpoint = parameters.endpoint.strip()
-    host, port = parse_rendezvous_endpoint(endpoint, default_port=-1) if endpoint else ("", -1)
+    host, port = "", -1
+    with contextlib.suppress(ValueError):  # a port that is none
+        host, port = parse_rendezvous_endpoint(endpoint, default_port=-1) if endpoint else ("", -1)
     if port == -1:
         raise RunError(
             f"the static rendezvous at {endpoint!r}",

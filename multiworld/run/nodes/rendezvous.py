@@ -63,11 +63,9 @@ def shut_down(handler: RendezvousHandler, seconds: float = 5.0) -> bool:
     Returns:
         Whether the handler confirmed it in time.
     """
-    call = BlockingCall(handler.shutdown, name="m8d-nodes-shutdown")
-    if not call.wait(seconds):
-        return False
     try:
-        return bool(call.result())
+        call = BlockingCall(handler.shutdown, name="m8d-nodes-shutdown")
+        return call.wait(seconds) and bool(call.result())
     except Exception as error:  # noqa: BLE001  (torch's, etcd's: the run is over all the same)
         _log.debug("the rendezvous was not shut down: %s: %s", type(error).__name__, error)
         return False

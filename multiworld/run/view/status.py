@@ -105,6 +105,10 @@ def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:
         return Answer(str(path), None, str(error))
     if found is None:
         return None
+    try:
+        _plain(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Answer(str(path), None, f"its answer is no snapshot: {type(error).__name__}: {error}")
     return Answer(str(path), {**found, "pending": blocked_operations(path, _PENDING)} if waits else found)
 
 

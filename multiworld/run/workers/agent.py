@@ -195,7 +195,8 @@ class WorkerAgent(LocalElasticAgent):
         self._context.wake.listen((*self._context.signals, *self._scaler.signals))
         if self._crew.places:
             self._envs = self._torch_environments(worker_group)
-            self._logs.prepare(self._envs)
+            with starting_workers():
+                self._logs.prepare(self._envs)
         wake, ends, forks = self._context.wake, self._context.signals, self._context.forks
         if forks is not None:
             forks.wait_ready(lambda: wake.came(ends))
@@ -334,7 +335,11 @@ class WorkerAgent(LocalElasticAgent):
         """Start a worker again whose time has come; return the run's result if that ends the run."""
         try:
             self._start_again(rank)
-        except (OSError, RunError) as error:  # no process, descriptor or disk is left, perhaps for a moment
+        except (
+            OSError,
+            RuntimeError,
+            RunError,
+        ) as error:  # the host has too little left, perhaps for a moment
             said = f"could not be started: {type(error).__name__}: {error}"
             self._note(logging.WARNING, f"rank {rank} {said}")
             return self._failed_once(rank, said, {}, came_up=False)

@@ -149,7 +149,10 @@ class WorkerProcess:
             os.close(self._pidfd)
             self._pidfd = None
         thread = threading.Thread(target=self.context.close, name="m8d-run-close", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the host has no thread left for this process
+            self.context.close()
         return thread
 
 

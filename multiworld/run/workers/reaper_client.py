@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiworld.logs.source import logger
 from multiworld.run.workers.orphan_reaper import start_time
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ moment."""
 
 _PROGRAM = Path(__file__).with_name("orphan_reaper.py")
 _AGAIN = 1.0  # seconds between two starts
+_log = logger(__name__)
 
 
 class ReaperClient:
@@ -119,7 +121,11 @@ class ReaperClient:
             self._drop()
         if self._process is not None or self._clock() < self._started_at + _AGAIN:
             return False
-        self._start()
+        try:
+            self._start()
+        except OSError as error:  # no process or descriptor is left, perhaps for a moment
+            _log.warning("the program that ends orphaned workers could not be started again: %s", error)
+            return False
         return True
 
     def close(self) -> None:

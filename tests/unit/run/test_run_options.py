@@ -348,3 +348,20 @@ def test_an_endpoint_for_several_nodes_is_one_of_c10d(line, backend):
     """torchrun's default, static, would make each of them the first."""
     config, _, _ = configure(parse([*line, "script.py"]))
     assert config.rdzv_backend == backend
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--monitor-interval", "inf"], "--monitor-interval inf"),
+        (["--monitor-interval", "nan"], "--monitor-interval nan"),
+        (["--nproc-per-node", "0"], "--nproc-per-node 0"),
+        (["--nproc-per-node", "9" * 20], "--nproc-per-node 99999"),
+        (["--nnodes", "9" * 20], "--nnodes 99999"),
+        (["--event-log-handler", "nope"], "--event-log-handler nope"),
+    ],
+)
+def test_a_value_with_which_torchs_agent_would_fail_is_named(words, said):
+    with pytest.raises(ArgumentsError) as refused:
+        configure(parse([*words, "script.py"]))
+    assert str(refused.value).startswith(said)

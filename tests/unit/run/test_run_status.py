@@ -174,6 +174,7 @@ def test_the_deadline_is_for_all_of_an_answer_and_for_all_launchers_at_once(root
         (b"\xff\xfe\n", "its answer is no snapshot: another version of multiworld?"),
         ({"snapshot": 3}, "its answer is no snapshot: another version of multiworld?"),
         ({"error": "no snapshot: boom"}, "no snapshot: boom"),
+        ({"snapshot": {"version": 1, "run_id": 5}}, "its answer is no snapshot: KeyError: 'workers'"),
     ],
 )
 def test_what_is_no_snapshot(root, capsys, told, fault):

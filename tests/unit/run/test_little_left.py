@@ -1,0 +1,82 @@
+"""What the launcher does where its host has no thread, no descriptor and no disk left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from multiworld.cli.console import complain
+from multiworld.run.errors import RunError, starting_workers, used_up
+from multiworld.run.nodes.rendezvous import shut_down
+from multiworld.run.workers import process
+from multiworld.run.workers.process import WorkerProcess
+
+
+class NoThread:
+    def __init__(self, **_):
+        pass
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    def is_alive(self):
+        return False
+
+
+def test_a_worker_is_retired_without_a_thread(monkeypatch):
+    closed = []
+    context = SimpleNamespace(pids=lambda: {0: os.getpid()}, close=lambda: closed.append(True))
+    worker = WorkerProcess(context, 0, 0, 0)
+    monkeypatch.setattr(process.threading, "Thread", NoThread)
+    assert not worker.close().is_alive()
+    assert closed == [True]
+    assert worker.descriptor is None
+
+
+def test_a_rendezvous_is_left_without_a_thread(monkeypatch):
+    monkeypatch.setattr("multiworld._net.blocking.threading.Thread", NoThread.__new__)
+    assert not shut_down(SimpleNamespace(shutdown=lambda: True))
+
+
+class Full:
+    def write(self, _text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Closed:
+    def write(self, _text):
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("stream", [None, Full(), Closed()])
+def test_what_cannot_be_said_changes_no_exit_code(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    complain("m8d-run: it failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "used"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("another"), False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+    ],
+)
+def test_which_errors_say_that_the_host_has_too_little_left(error, used):
+    assert used_up(error) is used
+
+
+def test_a_worker_that_cannot_be_started_is_an_error_of_the_run():
+    with (
+        pytest.raises(RunError, match=r"a worker could not be started: .*No such file") as raised,
+        starting_workers(),
+    ):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/x")
+    assert "Correct the path" in str(raised.value)
