@@ -105,22 +105,28 @@ def _ask(path: Path, timeout: float, *, waits: bool) -> Answer | None:
         return Answer(str(path), None, str(error))
     if found is None:
         return None
-    try:
-        _plain(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Answer(str(path), None, f"its answer is no snapshot: {type(error).__name__}: {error}")
     return Answer(str(path), {**found, "pending": blocked_operations(path, _PENDING)} if waits else found)
 
 
 def _told(run_id: str | None) -> tuple[list[dict[str, Any]], list[Answer]]:
     """Return the snapshots, and the answers without one; of one run, or of all."""
-    answers = ask_all(sockets(), _TIMEOUT, waits=True)
+    answers = [_checked(each) for each in ask_all(sockets(), _TIMEOUT, waits=True)]
     snapshots = [each.snapshot for each in answers if each.snapshot is not None]
     silent = [each for each in answers if each.snapshot is None]
     if run_id is not None:
         snapshots = [each for each in snapshots if each.get("run_id") == run_id]
         silent = [] if snapshots else silent  # any of the silent ones may have that run
     return snapshots, silent
+
+
+def _checked(answer: Answer) -> Answer:
+    """Return the answer; without its snapshot where that cannot be shown."""
+    try:
+        if answer.snapshot is not None:
+            _plain(answer.snapshot)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Answer(answer.path, None, f"its answer is no snapshot: {type(error).__name__}: {error}")
+    return answer
 
 
 def _once(args: argparse.Namespace) -> int:
