@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from multiworld._generation.every_step import take_all
+from multiworld._net.stores.rendezvous import least_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +32,10 @@ UNDO_BUDGET = 2.0
 
 STORE_LOOK = 1.0
 """Seconds between two looks at whether others use a store that a broken generation served."""
+
+READ_WITHIN = 0.05
+"""Seconds from a generation's begin in which a store that this process serves is not closed: members that
+were ready earlier are reading there that all are. In large worlds twice the time between two reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,9 @@ class Holdings:
         self._aborter: threading.Timer | None = None
         self._released = threading.Event()
         self._untold: Rendezvous | None = None
+        size = resources.roster.size
+        reading = max(READ_WITHIN, 2 * least_pause(size)) if size > 1 else 0.0
+        self._read_by_all = time.monotonic() + reading
 
     def abort(self, delay: float = 0.0, lost: Iterable[int] = ()) -> None:
         """Let pending operations raise, at once or after `delay` seconds.
@@ -203,6 +211,8 @@ class Holdings:
         with self._lock:
             store, self._store = self._store, None
         if store is not None:
+            if store.serves:
+                time.sleep(max(0.0, self._read_by_all - time.monotonic()))
             store.close()
 
     def release_spare_store(self) -> float | None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from multiworld._core.membership.ledger import Attempt, Failure, Ledger
     from multiworld._core.membership.roster import Endpoint, Roster
 
-__all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "StoreLike"]
+__all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "StoreLike", "least_pause"]
 
 BEAT_EVERY = 0.25
 """Seconds between the signs of life of a member that waits for others."""
@@ -81,6 +81,14 @@ T = TypeVar("T")
 _TRIED_AGAIN = (JoinAbandonedError, JoinTimeoutError, StaleGenerationError, BrokenWorldException)
 """Errors of a join after which a member of a world whose ranks are assigned tries again."""
 _log = logger(__name__)
+
+
+def least_pause(members: int) -> float:
+    """Return the least seconds between two reads: all members read at most about 20 MB/s in sum.
+
+    A record has about 160 bytes for each.
+    """
+    return min(members**2 * 6.5e-6, 0.5)
 
 
 class Rendezvous:
@@ -655,13 +663,12 @@ class Rendezvous:
         """Sleep before the next read of the record.
 
         0.2 ms while the last change is younger than 10 ms, then a fiftieth of its age, up to 5 ms; after 2 s
-        a four-hundredth, up to 20 ms. Longer in large worlds, so that all members read at most about 20 MB/s
-        in sum: a record has about 160 bytes for each.
+        a four-hundredth, up to 20 ms. Longer in large worlds (`least_pause`).
         """
         now = self._clock()
         age = now - news
         wait = min(max(0.0002, age / 50), max(0.005, min(age / 400, 0.02)))
-        wait = max(wait, min(self._size() ** 2 * 6.5e-6, 0.5))
+        wait = max(wait, least_pause(self._size()))
         self._sleep(max(0.0, min(wait, self._deadline - now)))
 
     def _size(self) -> int:
