@@ -37,6 +37,7 @@ _POOLS = (
 """What has threads of its own that end with the last world."""
 
 _STEPS = (
+    ("multiworld._c10d.last_holder", "last_holder"),
     ("multiworld._generation.background_release", "releaser"),
     ("multiworld._join.preparing", "watcher"),
 )

@@ -8,6 +8,7 @@ import gc
 import math
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -384,14 +385,19 @@ class Group:
         if self.late is not None:
             self.late.rest()
         groups = self._world.take()
-        held = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
+        held = [
+            (backend, weakref.ref(pg))
+            for pg in self._process_groups()
+            for backend in nccl.backends_of(pg, gloo=True)  # those that a program has made itself, too
+        ]
         self._links = [group for group in groups if not group.gone]
         self.pg = None
         self._traffic.released()
         self.state.forget()
         # A functional operation that a thread still waits for, in C++, gives its events back to its backend.
-        self._traffic.keep_for_blocks([each for each in held if nccl.works_need(each)])
-        last_holder.let_go(held)
+        self._traffic.keep_for_blocks([backend for backend, _ in held if nccl.works_need(backend)])
+        while held:
+            last_holder.let_go(*held.pop())
         for group in groups:
             group.drop()
 
@@ -407,7 +413,7 @@ class Group:
                 # hold each other, and a work in there holds gloo's device.
                 gc.collect()
                 sweep = math.inf
-            last_holder.look()
+            last_holder.nudge()
             time.sleep(min(pause, deadline - now))
             pause = min(0.02, pause * 2)
         return True

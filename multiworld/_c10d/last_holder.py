@@ -10,57 +10,80 @@ holds the C++ object.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import queue
 import threading
 import time
-from collections import deque
 from contextlib import closing
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed
 
 from multiworld._c10d.gloo import cxx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import weakref
 
-__all__ = ["LastHolder", "last_holder"]
+__all__ = ["LastHolder", "countable", "last_holder"]
 
 FIRST_PAUSE = 0.05
-"""Seconds to the first look; each pause is twice as long as the one before. Where the holders cannot be
-counted, backends are let go of at the first look: a thread of theirs has ended its operation by then."""
+"""Seconds to the first look; each pause is twice as long as the one before."""
 
 LONGEST_PAUSE = 0.5
 """Seconds."""
+
+_FOR_NOW = {errno.EMFILE, errno.ENFILE}
+
+
+class _Kept(NamedTuple):
+    """A backend, and the process group that users have of it, if that is known."""
+
+    backend: Any
+    group: weakref.ref[Any] | None
 
 
 class LastHolder:
     """Keeps backends that others hold. Any thread; also in a garbage collection, so without a lock."""
 
     def __init__(self) -> None:
-        self._kept: deque[Any] = deque()
-        self._inherited: list[deque[Any]] = []
-        self._running = False
-        self._registered = False
+        # Its methods may be called again in the middle of each other, in the same thread.
+        self._new: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
+        self._inherited: list[Any] = []
+        self._running = self._registered = self._freeing = self._stopped = False
 
-    def __len__(self) -> int:
-        """Return how many are kept."""
-        return len(self._kept)
-
-    def let_go(self, backends: list[Any]) -> None:
-        """Let go of backends: at once those that nothing else holds. The list is empty afterwards.
+    def let_go(self, backend: Any, group: weakref.ref[Any] | None = None) -> None:
+        """Let go of a backend: at once where nothing else holds it.
 
         Args:
-            backends: the caller has no other references to them.
+            backend: the caller has no other reference to it, and drops this one.
+            group: the process group that users have. Where holders cannot be counted, the backend is kept as
+                long as that lives, and for a moment after it.
         """
-        held = held_by_others(backends)
-        for each in held:
-            self._kept.append(each)
-        held.clear()
-        backends.clear()
-        if self._kept and not self._running:
+        kept = _Kept(backend, group)
+        del backend
+        if countable() and not _held([kept]):
+            return
+        self._new.put(kept)
+        if not self._running:
             self._start()
+
+    def nudge(self) -> None:
+        """Let it look now, in its own thread."""
+        if self._running:
+            self._new.put(None)
+
+    def stop(self, deadline: float) -> None:
+        """Free nothing any more: the program ends, and its end would end a thread that is in a destructor.
+
+        Args:
+            deadline: ``time.monotonic()`` seconds.
+        """
+        self._stopped = True
+        while self._freeing and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def _start(self) -> None:
         if not self._registered:
@@ -74,48 +97,57 @@ class LastHolder:
 
     def _forked(self) -> None:
         # Their threads do not live in a child: a destructor would wait for them for ever.
-        self._inherited.append(self._kept)
-        self._kept, self._running = deque(), False
+        self._inherited.append(self._new)
+        self._new, self._running, self._freeing = queue.SimpleQueue(), False, False
 
     def _run(self) -> None:
+        kept: list[_Kept] = []
         pause = FIRST_PAUSE
         while True:
-            time.sleep(pause)
-            before = len(self._kept)
-            self.look()
-            pause = FIRST_PAUSE if len(self._kept) > before else min(2 * pause, LONGEST_PAUSE)
-            if not self._kept:
+            time.sleep(FIRST_PAUSE / 10)  # not more often, however often it is nudged
+            before = len(kept)
+            with contextlib.suppress(queue.Empty):
+                kept += filter(None, [self._new.get(timeout=pause)])
+                while True:
+                    kept += filter(None, [self._new.get_nowait()])
+            pause = FIRST_PAUSE if len(kept) > before else min(2 * pause, LONGEST_PAUSE)
+            held = _held(kept)
+            free = [each for each in kept if not any(each is other for other in held)]
+            kept.clear()  # the list of what is free is the only one that has it
+            kept += held
+            if not self._free(free):
+                kept += free
+            del held, free
+            if not kept:
                 self._running = False
-                if not self._kept:  # none was added meanwhile, by a thread that saw this one run
+                if self._new.empty():  # else one came from a thread that saw this one run
                     return
                 self._running = True
 
-    def look(self) -> None:
-        """Free those that nothing else holds any more; returns at once."""
-        looked_at = [self._kept.popleft() for _ in range(len(self._kept))]
-        held = held_by_others(looked_at) if countable() else []
-        self._kept.extend(held)
-        free = [each for each in looked_at if not any(each is other for other in held)]
-        looked_at.clear()
-        held.clear()
-        if not free:
-            return
+    def _free(self, free: list[_Kept]) -> bool:
+        """Free them in a thread of their own, whose destructors may hang; return whether that was begun."""
+        self._freeing = True
         try:
-            # A destructor that hangs holds up this thread only. The program's end waits for such threads.
-            threading.Thread(target=free.clear, name="m8d-release", daemon=True).start()
-        except RuntimeError:
-            self._kept.extend(free)
+            if self._stopped:
+                return not free
+            if free:
+                threading.Thread(target=free.clear, name="m8d-release", daemon=True).start()
+        except RuntimeError:  # no thread is left for this process
+            return False
+        finally:
+            self._freeing = False
+        return True
 
 
-def held_by_others(backends: Iterable[Any]) -> list[Any]:
-    """Return those whose C++ object others hold too, or may hold where this system does not tell."""
+def _held(kept: list[_Kept]) -> list[_Kept]:
+    """Return those whose C++ object others hold too, or may hold."""
     if not countable():
-        return list(backends)
+        return [each for each in kept if each.group is not None and each.group() is not None]
     try:
         with closing(cxx.Memory()) as memory:
-            return [each for each in backends if _bound(each) and cxx.holders(memory, each) != 1]
+            return [each for each in kept if _bound(each.backend) and cxx.holders(memory, each.backend) != 1]
     except OSError:  # no free descriptor: it is asked again
-        return list(backends)
+        return list(kept)
 
 
 def _bound(instance: object) -> bool:
@@ -123,19 +155,24 @@ def _bound(instance: object) -> bool:
     return type(type(instance)).__name__ == "pybind11_type"
 
 
-@cache
 def countable() -> bool:
-    """Whether the holders of torch's C++ objects can be counted here; tried with two stores."""
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    """Whether the holders of torch's C++ objects can be counted here."""
     try:
-        with closing(cxx.Memory()) as memory:
-            alone = cxx.holders(memory, store)
-            other = torch.distributed.PrefixStore("", store)  # type: ignore[attr-defined]
-            shared = cxx.holders(memory, store)
-            del other
-            return (alone, shared, cxx.holders(memory, store)) == (1, 2, 1)
-    except OSError:
-        return False
+        return _counted()
+    except OSError as error:  # without a free descriptor it is not known yet: they are kept
+        return error.errno in _FOR_NOW
+
+
+@cache
+def _counted() -> bool:
+    """Try it with two stores."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    with closing(cxx.Memory()) as memory:
+        alone = cxx.holders(memory, store)
+        other = torch.distributed.PrefixStore("", store)  # type: ignore[attr-defined]
+        shared = cxx.holders(memory, store)
+        del other
+        return (alone, shared, cxx.holders(memory, store)) == (1, 2, 1)
 
 
 last_holder = LastHolder()

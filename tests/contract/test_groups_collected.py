@@ -17,10 +17,11 @@ def let_go(monkeypatch):
     """What was released, once for each release; nothing is kept for the thread that drops it."""
     released = []
 
-    def note(groups):
-        released.extend(groups)
-        for group in groups:
-            group.drop()
+    def note():
+        while backend._left:
+            for group in backend._left.popleft():
+                released.append(group)
+                group.drop()
 
     monkeypatch.setattr(backend, "_let_go", note)
     return released

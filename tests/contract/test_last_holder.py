@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -21,55 +22,83 @@ def holder():
 
 
 def held():
-    """A store, what shows that its Python object lives, and what holds it in C++."""
+    """A store in a list, what shows that its Python object lives, and what holds it in C++."""
     store = dist.HashStore()
     return [store], weakref.ref(store), dist.PrefixStore("", store)
 
 
-def free_soon(alive):
+def soon(what):
     deadline = time.monotonic() + PATIENCE
-    while alive() is not None and time.monotonic() < deadline:
+    while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return alive() is None
+    return found
+
+
+def stays(alive):
+    time.sleep(3 * module.FIRST_PAUSE)
+    return alive() is not None
 
 
 def test_what_nothing_else_holds_is_free_at_once(holder):
     stores = [dist.HashStore()]
     alive = weakref.ref(stores[0])
-    holder.let_go(stores)
+    holder.let_go(stores.pop())
     assert alive() is None
-    assert stores == []
-    assert len(holder) == 0
+    assert not holder._running
 
 
 def test_what_is_held_in_c_is_kept_until_it_is_not(holder):
     (stores, alive, other), (more, still, another) = held(), held()
-    holder.let_go(stores)
-    holder.let_go(more)
-    time.sleep(3 * module.FIRST_PAUSE)
-    assert len(holder) == 2
-    assert alive() is not None
+    holder.let_go(stores.pop())
+    holder.let_go(more.pop())
+    assert stays(alive)
     del other
-    assert free_soon(alive)
-    assert still() is not None
-    holder.look()
+    holder.nudge()
+    assert soon(lambda: alive() is None)
+    assert stays(still)
     del another
-    assert free_soon(still)
+    assert soon(lambda: still() is None)
 
 
 def test_it_is_freed_in_a_thread_of_its_own_which_ends(holder):
     stores, alive, other = held()
     seen = []
     watch = weakref.finalize(stores[0], lambda: seen.append(threading.current_thread().name))
-    holder.let_go(stores)
+    holder.let_go(stores.pop())
     del other
-    assert free_soon(alive)
+    assert soon(lambda: alive() is None)
     assert not watch.alive
     assert seen == ["m8d-release"]
-    deadline = time.monotonic() + PATIENCE
-    while holder._running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not holder._running
+    assert soon(lambda: not holder._running)
+    stores, alive, other = held()  # it begins anew
+    holder.let_go(stores.pop())
+    del other
+    assert soon(lambda: alive() is None)
+
+
+def test_many_threads_lose_none(holder):
+    """Each closing thread hands over what is held, and asks for a look, while the keeper looks and ends."""
+    alive, lost = [], []
+
+    def close():
+        for _ in range(60):
+            stores, each, other = held()
+            holder.let_go(stores.pop())
+            holder.nudge()
+            if each() is None:
+                lost.append(other)
+            alive.append(each)
+            del other
+            time.sleep(0.003)
+
+    threads = [threading.Thread(target=close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not lost
+    assert soon(lambda: all(each() is None for each in alive))
+    assert soon(lambda: not holder._running)
 
 
 def test_without_a_thread_it_waits_for_the_next_one(holder, monkeypatch):
@@ -81,55 +110,79 @@ def test_without_a_thread_it_waits_for_the_next_one(holder, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(module.threading, "Thread", NoThread)
-        holder.let_go(stores)
+        holder.let_go(stores.pop())
         del other
-        holder.look()
-        assert alive() is not None
-    holder.let_go([])
-    assert free_soon(alive)
+        assert stays(alive)
+    stores, another, more = held()
+    holder.let_go(stores.pop())
+    assert soon(lambda: alive() is None)
+    assert another() is not None
+    del more
 
 
-@pytest.mark.parametrize("error", [OSError, None])
-def test_where_holders_cannot_be_counted_it_is_freed_a_little_later(holder, monkeypatch, error):
-    stores, alive, other = held()
-    if error is None:
-        monkeypatch.setattr(module, "countable", lambda: False)
-    else:
+def test_where_holders_cannot_be_counted_it_is_kept_as_long_as_users_have_the_group(holder, monkeypatch):
+    """And for a moment after it: of one that has ended, a thread may be in its last operation still."""
 
-        class NoMemory:
-            def __init__(self):
-                raise error
+    class Group:
+        pass
 
-        monkeypatch.setattr(module.cxx, "Memory", NoMemory)
+    monkeypatch.setattr(module, "_counted", lambda: False)
+    (stores, alive, _), (more, still, _), group = held(), held(), Group()
+    gone = weakref.ref(Group())
     began = time.monotonic()
-    holder.let_go(stores)
+    holder.let_go(stores.pop(), gone)
+    holder.let_go(more.pop(), weakref.ref(group))
     assert alive() is not None
-    if error is not None:  # for a while: it is asked again
-        time.sleep(3 * module.FIRST_PAUSE)
-        assert alive() is not None
-        monkeypatch.undo()
+    assert soon(lambda: alive() is None)
+    assert time.monotonic() >= began + module.FIRST_PAUSE / 10
+    assert stays(still)
+    del group
+    assert soon(lambda: still() is None)
+
+
+def test_a_moment_without_a_descriptor_is_no_answer_for_good(holder, monkeypatch):
+    module._counted.cache_clear()
+    stores, alive, other = held()
+
+    class NoMemory:
+        def __init__(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.cxx, "Memory", NoMemory)
+        assert module.countable()
+        holder.let_go(stores.pop())
         del other
-    assert free_soon(alive)
-    assert time.monotonic() > began + module.FIRST_PAUSE / 2
+        assert stays(alive)
+    assert soon(lambda: alive() is None)
+    assert module.countable()
+
+
+def test_nothing_is_freed_while_the_program_ends(holder):
+    stores, alive, other = held()
+    holder.let_go(stores.pop())
+    holder.stop(time.monotonic() + PATIENCE)
+    del other
+    assert stays(alive)
 
 
 def test_a_forked_child_frees_nothing_of_its_parents(holder):
     stores, alive, other = held()
-    holder.let_go(stores)
+    holder.let_go(stores.pop())
     child = os.fork()
     if child == 0:
         del other
-        holder.let_go([dist.HashStore()])
-        holder.look()
-        time.sleep(3 * module.FIRST_PAUSE)
-        os._exit(0 if alive() is not None and len(holder) == 0 else 1)
+        mine, free, kept = held()
+        holder.let_go(mine.pop())
+        del kept
+        os._exit(0 if soon(lambda: free() is None) and alive() is not None else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     del other
-    assert free_soon(alive)
+    assert soon(lambda: alive() is None)
 
 
 def test_python_objects_are_nothing_that_c_holds(holder):
-    things = [threading.Event(), None]
+    things = [threading.Event()]
     alive = weakref.ref(things[0])
-    holder.let_go(things)
+    holder.let_go(things.pop())
     assert alive() is None

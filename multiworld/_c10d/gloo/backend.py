@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed
@@ -59,6 +60,7 @@ class GlooGroup:
         backend: the ProcessGroupGloo; None once it was let go.
         links: the sockets of its pairs.
         target: what is to be ended after `shut`.
+        group: the process group it is of, once that is there.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class GlooGroup:
         self.links, self._listeners = sockets.find(own, members)
         self._spare = sockets.spare()
         self.target = unblocking.Target(self.links, *workers)
+        self.group: weakref.ref[Any] | None = None
 
     def shut(self) -> None:
         """Let every pending and every later operation raise."""
@@ -86,7 +89,7 @@ class GlooGroup:
         if not self.lease.give_back():
             self._listeners = ()  # they are other groups' too
         backends, self.backend, self._spare = [self.backend], None, None
-        last_holder.let_go(backends)
+        last_holder.let_go(backends.pop(), self.group)
 
     @property
     def gone(self) -> bool:
@@ -240,10 +243,9 @@ class GlooWorld:
         """Let go of groups whose process group is about to end: behind it, in a thread of its own."""
         taken = self.take(groups)
         if taken:
-            try:
-                threading.Thread(target=_let_go, args=(taken,), name="m8d-release", daemon=True).start()
-            except RuntimeError:  # the host has no thread left for this process
-                _let_go(taken)
+            _left.append(taken)  # where the host has no thread left for this process: with the next one
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=_let_go, name="m8d-release", daemon=True).start()
 
     def joined(self) -> None:
         """All members' groups are built: their devices are free for other worlds."""
@@ -383,6 +385,8 @@ def _watching(original: Any) -> Any:
             _made.groups = outer
         group = made[0] if isinstance(made, tuple) else made
         if fresh and isinstance(group, c10d.ProcessGroup):
+            for each in fresh:
+                each.group = weakref.ref(group)
             weakref.finalize(group, world.release, fresh).atexit = False
         return made
 
@@ -473,11 +477,16 @@ def _wake(published: list[bytes], size: int) -> None:
                 caller.sendall(value[at : at + 8])
 
 
-def _let_go(groups: tuple[GlooGroup, ...]) -> None:
+def _let_go() -> None:
     time.sleep(_BEHIND)
-    for group in groups:
-        group.drop()
+    while _left:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            for group in _left.popleft():
+                group.drop()
 
+
+_left: deque[tuple[GlooGroup, ...]] = deque()
+"""Groups to be let go of. A garbage collection may release some in the middle of anything, locks held."""
 
 _BEHIND = 0.02
 """Seconds after which a process group that is being destroyed is gone: its backends go after it."""

@@ -102,15 +102,16 @@ def bound_device(spec: GroupSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if spec.gpu is None else spec.gpu)
 
 
-def backends_of(pg: Any) -> list[Any]:
-    """Return the backends of a process group, each once, without gloo's."""
+def backends_of(pg: Any, *, gloo: bool = False) -> list[Any]:
+    """Return the backends of a process group, each once; without gloo's, if they are not asked for."""
     found: list[Any] = []
     for device in getattr(pg, "_device_types", None) or ():
         with contextlib.suppress(RuntimeError):  # a device type for which none is registered
             backend = pg._get_backend(device)
             inner = getattr(backend, "wrapped_pg", backend)
-            gloo = getattr(c10d, "ProcessGroupGloo", None)
-            if (gloo is None or not isinstance(inner, gloo)) and not any(inner is each for each in found):
+            other = getattr(c10d, "ProcessGroupGloo", None)
+            wanted = gloo or other is None or not isinstance(inner, other)
+            if wanted and not any(inner is each for each in found):
                 found.append(inner)
     return found
 
