@@ -24,7 +24,7 @@ import stat
 import struct
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -34,6 +34,9 @@ from multiworld._net import collector_pause, procfs
 from multiworld._net.collector_pause import pause_collector, resume_collector
 from multiworld._net.descriptor_table import isolate, lowest_number
 from multiworld._net.stores.listening import listening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["StoreServer", "older_than"]
 
@@ -202,18 +205,22 @@ def _watch(serving: _Serving) -> None:
         serving.turned.release()
         serving.turn.acquire()
         if serving.ending:
+            if quick:  # its destructor, which has the GIL, waits for a thread that half a query blocks
+                for each in _accepted(serving.target[1], lambda _, __: False):
+                    _hang_up(each)
             return
-        for each in clients.overdue(_unproven(serving.target[1], clients), time.monotonic()):
+        for each in clients.overdue(_accepted(serving.target[1], clients.is_client), time.monotonic()):
             _hang_up(each)
 
 
-def _unproven(port: int, clients: ClientCheck) -> list[AcceptedConnection]:
+def _accepted(port: int, but: Callable[[int, int], bool]) -> list[AcceptedConnection]:
+    """Return what was accepted at `port`, but what `but` leaves out by descriptor and inode."""
     found = []
     for name in procfs.names("/proc/thread-self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError, struct.error):  # closed meanwhile, or no TCP socket
             status = os.fstat(fd)
-            if not stat.S_ISSOCK(status.st_mode) or clients.is_client(fd, status.st_ino):
+            if not stat.S_ISSOCK(status.st_mode) or but(fd, status.st_ino):
                 continue
             sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
             try:
