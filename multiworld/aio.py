@@ -1,10 +1,11 @@
 """World.aio: the collectives of a world, awaitable and cancellable.
 
 An operation is posted at once, in the caller's order; one that would come between the steps of an object
-operation is posted after them (`multiworld.turns`). Messages of the lane are awaited in the loop itself
-(`multiworld._net.lane.awaiting`), gloo's collectives the short way (`multiworld._c10d.gloo.await_work`), all
-else by a kept thread, or the future of the work where torch has one. Cancelling ends the waiting: a receive
-of the lane is taken back, and the next one gets its message; what torch carries goes on.
+operation, or before a collective that waits for torch's group, is posted after them (`multiworld.turns`).
+Messages of the lane are awaited in the loop itself (`multiworld._net.lane.awaiting`), gloo's collectives the
+short way (`multiworld._c10d.gloo.await_work`), all else by a kept thread, or the future of the work where torch
+has one. Cancelling ends the waiting: a receive of the lane is taken back, and the next one gets its message;
+what torch carries goes on.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Aio:
         self._world = world
         self._turns = Turns()
         self._taken = self._turns.taken  # empty as a rule: an operation asks that, and pays for no more
-        self._making: asyncio.Future[Any] | None = None  # of the last that waits for torch's group
+        self._making: asyncio.Future[Any] | None = None  # of the last message that waits for torch's group
         self._in_a_row = 0  # operations of the lane that ended without a turn of the loop
         self._queue: Any = None  # of the loop that was last used, `await_work.LoopQueue`
         # With it, what was learned about them; before, nothing asks.
@@ -416,8 +417,8 @@ class Aio:
             finally:
                 work = None  # an error that is kept would keep it, and with it gloo's device
         if ending is None:
-            started = await self._post_by_torch(gen, lambda: call(gen, row, args, async_op=True))
-            await self._finish(gen, started)
+            post = functools.partial(call, gen, row, args, async_op=True)
+            await self._finish(gen, await self._post_collective(gen, post))
             return
         try:
             await self._ended(gen, ending)
@@ -449,10 +450,16 @@ class Aio:
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             await self._raise(gen, exc)
 
-    async def _post_by_torch(self, gen: Generation, start: Callable[[], Any]) -> Any:
-        """`_post`, of what needs torch's group: that is waited for, in the order of the callers.
+    async def _post_collective(self, gen: Generation, start: Callable[[], Any]) -> Any:
+        """`_post`, of a collective. Where torch's group is to be made first, those called meanwhile come after it."""
+        if gen.stands:
+            return await self._post(gen, start)
+        return await self._in_turn(self._turns.take(COLLECTIVE), start, goes_on=True)
 
-        Cancelled meanwhile, it is posted all the same: the other members wait for it.
+    async def _post_by_torch(self, gen: Generation, start: Callable[[], Any]) -> Any:
+        """`_post`, of messages that need torch's group: that is waited for, in the order of the callers.
+
+        Cancelled meanwhile, they are posted all the same.
         """
         before = self._making
         if before is None and gen.stands:

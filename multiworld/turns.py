@@ -1,8 +1,9 @@
 """Turns: in which order a world's awaited operations begin while some of them take several steps.
 
 Object operations take several steps: of two at once, each could take what is the other's. What is called
-meanwhile, and would come in between, waits until they are over; all else goes on at once. A turn belongs to
-no event loop: its operation goes on in a thread after its loop has ended.
+meanwhile, and would come in between, waits until they are over; all else goes on at once. So collectives wait
+until one that was called before them, and waits for torch's group, is posted. A turn belongs to no event
+loop: its operation goes on in a thread after its loop has ended.
 
 There is no lock: the collector may end a task, and with it a turn, in the middle of any line here.
 """

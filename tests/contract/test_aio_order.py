@@ -1,4 +1,4 @@
-"""What an event loop and its operations owe each other: order among given-up receives, and turns for the others."""
+"""What an event loop and its operations owe each other: the order of the calls, and turns for the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import asyncio
 import itertools
 
 import pytest
+import torch
+import torch.distributed as dist
+from kits.meetkit import until
 from test_world_more import number, runs
+from waykit import world
 
 import multiworld as mw
 
@@ -84,3 +88,74 @@ def turns(me, size, what):
 def test_the_loop_gets_its_turns_between_operations_that_end_at_once(cast, what, size):
     """Of gloo; messages; collectives of the lane, whose root does not wait."""
     runs(cast, turns, size, what=what)
+
+
+GLOO = pytest.mark.parametrize("dtype", ["bool", "complex64"])
+"""One that gloo carries, and one of which torch's own function makes numbers that the lane carries."""
+
+
+def two_sums(me, dtype):
+    """A first collective's tensor and a second one's, and the operation; sums are [1, 1, 0] and [0, 0, 1]."""
+    values = [me.rank == 0, me.rank == 1, False], [False, False, me.rank == 0]
+    tensors = [torch.tensor(each, dtype=getattr(torch, dtype)) for each in values]
+    return *tensors, dist.ReduceOp.MAX if dtype == "bool" else dist.ReduceOp.SUM
+
+
+def before_its_group(me, size, dtype):
+    """Rank 0 blocks, and so has one order. Rank 1 awaits, and its loop stands still while gloo's group is made."""
+    with world(me, size) as w:
+        first, second, op = two_sums(me, dtype)
+        objects = [None] * size
+        if me.rank == 0:
+            work = w.all_reduce(first, op, async_op=True)
+            w.all_gather_object(objects, me.rank)
+            w.all_reduce(second, op)
+            work.wait()
+        else:
+
+            async def main():
+                calls = [
+                    w.aio.all_reduce(first, op),
+                    w.aio.all_gather_object(objects, me.rank),
+                    w.aio.all_reduce(second, op),
+                ]
+                tasks = [asyncio.create_task(each) for each in calls]
+                await asyncio.sleep(0)
+                until(second.any)  # no callback of the loop runs here
+                await asyncio.gather(*tasks)
+
+            asyncio.run(main())
+        assert (first.tolist(), objects, second.tolist()) == ([1, 1, 0], [0, 1], [0, 0, 1])
+
+
+@GLOO
+def test_nothing_overtakes_a_collective_that_waits_for_its_group(cast, dtype):
+    runs(cast, before_its_group, 2, dtype=dtype)
+
+
+def outlived(me, size, dtype):
+    """Rank 0's loop ends at once, and with it the tasks; its program goes on in another."""
+    with world(me, size) as w:
+        first, second, op = two_sums(me, dtype)
+        if me.rank == 1:
+            w.all_reduce(first, op)
+            w.all_reduce(second, op)
+        else:
+
+            async def cut_short():
+                task = asyncio.create_task(w.aio.all_reduce(first, op))
+                await asyncio.sleep(0)
+                assert not task.done()
+
+            async def main():
+                await w.aio.all_reduce(second, op)
+
+            asyncio.run(cut_short())
+            asyncio.run(main())
+            until(first[1].item)
+        assert (first.tolist(), second.tolist()) == ([1, 1, 0], [0, 0, 1])
+
+
+@GLOO
+def test_a_collective_that_waits_for_its_group_outlives_its_loop(cast, dtype):
+    runs(cast, outlived, 2, dtype=dtype)
