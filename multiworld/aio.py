@@ -535,12 +535,13 @@ class Aio:
         return turn
 
     async def _objects(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Run the object collective `name`."""
+        """Run the object collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
         turn = self._turns.take(collective(self._world.device))
-        await self._in_turn(turn, functools.partial(getattr(self._world, name), *args, **kwargs))
+        run = functools.partial(getattr(self._world, name), *args, **kwargs)
+        await self._in_turn(turn, run, goes_on=True)
 
     async def _blocking(self, name: str, *args: Any) -> None:
-        """Run the collective `name` in its turn; cancelled before, it goes on: the other members wait for it."""
+        """Run the collective `name` in its turn, as `_objects` does."""
         run = functools.partial(self._world._do, name, False, *args)  # noqa: SLF001  (its own)
         await self._in_turn(self._turns.take(COLLECTIVE), run, goes_on=True)
 

@@ -212,12 +212,12 @@ def in_order(me, size):
     async def main():
         tasks = [asyncio.create_task(w.aio.all_gather_object([None], n)) for n in range(6)]
         await asyncio.sleep(0)  # they stand in line
-        tasks[1].cancel()  # who comes next still waits for who came before
+        tasks[1].cancel()  # it goes on in its turn
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [each.cancelled() for each in tasks] == [n == 1 for n in range(6)]
 
     asyncio.run(main())
-    assert seen == [(what, n) for n in (0, 2, 3, 4, 5) for what in ("begins", "ends")]
+    assert seen == [(what, n) for n in range(6) for what in ("begins", "ends")]
     w.close()
 
 
@@ -316,6 +316,33 @@ def goes_on(me, size):
 
 def test_a_turn_outlives_its_loop(cast):
     runs(cast, goes_on, 2)
+
+
+def cancelled_before(me, size):
+    """Rank 0 cancels the collective in the middle before its turn; rank 1, which blocks, takes part in all three."""
+    with world(me, size) as w:
+        got = [[None] * size for _ in range(3)]
+        if me.rank == 1:
+            w.recv(torch.zeros(1), 0)
+            for n, each in enumerate(got):
+                w.all_gather_object(each, (n, 1))
+        else:
+
+            async def main():
+                tasks = [asyncio.create_task(w.aio.all_gather_object(got[n], (n, 0))) for n in range(2)]
+                await asyncio.sleep(0)
+                tasks[1].cancel()
+                await asyncio.wait(tasks[1:])
+                await w.aio.send(torch.zeros(1), 1)
+                await w.aio.all_gather_object(got[2], (2, 0))
+                assert [each.cancelled() for each in tasks] == [False, True]
+
+            asyncio.run(main())
+        assert got == [[(n, 0), (n, 1)] for n in range(3)]
+
+
+def test_one_that_is_cancelled_before_its_turn_goes_on(cast):
+    runs(cast, cancelled_before, 2)
 
 
 def unhindered(me, size):
