@@ -84,13 +84,16 @@ class Background:
             loop.close()
 
     def _end(self) -> None:
+        loop = asyncio.get_running_loop()
         with self._lock:
-            if not (self._posted or self._tasks):
-                asyncio.get_running_loop().stop()
+            if loop is self._loop and not (self._posted or self._tasks):
+                loop.stop()
                 self._loop, self._asleep = None, False
 
     def _look(self, quiet: int) -> None:
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # it ends after this turn: what is posted now is the next one's
+            return
         quiet = 0 if self._posted else quiet + 1
         for _ in range(len(self._posted)):
             endpoint, operation = self._posted.popleft()

@@ -1042,6 +1042,61 @@ def test_posted_operations_get_on_by_themselves(pair):
     until(lambda: again.done)
 
 
+def in_last_turn(background, call):
+    """Make `call` in the loop of the background, once that has ended, in the turn in which it does."""
+    loop, over = background._loop, threading.Event()
+
+    def turn():
+        background._end()
+        try:
+            assert background._loop is None
+            call()
+        finally:
+            over.set()
+
+    loop.call_soon_threadsafe(turn)
+    assert over.wait(PATIENCE)
+
+
+def idle(background, end):
+    background.take_on(end, end.post_send(1, 0, 99, memoryview(b"x")))
+    until(lambda: not background._posted)
+
+
+def test_a_loop_that_has_ended_takes_no_operation_from_the_next_one(pair):
+    """Another thread may post between its end and a look that is due in the same turn."""
+    background, receives = Background(), [pair[1].post_receive(0, 0, tag, buffer(8)) for tag in range(2)]
+    idle(background, pair[0])
+
+    def posted_then_looks():
+        background._posted.append((pair[1], receives[0]))  # as `take_on`, which then starts the next loop
+        background._look(0)
+
+    in_last_turn(background, posted_then_looks)
+    background.take_on(pair[1], receives[1])
+    for tag in range(2):
+        pair[0].send(1, 0, tag, memoryview(bytes(8)), soon())
+    until(lambda: all(each.done for each in receives))
+    until(lambda: not background._tasks)
+
+
+def test_a_loop_that_has_ended_does_not_end_the_next_one(pair):
+    """Two requests to end may be due in one turn."""
+    background = Background()
+    idle(background, pair[0])
+    following = []
+
+    def starts_the_next_then_ends():
+        idle(background, pair[0])
+        following.append(background._loop)
+        background._end()
+
+    in_last_turn(background, starts_the_next_then_ends)
+    assert following == [background._loop]
+    background.dismiss()
+    until(following[0].is_closed)
+
+
 def test_an_endpoint_goes_when_its_operations_are_over(members):
     """The background thread keeps nothing of it."""
     background, ends = Background(), members(2)
