@@ -165,3 +165,38 @@ def test_a_loop_that_is_closed_takes_no_message_with_it(cast):
     members = cast.all(closes_its_loop, 2)
     assert members[0].expect("got").got == [1.0, 2.0]
     assert [each.finish() for each in members] == [0, 0]
+
+
+def goes_on_in_another_loop(me, size):
+    """Its task keeps no receive, though it was never told that it is over."""
+    w = mw.join("w", me.rank, size, store=me.store, timeout=30, hang_timeout=30)
+    if me.rank == 0:
+
+        async def goes_on():
+            got = []
+            there = asyncio.ensure_future(asyncio.sleep(0.1))
+            there.add_done_callback(lambda _: w.send(torch.zeros(1), 1))
+            for _ in range(3):
+                t = torch.zeros(1)
+                await w.aio.recv(t, 1)
+                got.append(t.item())
+            return got
+
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(w.aio.recv(torch.zeros(1), 1))
+        loop.run_until_complete(asyncio.wait([task], timeout=0.05))
+        loop.close()
+        del loop, task
+        me.emit("got", got=asyncio.run(goes_on()))
+    else:
+        w.recv(torch.zeros(1), 0)
+        for value in (1.0, 2.0, 3.0):
+            w.send(torch.tensor([value]), 0)
+    w.barrier()
+    w.close()
+
+
+def test_a_loop_that_is_closed_keeps_no_receive(cast):
+    members = cast.all(goes_on_in_another_loop, 2)
+    assert members[0].expect("got").got == [1.0, 2.0, 3.0]
+    assert [each.finish() for each in members] == [0, 0]

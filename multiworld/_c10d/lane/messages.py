@@ -306,9 +306,12 @@ class Messages:
         watch = self._watches.get(loop)
         if watch is None:
             with self._lock:  # other loops run in other threads
-                living = {each: kept for each, kept in self._watches.items() if not each.is_closed()}
+                before = self._watches
+                living = {each: kept for each, kept in before.items() if not each.is_closed()}
                 watch = living[loop] = Watch(self.endpoint, loop)
                 self._watches = living
+            for each in before.keys() - living.keys():  # without the lock: the tasks' own code may run
+                before[each].give_up()
         return watch
 
     def when_over(self, work: LaneWork, future: torch.futures.Future[Any]) -> None:

@@ -35,7 +35,7 @@ class Watch:
         self.loop = loop
         self._endpoint = endpoint
         self._thread = threading.get_ident()
-        self._operations = 0  # that are awaited
+        self._awaited: set[asyncio.Future[None]] = set()  # of the operations that are
         self._waits: dict[int, int] = {}  # of each rank: those that need its connection
         self._descriptors: dict[int, int] = {}
 
@@ -55,20 +55,22 @@ class Watch:
         over: asyncio.Future[None] = self.loop.create_future()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            try:
                 if threading.get_ident() == self._thread:
                     _settle(over)
                 else:
                     self.loop.call_soon_threadsafe(_settle, over)
+            except RuntimeError:  # the loop is closed, and its tasks with it
+                abandoned.run(functools.partial(_let_go, over))
 
         if not self._endpoint.when_over(operation, tell):
             return True
         rank = operation.peer if isinstance(operation, Send) else operation.source
         if everywhere:
             rank = None
-        if not self._operations:
+        if not self._awaited:
             self._endpoint.watch(self, self._blocked, self._reads)
-        self._operations += 1
+        self._awaited.add(over)
         ranks = self._look(rank)
         timer = None if timeout is None else self.loop.call_later(timeout, _settle, over)
         destroyed = False
@@ -81,21 +83,33 @@ class Watch:
             if timer is not None:
                 timer.cancel()
             if destroyed:
-                abandoned.run(functools.partial(self._leave_closed, operation, tell, ranks))
+                abandoned.run(functools.partial(self._leave_closed, operation, tell, over, ranks))
             else:
-                self._leave(operation, tell, ranks)
+                self._leave(operation, tell, over, ranks)
         return operation.done
 
-    def _leave(self, operation: Operation, tell: Callable[[], None], ranks: list[int]) -> None:
+    def give_up(self) -> None:
+        """Let go of the tasks that await here, as the loop is closed: those that nothing else holds end.
+
+        They would be kept until their operations are over, and their receives would take messages.
+        """
+        for over in tuple(self._awaited):
+            _let_go(over)
+
+    def _leave(
+        self, operation: Operation, tell: Callable[[], None], over: asyncio.Future[None], ranks: list[int]
+    ) -> None:
         self._endpoint.forget(operation, tell)
         self._look_away(ranks)
-        self._operations -= 1
-        if not self._operations:
+        self._awaited.discard(over)
+        if not self._awaited:
             self._endpoint.unwatch(self)
 
-    def _leave_closed(self, operation: Operation, tell: Callable[[], None], ranks: list[int]) -> None:
+    def _leave_closed(
+        self, operation: Operation, tell: Callable[[], None], over: asyncio.Future[None], ranks: list[int]
+    ) -> None:
         with _abandoned:
-            self._leave(operation, tell, ranks)
+            self._leave(operation, tell, over, ranks)
 
     def _look(self, rank: int | None) -> list[int]:
         held = self._endpoint.hold(rank)
@@ -145,10 +159,16 @@ class Watch:
             self.loop.call_soon_threadsafe(self._read_on)
 
     def _read_on(self) -> None:
-        if self._operations:
+        if self._awaited:
             self._endpoint.read_on()
 
 
 def _settle(over: asyncio.Future[None]) -> None:
     if not over.done():
         over.set_result(None)
+
+
+def _let_go(over: asyncio.Future[None]) -> None:
+    """Have `over`, of a closed loop, hold its task no more: it ends here unless something else holds it."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so the task is not told, only forgotten
+        over.cancel()

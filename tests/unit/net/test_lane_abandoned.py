@@ -42,19 +42,24 @@ def buffer():
     return memoryview(bytearray(8))
 
 
-def awaits(end, operation):
-    """Await an operation in a loop that is closed meanwhile."""
+def awaits(end, operation, *, holds_itself=False):
+    """Await an operation in a loop that is closed meanwhile; returns the loop's watch."""
+    loop = asyncio.new_event_loop()
+    watch = Watch(end, loop)
+
+    async def until_over():
+        held = asyncio.current_task() if holds_itself else None
+        await watch.until_over(operation)
+        del held
 
     async def begin():
-        task = asyncio.get_running_loop().create_task(
-            Watch(end, asyncio.get_running_loop()).until_over(operation)
-        )
+        task = loop.create_task(until_over())
         await asyncio.sleep(0.01)
         assert not task.done()
 
-    loop = asyncio.new_event_loop()
     loop.run_until_complete(begin())
     loop.close()
+    return watch
 
 
 def ended(end):
@@ -99,17 +104,52 @@ def test_the_end_of_a_lane_is_no_harm(pair):
 
 
 def test_a_task_may_be_collected_where_the_lock_is_held(pair):
-    """Where its loop was closed before it was told, only the collector finds it."""
-    receive = pair[1].post_receive(0, 0, 0, buffer())
-    awaits(pair[1], receive)
-    calls = pair[1]._awaited.pop(receive)
-    del calls
+    """Where its own frames hold it, only the collector finds it."""
+    watch = awaits(pair[1], pair[1].post_receive(0, 0, 0, buffer()), holds_itself=True)
+    watch.give_up()
+    assert watch._awaited
+    del watch
 
     def collects():
         with pair[1]._lock:
             gc.collect()
 
     in_time(collects)
+    ended(pair[1])
+
+
+def test_a_loop_that_is_given_up_ends_its_tasks(pair):
+    gc.disable()
+    try:
+        watch = awaits(pair[1], pair[1].post_receive(0, 0, 0, buffer()))
+        assert pair[1]._awaited
+        watch.give_up()
+        ended(pair[1])
+    finally:
+        gc.enable()
+
+
+def test_a_task_that_is_destroyed_may_use_the_lane(pair):
+    """As its `finally` may: the message of its closed loop comes while the endpoint is locked."""
+    sent, end, loop = [], pair[1], asyncio.new_event_loop()
+
+    async def sends_at_last():
+        try:
+            await Watch(end, loop).until_over(end.post_receive(0, 0, 0, buffer()))
+        finally:
+            end.send(0, 0, 0, memoryview(b"the last"), soon())
+            sent.append(True)
+
+    async def begin():
+        loop.create_task(sends_at_last())
+        await asyncio.sleep(0.01)
+
+    loop.run_until_complete(begin())
+    loop.close()
+    in_time(lambda: pair[0].send(1, 0, 0, memoryview(b"for none"), soon()))
+    pair[0].send(1, 0, 9, memoryview(b"for some"), soon())
+    in_time(lambda: pair[1].receive(0, 0, 9, buffer(), soon()))
+    in_time(lambda: pair[0].receive(1, 0, 0, buffer(), soon()))
     ended(pair[1])
 
 

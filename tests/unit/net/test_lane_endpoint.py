@@ -707,7 +707,7 @@ def test_a_member_that_is_lost_is_awaited_until_the_end(pair, run):
             await first
         with pytest.raises(AssertionError):  # `send` checks that there is no error
             await second
-        assert not watch._operations
+        assert not watch._awaited
 
     run(talk())
 
