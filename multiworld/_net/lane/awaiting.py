@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from asyncio import _get_running_loop as _running_loop  # None where none runs, and no error, which would cost
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.operations import Send
@@ -28,13 +29,12 @@ class Watch:
 
     Args:
         endpoint: see `Endpoint`.
-        loop: its thread makes all calls here.
+        loop: the thread in which it runs makes all calls here.
     """
 
     def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._endpoint = endpoint
-        self._thread = threading.get_ident()
         self._awaited: set[asyncio.Future[None]] = set()  # of the operations that are
         self._waits: dict[int, int] = {}  # of each rank: those that need its connection
         self._descriptors: dict[int, int] = {}
@@ -56,7 +56,8 @@ class Watch:
 
         def tell() -> None:
             try:
-                if threading.get_ident() == self._thread:
+                # A loop may be run on in another thread, and asleep there: its first one's id says nothing.
+                if _running_loop() is self.loop:
                     _settle(over)
                 else:
                     self.loop.call_soon_threadsafe(_settle, over)

@@ -901,6 +901,31 @@ def test_awaited_beside_a_thread_that_leads(pair, run):
     run(talk())
 
 
+def test_a_loop_that_is_run_on_in_another_thread_is_woken(pair):
+    """By its first thread, too, which reads its message."""
+    loop = asyncio.new_event_loop()
+    watch = Watch(pair[1], loop)
+    watch._look = lambda _: []  # it does not read by itself
+    first, second = (pair[1].post_receive(0, 0, tag, buffer(8)) for tag in range(2))
+
+    def arrives(tag, operation):
+        pair[0].send(1, 0, tag, memoryview(bytes(8)), soon())
+        pair[1].wait(operation, soon())
+
+    loop.call_later(0.01, arrives, 0, first)
+    loop.run_until_complete(watch.until_over(first))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    awaited = asyncio.run_coroutine_threadsafe(watch.until_over(second), loop)
+    until(lambda: second in pair[1]._awaited)
+    time.sleep(0.02)  # it sleeps
+    arrives(1, second)
+    assert awaited.result(PATIENCE / 3)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(PATIENCE)
+    loop.close()
+
+
 def test_awaiting_what_the_connection_could_not_take(pair, run):
     async def talk():
         mine, theirs = (Watch(each, asyncio.get_running_loop()) for each in pair)
