@@ -95,18 +95,7 @@ class WorldManager:
             )
         )
         self._joins[world_name] = joining
-        try:
-            world = await joining
-        except BaseException as exc:
-            if self._joins.get(world_name) is joining:
-                del self._joins[world_name]
-                self._put_back(world_name)
-            elif isinstance(exc, asyncio.CancelledError):
-                raise _removed_meanwhile(world_name) from None
-            raise
-        if self._joins.get(world_name) is not joining:  # too late to cancel it
-            await close_async(world)
-            raise _removed_meanwhile(world_name)
+        world = await self._joined(world_name, joining)
         del self._joins[world_name]
         self._before.pop(world_name, None)
         self._worlds[world_name] = world
@@ -157,6 +146,39 @@ class WorldManager:
             self._forget(name)
         registry.close_all(close_timeout(), ending=False)
 
+    async def _joined(self, name: str, joining: asyncio.Future[World]) -> World:
+        """Wait for a join; one that does not come about, or is not wanted any more, leaves nothing."""
+        try:
+            await asyncio.wait({joining})  # cancelled where this task is: a removal cancels `joining` alone
+        except asyncio.CancelledError:
+            await self._give_up(name, joining)
+            raise
+        except BaseException:  # the task is destroyed, as its loop was closed
+            self._put_back(name, joining)
+            raise
+        world = _came_about(joining)
+        if self._joins.get(name) is not joining:
+            if world is not None:  # too late to cancel it
+                await close_async(world)
+            if world is not None or joining.cancelled():
+                raise _removed_meanwhile(name)
+        elif world is None:
+            self._put_back(name, joining)
+        return joining.result()  # or raise why there is none
+
+    async def _give_up(self, name: str, joining: asyncio.Future[World]) -> None:
+        """Undo a join whose task was cancelled, perhaps in the moment in which it came about."""
+        while not joining.done():
+            joining.cancel()  # again where this task is cancelled again
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({joining})
+        try:
+            world = _came_about(joining)
+            if world is not None:
+                await close_async(world)
+        finally:
+            self._put_back(name, joining)
+
     def _forget(self, name: str) -> World | None:
         if name not in self._removed:
             self._removed.append(name)
@@ -168,8 +190,11 @@ class WorldManager:
         before = self._before.pop(name, None)
         return self._worlds.pop(name, None) or before  # another thread may have removed it
 
-    def _put_back(self, name: str) -> None:
-        """Have `name` mean what it meant before it was to be initialized."""
+    def _put_back(self, name: str, joining: asyncio.Future[World]) -> None:
+        """Have `name` mean what it meant before it was to be initialized, unless it was removed meanwhile."""
+        if self._joins.get(name) is not joining:
+            return
+        del self._joins[name]
         before = self._before.pop(name, None)
         if before is None:
             self._worlds.pop(name, None)
@@ -191,6 +216,11 @@ def _is_port(port: object) -> bool:
         return 0 < operator.index(port) < 65536  # type: ignore[arg-type]
     except TypeError:
         return False
+
+
+def _came_about(joining: asyncio.Future[World]) -> World | None:
+    """Return the world of a join that is over; None if it was cancelled or failed."""
+    return None if joining.cancelled() or joining.exception() is not None else joining.result()
 
 
 def _removed_meanwhile(name: str) -> JoinAbandonedError:

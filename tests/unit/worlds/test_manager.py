@@ -300,3 +300,51 @@ def test_a_cancelled_initialization_is_cancelled(monkeypatch):
             manager.remove_world("w")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "too late"])
+@pytest.mark.usefixtures("registry")
+def test_a_cancelled_initialization_of_a_world_that_is_removed_is_cancelled(monkeypatch, late):
+    """Else a task that tries again after every `JoinError` would outlive its cancellation."""
+    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=late))
+
+    async def main():
+        manager = WorldManager()
+        task = initialized(manager)
+        await joins.begun(1)
+        manager.cleanup()
+        task.cancel()
+        await asyncio.sleep(0)
+        if late:
+            joins.ends[0].set()
+        assert isinstance(await ended(task), asyncio.CancelledError)
+        assert [world.state for world in joins.worlds] == [State.CLOSED] * late
+        assert manager.communicator.is_broken("w")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("when", "times"), [("as it comes about", 1), ("before", 1), ("before", 2)])
+@pytest.mark.usefixtures("registry")
+def test_a_world_that_came_about_though_its_initialization_was_cancelled_is_closed(monkeypatch, when, times):
+    monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=True))
+
+    async def main():
+        manager = WorldManager()
+        task = initialized(manager)
+        await joins.begun(1)
+        joining = manager._joins["w"]
+        if when == "as it comes about":
+            joins.ends[0].set()
+            while not joining.done():  # noqa: ASYNC110  (two tasks, one loop)
+                await asyncio.sleep(0)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        joins.ends[0].set()
+        assert isinstance(await ended(task), asyncio.CancelledError)
+        assert [world.state for world in joins.worlds] == [State.CLOSED]
+        with pytest.raises(ValueError, match="does not exist"):
+            manager.remove_world("w")
+
+    asyncio.run(main())
