@@ -564,9 +564,13 @@ class Aio:
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         running: asyncio.Future[Any] = loop.create_future()
         running.add_done_callback(seen)
+        gen = self._world._gen  # noqa: SLF001  (its own)
 
         def run() -> Any:
             try:
+                # Of one that broke while this waited for its turn: the next generation's members do not call it.
+                if gen is not self._world._gen and gen.breakage is not None:  # noqa: SLF001  (its own)
+                    raise gen.error()
                 return context.run(fn)
             finally:
                 turn.over()
