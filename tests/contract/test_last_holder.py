@@ -18,7 +18,11 @@ from multiworld._c10d.last_holder import LastHolder
 
 @pytest.fixture
 def holder():
-    return LastHolder()
+    """One whose thread has ended when the test has: other tests in this process look at the threads."""
+    made = LastHolder()
+    yield made
+    made._stopped = False
+    assert soon(lambda: not made._running)
 
 
 def held():
