@@ -20,17 +20,8 @@ from typing import Any
 import torch
 
 __all__ = [
-    "BUFFER",
-    "GROUP",
-    "RECEIVE",
-    "SEND",
-    "Memory",
-    "address_of",
-    "buffer_at",
-    "holders",
-    "tell",
-    "usable",
-]
+    "BUFFER", "GROUP", "RECEIVE", "SEND", "Memory", "address_of", "buffer_at", "holders", "tell", "usable",
+]  # fmt: skip
 
 BUFFER = "_ZTVN4gloo9transport3tcp13UnboundBufferE"
 GROUP = "_ZTVN4c10d16ProcessGroupGlooE"

@@ -141,9 +141,7 @@ def manager_of(world):
 @pytest.mark.usefixtures("registry")
 def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(broken, joins, then):
     async def main():
-        manager = manager_of(broken)
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins, manager_of(broken))
         with pytest.raises(BrokenWorldException, match="not initialized"):
             manager.communicator._find("w")
         task.cancel()
@@ -169,9 +167,7 @@ def test_a_broken_world_stays_when_its_name_cannot_be_initialized_again(broken, 
 @pytest.mark.usefixtures("registry")
 def test_a_broken_world_that_is_removed_while_its_name_is_initialized_is_closed(broken, joins):
     async def main():
-        manager = manager_of(broken)
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins, manager_of(broken))
         manager.remove_world("w")
         assert isinstance(await ended(task), JoinAbandonedError)
         assert broken.state is State.CLOSED
@@ -227,6 +223,14 @@ def initialized(manager):
     return asyncio.create_task(manager.initialize_world("w", 0, 2, port=1))
 
 
+async def initializing(joins, manager=None):
+    """A manager, and a task in which it initializes a world; the join has begun."""
+    manager = WorldManager() if manager is None else manager
+    task = initialized(manager)
+    await joins.begun(1)
+    return manager, task
+
+
 async def ended(task):
     return (await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), PATIENCE))[0]
 
@@ -239,9 +243,7 @@ def test_a_world_that_is_removed_while_it_is_initialized_does_not_become_active(
     monkeypatch.setattr(module, "join_async", joins)
 
     async def main():
-        manager = WorldManager()
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins)
         if how == "remove_world":
             manager.remove_world("w")
         elif how == "cleanup":
@@ -270,9 +272,7 @@ def test_a_world_of_an_earlier_attempt_is_closed_and_the_later_ones_stays(monkey
     monkeypatch.setattr(module, "join_async", joins)
 
     async def main():
-        manager = WorldManager()
-        first = initialized(manager)
-        await joins.begun(1)
+        manager, first = await initializing(joins)
         manager.remove_world("w")
         second = initialized(manager)
         await joins.begun(2)
@@ -291,9 +291,7 @@ def test_a_cancelled_initialization_is_cancelled(monkeypatch):
     monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=False))
 
     async def main():
-        manager = WorldManager()
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins)
         task.cancel()
         assert isinstance(await ended(task), asyncio.CancelledError)
         with pytest.raises(ValueError, match="does not exist"):
@@ -309,9 +307,7 @@ def test_a_cancelled_initialization_of_a_world_that_is_removed_is_cancelled(monk
     monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=late))
 
     async def main():
-        manager = WorldManager()
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins)
         manager.cleanup()
         task.cancel()
         await asyncio.sleep(0)
@@ -330,9 +326,7 @@ def test_a_world_that_came_about_though_its_initialization_was_cancelled_is_clos
     monkeypatch.setattr(module, "join_async", joins := FakeJoins(late=True))
 
     async def main():
-        manager = WorldManager()
-        task = initialized(manager)
-        await joins.begun(1)
+        manager, task = await initializing(joins)
         joining = manager._joins["w"]
         if when == "as it comes about":
             joins.ends[0].set()
