@@ -54,6 +54,11 @@ def serves(me):
     me.emit("told", **watched.told())
 
 
+def serves_as_before_libuv(me):
+    servers._libuv_takes_a_socket = lambda: False
+    serves(me)
+
+
 def closes_first(me):
     watched, isolate = Watched(), descriptor_table.isolate
 
@@ -70,7 +75,7 @@ def closes_first(me):
     me.emit("told", **watched.told())
 
 
-@pytest.mark.parametrize("program", [serves, closes_first])
+@pytest.mark.parametrize("program", [serves, serves_as_before_libuv, closes_first])
 def test_a_store_that_is_garbage_is_destroyed_in_the_processs_own_threads(program, cast):
     member = cast.start(program)
     told = member.expect("told", timeout=30)

@@ -96,6 +96,7 @@ class _Serving:
         timeout: torch's, seconds.
         failed: the error with which it ended instead of beginning.
         thread: native id of the thread with the table.
+        parting: that thread hangs up on all clients in its next turn.
         ending: the next turn of that thread is its last.
         turn: released when that thread is to run.
         turned: released when it has, and waits again or ends.
@@ -108,7 +109,7 @@ class _Serving:
         self.family, self.target, self.timeout = family, target, timeout
         self.failed: list[Exception] = []
         self.thread = 0
-        self.ending = False
+        self.parting = self.ending = False
         locks = [_thread.allocate_lock() for _ in range(5)]
         for each in locks:
             each.acquire()
@@ -136,8 +137,11 @@ def _accompany(serving: _Serving) -> None:
     failed = bool(serving.failed)  # the caller takes it
     serving.began.release()
     if not failed:
-        interval = _LOOK if _libuv_takes_a_socket() else _SOON
-        while not serving.closing.acquire(timeout=interval):
+        quick = not _libuv_takes_a_socket()
+        while not serving.closing.acquire(timeout=_SOON if quick else _LOOK):
+            _have_a_turn(serving)
+        if quick:  # its server's destructor, which has the GIL, waits for a thread that half a query blocks
+            serving.parting = True
             _have_a_turn(serving)
         # No pause: next to nothing is allocated there at the end, and torch's server may take a while to end.
         serving.ending = True
@@ -205,10 +209,11 @@ def _watch(serving: _Serving) -> None:
         serving.turned.release()
         serving.turn.acquire()
         if serving.ending:
-            if quick:  # its destructor, which has the GIL, waits for a thread that half a query blocks
-                for each in _accepted(serving.target[1], lambda _, __: False):
-                    _hang_up(each)
             return
+        if serving.parting:
+            for each in _accepted(serving.target[1], lambda _, __: False):
+                _hang_up(each)
+            continue
         for each in clients.overdue(_accepted(serving.target[1], clients.is_client), time.monotonic()):
             _hang_up(each)
 
