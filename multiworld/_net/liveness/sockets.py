@@ -102,8 +102,12 @@ class _Channel:
         self.events = 0
 
     def sealed(self, data: bytes) -> bytes:
-        """Return what is to be written for `data`."""
-        return data if self.tls is None else self.tls.seal(data)
+        """Return what is to be written for `data`; nothing where TLS has failed, which is an `error` then."""
+        try:
+            return data if self.tls is None else self.tls.seal(data)
+        except OSError as error:
+            self.error = self.error or error.errno or errno.EPIPE
+            return b""
 
     def opened(self, data: bytes) -> bytes:
         """Return what was sent, of what was read.
@@ -234,7 +238,8 @@ class Sockets:
         entry = self._channels.get(channel)
         if entry is None or entry.unsent or entry.error is not None:
             return False
-        if not take(entry.socket, entry.sealed(encode(closing))):
+        last = entry.sealed(encode(closing))
+        if entry.error is not None or not take(entry.socket, last):
             return False
         self._discard(entry)
         return True

@@ -41,7 +41,11 @@ class Session:
         self._shake_hands()
 
     def seal(self, plain: bytes) -> bytes:
-        """Return what is to be written for `plain`, with all that waits; "" before the handshake is over."""
+        """Return what is to be written for `plain`, with all that waits; "" before the handshake is over.
+
+        Raises:
+            OSError: there is something to seal, and the connection is over: `open` has raised why.
+        """
         if self.peer is None:
             self._early += plain
         elif plain:

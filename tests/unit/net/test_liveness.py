@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -9,13 +10,15 @@ import socket
 import time
 
 import pytest
+from kits.tlskit import Files, authority
 
 from multiworld._core.liveness.detector import ConnectionEnd, Probe
-from multiworld._core.liveness.wire import Beat, Hello, encode
+from multiworld._core.liveness.wire import Beat, Close, Hello, encode
 from multiworld._core.membership.roster import Endpoint
 from multiworld._net.liveness import sockets as module
 from multiworld._net.liveness import tcpinfo
 from multiworld._net.liveness.sockets import Accepted, Closed, Connected, Received, Sockets
+from multiworld._net.tls.session import Session
 from multiworld.errors import MultiworldError
 
 PATIENCE = 30.0  # seconds; nothing here takes that long when all is well, on a machine that runs
@@ -376,3 +379,39 @@ def test_waking_after_the_end_is_harmless():
     sockets.listeners.listen("127.0.0.1")
     sockets.abandon()
     sockets.wake()
+
+
+def test_a_changed_tls_record_ends_that_connection_alone(tmp_path):
+    credentials = Files(tmp_path, authority()).credentials
+    sockets, peers = Sockets(itertools.count(1).__next__, credentials=credentials), []
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            for number in (91, 92):
+                sockets.dial(number, Endpoint(*server.getsockname()))
+                until(sockets, Connected)
+                peer, tls = server.accept()[0], Session(credentials, server=True)
+                peers.append((peer, tls))
+                peer.setblocking(False)
+                while tls.peer is None:
+                    sockets.wait(0.01)
+                    with contextlib.suppress(BlockingIOError):
+                        tls.open(peer.recv(65536))
+                    peer.send(tls.seal(b""))
+        (first, spoiled), (second, sound) = peers
+        record = bytearray(spoiled.seal(encode(Beat(1))))
+        record[-1] ^= 1
+        first.send(record)
+        found, _ = until(sockets, Received)
+        assert (found.channel, found.frames) == (91, [])
+        assert found.error.startswith("TLS: ")
+
+        sockets.send(91, Beat(2))  # as the protocol says a last word, or answers what came before
+        assert not sockets.hand_over(91, Close(), lambda *_: pytest.fail("handed over"))
+        sockets.close(91, orderly=True)
+        second.send(sound.seal(encode(Beat(3))))
+        found, _ = until(sockets, Received)
+        assert found == Received(92, [Beat(3)], None)
+    finally:
+        sockets.shut_down()
+        for peer, _ in peers:
+            peer.close()
