@@ -3,8 +3,10 @@
 What has the fixture `address` runs without TLS and in secure mode.
 """
 
+import contextlib
 import datetime as dt
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -601,3 +603,43 @@ def test_garbage_from_a_server_is_not_taken_for_an_answer():
         with pytest.raises(NotAStoreError):
             TcpClient.connect(socket.AF_INET, other.getsockname(), deadline=soon())
         answer.join(PATIENCE)
+
+
+def test_an_interrupted_call_gives_its_reply_to_no_other(address):
+    """Wherever the exception of a signal's handler comes: a call gets its own reply, or the connection is over."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupts(*_):
+        raise Interrupt
+
+    target = ("127.0.0.1", int(address.rpartition(":")[2]))
+
+    def connect():
+        return TcpClient.connect(socket.AF_INET, target, deadline=soon())
+
+    with contextlib.closing(open_store(address, world="w", serve=True, deadline=soon())):
+        client = connect()
+        for number in range(20):
+            client.set(f"k{number}", b"value %d" % number, deadline=soon())
+        before, interrupted, random_ = signal.signal(signal.SIGALRM, interrupts), 0, random.Random(1)  # noqa: S311  (times)
+        try:
+            while interrupted < 400:
+                wanted = random_.randrange(20)
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, random_.uniform(5e-6, 4e-4))
+                        client.get(f"k{wanted}", deadline=soon())
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:
+                    interrupted += 1
+                except ConnectionError:
+                    client.close()
+                    client = connect()
+                with contextlib.suppress(ConnectionError):
+                    assert client.get("k7", deadline=soon()) == b"value 7"
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            client.close()

@@ -10,7 +10,9 @@ In secure mode the same bytes go over mutual TLS 1.3, to a server of this packag
 from __future__ import annotations
 
 import collections
+import math
 import os
+import select
 import socket
 import ssl
 import struct
@@ -58,12 +60,14 @@ class TcpClient:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # it knows its owner; no call begins in another one
         self._owed: collections.deque[int] = (
             collections.deque()
         )  # sizes of the replies that are still to come
         self._buffer = bytearray()
         self._error: str | None = None
+        # Whether an exception of a signal's handler (Ctrl-C) would have the next call get this one's reply.
+        self._torn = False
         # Compared with, never stored: a compare_set with it reads a key that may be missing, in one round
         # trip.
         self._nothing = b"m8d-nothing-" + os.urandom(16)
@@ -96,9 +100,8 @@ class TcpClient:
                 if credentials is not None:
                     sock = _tls(sock, credentials, deadline)
                 client = cls(sock)
-                client._send(
-                    struct.pack("=BI", _VALIDATE, _MAGIC), deadline
-                )  # the server drops connections without it
+                # The server drops connections without it.
+                client._call(struct.pack("=BI", _VALIDATE, _MAGIC), None, deadline)
                 client.ping(deadline=deadline)
             except OSError as error:
                 raise _no_store(error, client, credentials) from error
@@ -176,23 +179,39 @@ class TcpClient:
 
     def _call(self, payload: bytes, size: int | None, deadline: float) -> bytes:
         """Send a query; return its reply (nothing for a `size` of None)."""
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimeoutError("the store's server does not answer")
+        if self._held_here():
+            raise TimeoutError("a signal's handler asks the store in the middle of a call of the same thread")
         try:
-            if self._error is not None:
-                raise ConnectionError(f"the connection to the store is over: {self._error}")
-            self._send(payload, deadline)
-            if size is None:
-                return b""
-            self._owed.append(size)
-            return self._receive(deadline)
-        finally:
+            try:
+                if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError("the store's server does not answer")
+                if self._torn:
+                    self._error = self._error or "a call was interrupted"
+                if self._error is not None:
+                    raise ConnectionError(f"the connection to the store is over: {self._error}")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("the store's server does not answer")
+                self._torn = True
+                self._send(payload, left)
+                if size is not None:
+                    self._owed.append(size)
+                self._torn = False
+                return b"" if size is None else self._receive(deadline)
+            finally:
+                self._leave()
+        finally:  # an exception of a signal's handler may have come in the first one
+            self._leave()
+
+    def _held_here(self) -> bool:
+        # Python's own `Condition` asks so, too.
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _leave(self) -> None:
+        if self._held_here():
             self._lock.release()
 
-    def _send(self, payload: bytes, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the store's server does not answer")
+    def _send(self, payload: bytes, left: float) -> None:
         try:
             self._sock.settimeout(left)
             self._sock.sendall(payload)
@@ -201,23 +220,36 @@ class TcpClient:
 
     def _receive(self, deadline: float) -> bytes:
         while True:
+            self._torn = True
             while (reply := self._parse()) is not None:
                 self._owed.popleft()
                 if not self._owed:
+                    self._torn = False
                     return reply
-            left = deadline - time.monotonic()
+            self._torn = False
+            self._wait(deadline)
+            self._torn = True
             try:
-                if left <= 0:
-                    raise TimeoutError("time is up")  # noqa: TRY301  (the socket raises the same)
-                self._sock.settimeout(left)
+                self._sock.settimeout(max(0.001, deadline - time.monotonic()))
                 chunk = self._sock.recv(65536)
-            except TimeoutError as error:
+            except TimeoutError as error:  # a record of TLS that has come in part
+                self._torn = False
                 raise TimeoutError("the store's server does not answer") from error
             except OSError as error:
                 raise self._end(str(error)) from error
             if not chunk:
                 raise self._end("its server closed it")
             self._buffer += chunk
+
+    def _wait(self, deadline: float) -> None:
+        """Wait until there is something to read; an exception of a signal's handler loses nothing here."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(math.ceil(left * 1000)):
+            raise TimeoutError("the store's server does not answer")
 
     def _parse(self) -> bytes | None:
         """Take the next reply out of the buffer, if it is complete."""
