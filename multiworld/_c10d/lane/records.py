@@ -42,15 +42,17 @@ def posting(name: str) -> torch.autograd.profiler.record_function:
 def begin(name: str, tensor: Tensor | None, landed: Callable[[], None] | None) -> Callable[[], None]:
     """Begin the record of a message; return what ends it, after `landed`."""
     given = () if tensor is None else (tensor,)
-    handle = torch.autograd._record_function_with_args_enter(f"gloo:{name}", *given)  # type: ignore[attr-defined, unused-ignore]
+    handles = [torch.autograd._record_function_with_args_enter(f"gloo:{name}", *given)]  # type: ignore[attr-defined, unused-ignore]
 
     def end() -> None:
         if landed is not None:
             landed()
+        if not handles:  # an interrupted thread had ended it
+            return
         # By the thread that ends it the profiler knows an asynchronous operation.
         other = threading.Thread(
             target=torch.autograd._record_function_with_args_exit,  # type: ignore[attr-defined, unused-ignore]
-            args=(handle,),
+            args=(handles.pop(),),
             daemon=True,
             name="m8d-record",
         )

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LaneWork", "MessagesOfWork"]
 
-_landing = threading.Lock()
-
 
 class MessagesOfWork(Protocol):
     """A `multiworld._c10d.lane.messages.Messages`."""
@@ -69,6 +67,7 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
         self._tensor = tensor
         self._rank_of = rank_of
         self._landed = landed
+        self._landing = None if landed is None else threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it is over.
@@ -86,11 +85,11 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
 
     def land(self) -> None:
         """It is over, and went well: put the bytes where they are to be."""
-        if self._landed is not None:
-            with _landing:  # another thread that waits may be about it
-                landed, self._landed = self._landed, None
-                if landed is not None:
-                    landed()
+        if self._landing is not None and self._landed is not None:
+            with self._landing:  # another thread that waits may be about it
+                if self._landed is not None:
+                    self._landed()
+                    self._landed = None  # not before: others look without the lock
 
     def synchronize(self) -> None:
         """As `wait`."""
