@@ -235,6 +235,21 @@ def ddp_uneven_inputs(seed: int) -> Iterator[None]:
 
 
 @feature
+def ddp_uneven_inputs_and_unused_parameters(seed: int) -> Iterator[None]:
+    model = nn.parallel.DistributedDataParallel(net(seed), find_unused_parameters=True)
+    steps = 2 + dist.get_rank() * 2
+    yield
+    with model.join():
+        for _ in range(steps):
+            model(batch(seed, dist.get_rank())).sum().backward()
+            model.zero_grad()
+    yield
+    tensor = torch.tensor([float(steps)])
+    dist.all_reduce(tensor)
+    same(tensor, torch.tensor([6.0]))
+
+
+@feature
 def ddp_comm_hook(seed: int) -> Iterator[None]:
     def hook(group, bucket):  # torch reads the annotations, as types and not as strings
         assert dist.get_world_size() == 2

@@ -25,7 +25,7 @@ from torch.nn.parallel import distributed
 from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._c10d.gloo import lane_only
 from multiworld._c10d.routing.error_owner import guessed
-from multiworld._c10d.routing.state import owner_of
+from multiworld._c10d.routing.state import StandIn, owner_of
 from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def install(patches: Patches) -> None:
         patches.set(distributed, name, _unless_elastic(vars(distributed)[name]))
     model = distributed.DistributedDataParallel
     patches.set(model, "_ddp_init_helper", _following(vars(model)["_ddp_init_helper"]))
+    name = "_match_unused_params_allreduce"
+    if name in vars(model):
+        patches.set(model, name, _as_the_reducer(vars(_c.ProcessGroup)["allreduce"]))
 
 
 def explained(error: BaseException) -> BaseException | None:
@@ -61,6 +64,20 @@ def explained(error: BaseException) -> BaseException | None:
     last: weakref.ref[_Follower] | None = getattr(_here, "last", None)
     follower = None if last is None else last()
     return None if follower is None else guessed(error, follower.state, of_a_group=True)
+
+
+def _as_the_reducer(all_reduce: Any) -> Any:
+    """What a rank whose inputs have ended does in `model.join()` as the others' reducers call `all_reduce`.
+
+    They call it in C++, so theirs goes over gloo: and so must this one, by torch's own method.
+    """
+
+    def match_unused_params_allreduce(model: Any) -> None:
+        group, used = model.process_group, model.reducer._get_local_used_map()
+        stands_in = isinstance(group, StandIn)
+        _ = group.allreduce(used) if stands_in else all_reduce(group, used)
+
+    return match_unused_params_allreduce
 
 
 def _unless_elastic(original: Any) -> Any:

@@ -141,9 +141,9 @@ def _install(patches: Patches) -> None:
             )
         patches.set(c10d, name, make(vars(c10d)[name]))
     mesh.install(patches)
+    ddp.install(patches)  # before the next: it takes a method of torch's groups that the next one wraps
     error_hooks.install(patches)
     gloo.install(patches)
-    ddp.install(patches)
     custom_group.install(patches)
     # Last: from here on worlds can be selected.
     patches.set(c10d, "_world", _forwarder_class()())
