@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiworld._core.state_machine import STATES, Broke, Forked, Replaced, Stage, StageEvent, step, why
-from multiworld.events import Cause
+from multiworld.events import Cause, State
 from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
@@ -43,13 +43,12 @@ class StateMachine:
         stage, state: where it stands, and what programs see of it; only `apply` changes them.
         since: ``time.monotonic()`` seconds of the last change of `state`.
         verdict: the first breakage that was seen.
-        breakage: the same, once the generation is broken by it.
         replaced: number of the generation to which this process went on without a breakage, 0 where it left;
             None as long as it has not.
     """
 
     __slots__ = (
-        "_executor", "_lock", "breakage", "generation", "rank", "replaced", "since", "stage", "state",
+        "_broken", "_executor", "_lock", "generation", "rank", "replaced", "since", "stage", "state",
         "verdict", "world",
     )  # fmt: skip
 
@@ -61,10 +60,15 @@ class StateMachine:
         self.state = STATES[self.stage]
         self.since = time.monotonic()
         self.verdict: Breakage | None = None
-        self.breakage: Breakage | None = None
+        self._broken = False
         self.replaced: int | None = None
         self._executor: Executor | None = None
         self._lock = threading.Lock()
+
+    @property
+    def breakage(self) -> Breakage | None:
+        """The verdict, once `state` has said that the generation is broken by it, and from that moment on."""
+        return self.verdict if self._broken or self.state is State.BROKEN else None
 
     def bind(self, executor: Executor) -> None:
         """Have `executor` carry out the actions of every event from now on, in the thread that applies it."""
@@ -91,13 +95,12 @@ class StateMachine:
     def _enter(self, stage: Stage, event: StageEvent) -> None:
         if isinstance(event, Broke):
             self.verdict = event.breakage
-        if stage is Stage.BROKEN:
-            self.breakage = self.verdict
         if isinstance(event, Replaced):
             self.replaced = event.by
         if self.state is not STATES[stage]:
             self.since = time.monotonic()
-        self.stage, self.state = stage, STATES[stage]
+        self.state, self.stage = STATES[stage], stage
+        self._broken = self._broken or stage is Stage.BROKEN
 
     def _log_change(self, before: Stage, stage: Stage, event: StageEvent) -> None:
         level = logging.DEBUG if STATES[before] is STATES[stage] else logging.INFO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,4 +115,29 @@ def test_only_the_setter_changes_a_stage():
         if "machine.stage =" in path.read_text() or "machine.state =" in path.read_text()
     ]
     assert found == []
-    assert (LIBRARY / "_generation" / "stage.py").read_text().count("self.stage, self.state =") == 1
+    assert (LIBRARY / "_generation" / "stage.py").read_text().count("self.state, self.stage =") == 1
+
+
+def test_no_thread_sees_a_breakage_of_an_active_generation(machine):
+    """A program that waits for `breakage` may reform at once."""
+    machine.apply(Joined())
+    machine.apply(Announced())
+    seen, code = [], StateMachine._enter.__code__
+
+    def look(frame, event, _):
+        if frame.f_code is code:
+            seen.append((machine.breakage, machine.state))
+            return look
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        machine.apply(Broke(BREAKAGE))
+    finally:
+        sys.settrace(before)
+    assert seen[0] == (None, State.ACTIVE)
+    assert all((breakage is not None) is (state is State.BROKEN) for breakage, state in seen), seen
+    assert (machine.breakage, machine.state) == (BREAKAGE, State.BROKEN)
+    machine.apply(CloseAsked())
+    assert (machine.breakage, machine.state) == (BREAKAGE, State.CLOSED)
