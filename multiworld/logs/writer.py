@@ -94,8 +94,9 @@ class Backlog(Generic[T]):
             self._loop()
         finally:  # whatever a handler raised: the next thing has a thread again
             with self._ready:
-                self._thread, self._busy = None, False
-                self._ready.notify_all()
+                if self._thread is threading.current_thread():  # else it idled, and another may have followed
+                    self._thread, self._busy = None, False
+                    self._ready.notify_all()
 
     def _loop(self) -> None:
         while True:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import threading
 
 import pytest
 
-from multiworld.logs.writer import LineWriter
+from multiworld.logs.writer import Backlog, LineWriter
 
 PATIENCE = 60.0
 
@@ -75,3 +76,47 @@ def test_a_character_that_the_encoding_lacks_costs_its_line(tmp_path):
     with path.open("w", encoding="latin-1") as stream:
         written(stream, "world=a", "world=Ω", "world=b")
     assert path.read_text(encoding="latin-1") == "world=a\nworld=b\n1 lost\n"
+
+
+class Parted(Backlog[str]):
+    """One whose first thread, once it has idled, does nothing more until `goes_on`."""
+
+    def __init__(self):
+        super().__init__("test", idle=0.01)
+        self.idled, self.goes_on = threading.Event(), threading.Event()
+        self.handles, self.handled = threading.Event(), threading.Event()
+        self.threads = []
+
+    def _loop(self):
+        super()._loop()
+        if not self.idled.is_set():
+            self.idled.set()
+            self.goes_on.wait(PATIENCE)
+
+    def _handle(self, thing):
+        self.threads.append(threading.current_thread())
+        if thing == "slow":
+            self.handles.set()
+            self.handled.wait(PATIENCE)
+        return True
+
+
+def test_a_thread_that_has_idled_says_nothing_of_the_one_that_followed():
+    backlog = Parted()
+    backlog.put("first")
+    assert backlog.idled.wait(PATIENCE)
+    backlog.put("slow")
+    assert backlog.handles.wait(PATIENCE)
+    first, second = backlog.threads
+    backlog.goes_on.set()
+    first.join(PATIENCE)
+    flushing = threading.Thread(target=backlog.flush, args=(PATIENCE,))
+    flushing.start()
+    flushing.join(0.1)
+    assert flushing.is_alive(), "the second thread is at work"
+    backlog.put("last")
+    backlog.handled.set()
+    flushing.join(PATIENCE)
+    backlog.close(PATIENCE)
+    assert backlog.threads == [first, second, second]
+    assert not second.is_alive()
