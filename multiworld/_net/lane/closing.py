@@ -41,7 +41,8 @@ def say_goodbye(connection: Stream) -> bool:
 def close(connections: Iterable[tuple[Stream, bool]]) -> None:
     """Close connections, with what `say_goodbye` returned for each; never waits.
 
-    Those on which bytes are on their way are closed within `LINGER` seconds by a thread.
+    Those on which bytes are on their way are closed within `LINGER` seconds by a thread; at once where the
+    host has no thread left.
     """
     left: dict[int, Stream] = {}
     for connection, on_their_way in connections:
@@ -51,7 +52,11 @@ def close(connections: Iterable[tuple[Stream, bool]]) -> None:
             connection.close()
     if left:
         until = time.monotonic() + LINGER
-        threading.Thread(target=_linger, args=(left, until), daemon=True, name="m8d-linger").start()
+        try:
+            threading.Thread(target=_linger, args=(left, until), daemon=True, name="m8d-linger").start()
+        except RuntimeError:  # the host has no thread left; what is on its way may be lost
+            for connection in left.values():
+                connection.close()
 
 
 def _linger(left: dict[int, Stream], until: float) -> None:

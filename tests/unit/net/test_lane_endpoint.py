@@ -577,6 +577,21 @@ def test_the_end_of_one_that_is_not_read_from_waits_for_nothing(monkeypatch):
     ends[1].fail(ConnectionError("over"))
 
 
+def test_an_end_without_a_thread_left_closes_its_connections_at_once(monkeypatch):
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    ends = tcp_pair()
+    while ends[0].post_send(1, 0, 0, memoryview(bytes(200_000))).done:
+        pass
+    connection = ends[0]._net.sockets[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        ends[0].fail(ConnectionError("over"))
+    assert connection.fileno() < 0
+    ends[1].fail(ConnectionError("over"))
+
+
 def test_a_connection_whose_other_end_is_gone_is_closed_at_once(monkeypatch):
     monkeypatch.setattr(closing, "LINGER", 4 * PATIENCE)
     ends = tcp_pair()
