@@ -50,7 +50,7 @@ class Links:
         """
         key = name, generation
         kept = self._kept.get(key)
-        if kept is not None and now - kept.at < EVERY:
+        if kept is not None and 0 <= now - kept.at < EVERY:  # less: the clock was set back
             return kept.shown
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for each in told.values():

@@ -29,6 +29,15 @@ def test_a_rate_is_of_the_time_since_the_last_look():
     assert shown(kept.of("other", 1, more, 18.0))[0][-1] == 0.0
 
 
+def test_a_clock_that_is_set_back_does_not_stop_the_numbers():
+    kept = Links()
+    kept.of("w", 1, {0: said(0, sent=[[1, 1, 1000]])}, 5000.0)
+    more = {0: said(0, sent=[[1, 5, 5000]])}
+    assert shown(kept.of("w", 1, more, 1400.0)) == [(0, 1, 5, 5000, 0.0)]
+    more = {0: said(0, sent=[[1, 9, 9000]])}
+    assert shown(kept.of("w", 1, more, 1404.0)) == [(0, 1, 9, 9000, 1000.0)]
+
+
 def test_a_generation_begins_anew():
     kept = Links()
     old = {0: said(0, sent=[[1, 9, 9000]])}
