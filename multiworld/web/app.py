@@ -49,6 +49,7 @@ _HEADERS = {
     "cache-control": "no-cache",
     "cross-origin-resource-policy": "same-origin",
 }
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _OPEN = frozenset({"/live", "/ready"})
 _MOST_BYTES = 1 << 16
 
@@ -153,6 +154,8 @@ class _Routes:
         self._source = source
         self._token = token
         self.feed = Feed(source.view)
+        # By their names, which are compared: the system is asked for no path of a client's making.
+        self._files = {each.name: _KINDS[each.suffix] for each in PAGE.iterdir() if each.suffix in _KINDS}
 
     async def page(self, request: Request) -> Response:
         given = request.query_params.get("token")
@@ -169,11 +172,9 @@ class _Routes:
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["file"]
-        kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-        path = PAGE / name
-        if path.suffix not in kinds or path.parent != PAGE or not path.is_file():
+        if name not in self._files:
             return PlainTextResponse("There is no such file.\n", 404)
-        return FileResponse(path, media_type=kinds[path.suffix])
+        return FileResponse(PAGE / name, media_type=self._files[name])
 
     async def view(self, _: Request) -> Response:
         return await _answered(self.feed.latest())

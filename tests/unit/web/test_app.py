@@ -129,6 +129,8 @@ def test_files_of_the_page_and_no_others(page):
         "/static/%2e%2e/server.py",
         "/static/index.html",
         "/static/",
+        f"/static/{'a' * 5000}.js",
+        "/static/a%00.js",
     ):
         assert ask(page, path).status == 404
 
