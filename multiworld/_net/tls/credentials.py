@@ -13,6 +13,7 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from typing import Any, NamedTuple
 
 from multiworld import settings
@@ -54,6 +55,8 @@ class Credentials:
         self._lock = threading.Lock()
         self._loaded = self._load()
         self._look_at = time.monotonic() + _LOOK_EVERY
+        _read.add(self)
+        _know_forks()
 
     @property
     def identity(self) -> Identity:
@@ -78,11 +81,14 @@ class Credentials:
         return self._current().visited
 
     def _current(self) -> _Loaded:
-        with self._lock:
-            if time.monotonic() >= self._look_at:
+        # Nobody waits for the one thread that reads: until it has, what was good is used on.
+        if time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
+            try:
                 self._look_at = time.monotonic() + _LOOK_EVERY
                 self._read_again()
-            return self._loaded
+            finally:
+                self._lock.release()
+        return self._loaded
 
     def _read_again(self) -> None:
         try:
@@ -145,6 +151,19 @@ def current() -> Credentials | None:
 @functools.lru_cache(maxsize=8)
 def _credentials(cert: str, key: str, ca: str) -> Credentials:
     return Credentials(cert, key, ca)
+
+
+_read: weakref.WeakSet[Credentials] = weakref.WeakSet()
+
+
+@functools.cache
+def _know_forks() -> None:
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for each in tuple(_read):
+        each._lock = threading.Lock()  # noqa: SLF001  (of this module; a thread of the parent may have held it)
 
 
 def _versions(paths: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:

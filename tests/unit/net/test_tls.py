@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import ssl
 import threading
@@ -138,6 +139,32 @@ def test_wrong_new_files_are_not_used(files: Files, tmp_path: Path) -> None:
     files.cert.unlink()
     credentials._look_at = 0.0
     assert credentials.context(server=True) is before
+
+
+def test_nobody_waits_while_another_thread_reads_new_files(files: Files, ours: Authority) -> None:
+    credentials = files.credentials
+    before = credentials.context(server=True)
+    files.replace(ours, name="second")
+    found: list[ssl.SSLContext] = []
+    asks = threading.Thread(target=lambda: found.append(credentials.context(server=True)))
+    with credentials._lock:
+        credentials._look_at = 0.0
+        asks.start()
+        asks.join(30)
+        assert found == [before]
+    assert credentials.identity.subject == "second"
+
+
+def test_a_child_that_is_forked_while_files_are_read_reads_them_itself(files: Files, ours: Authority) -> None:
+    credentials = files.credentials
+    files.replace(ours, name="second")
+    credentials._look_at = 0.0
+    with credentials._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(30)  # where it waits for its parent's thread
+            os._exit(0 if credentials.identity.subject == "second" else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("which", ["cert", "key", "ca"])
