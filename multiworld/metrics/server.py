@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -36,6 +37,8 @@ CLIENTS = 16
 """Connections that are served at a time; further ones are closed."""
 
 _PATIENCE = 5.0  # seconds that a client may take to say what it wants
+_PAUSE = 0.1  # seconds without accepting, when the process has no descriptor left
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _TEXT = "text/plain; charset=utf-8"
 _NO_CERTIFICATE = b"/metrics needs a client certificate of this process's job; /live and /ready need none\n"
 
@@ -112,6 +115,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, credentials: Credentials | None) -> None:
         self.credentials = credentials
         self._free = threading.BoundedSemaphore(CLIENTS)
+        self._ending = threading.Event()
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -124,6 +128,24 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> Any:
+        """Accept a connection; without free descriptors pause, because the listener stays readable.
+
+        Raises:
+            OSError: there is none, or no room for it; the loop that calls this goes on.
+        """
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._ending.wait(_PAUSE)
+            raise
+
+    def shutdown(self) -> None:
+        """End the loop, and its pause."""
+        self._ending.set()
+        super().shutdown()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, unless too many are being answered."""

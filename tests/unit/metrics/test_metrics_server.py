@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -107,6 +109,24 @@ def test_a_client_that_says_a_byte_now_and_then_keeps_no_place(process, served, 
     said = b"GET /live HTTP/1.0\r\n" + b"X: y\r\n" * 100
     assert httpskit.seconds_until_dropped((served.host, served.port), said, slowly=True) < 10.0
     assert get(served, "live")[0] == 200
+
+
+def test_without_descriptors_it_pauses_and_closing_ends_the_pause(process, served, monkeypatch):
+    tried = threading.Semaphore(0)
+
+    def none_is_free(server):
+        tried.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "_PAUSE", 60.0)
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", none_is_free)
+    with socket.create_connection((served.host, served.port), timeout=30):
+        assert tried.acquire(timeout=30)
+        assert not tried.acquire(timeout=0.2), "once in a pause"
+        began = time.monotonic()
+        served.close()
+        assert time.monotonic() - began < 30
+    assert not served._thread.is_alive()
 
 
 def test_closing_ends_the_thread_and_frees_the_address(process, monkeypatch):
