@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["CLIENTS", "MetricsServer", "serve_metrics"]
 
 CLIENTS = 16
-"""Connections that are served at a time; further ones are closed."""
+"""Connections that are served at a time. A further one ends the oldest that has not asked, or is closed."""
 
 _PATIENCE = 5.0  # seconds that a client may take to say what it wants
+_ROOM = 1.0  # seconds at most in which one that was ended gives its place up
 _PAUSE = 0.1  # seconds without accepting, when the process has no descriptor left
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _TEXT = "text/plain; charset=utf-8"
@@ -116,6 +118,8 @@ class _Server(ThreadingHTTPServer):
         self.credentials = credentials
         self._free = threading.BoundedSemaphore(CLIENTS)
         self._ending = threading.Event()
+        self._unheard: dict[Any, None] = {}  # whose requests are not here as a whole; the oldest first
+        self._lock = threading.Lock()  # of these
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -136,11 +140,15 @@ class _Server(ThreadingHTTPServer):
             OSError: there is none, or no room for it; the loop that calls this goes on.
         """
         try:
-            return super().get_request()
+            request, address = super().get_request()
         except OSError as error:
             if error.errno in _NO_ROOM:
                 self._ending.wait(_PAUSE)
             raise
+        if self.credentials is not None:
+            context = self.credentials.context_for_visitors()
+            request = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
 
     def shutdown(self) -> None:
         """End the loop, and its pause."""
@@ -148,27 +156,52 @@ class _Server(ThreadingHTTPServer):
         super().shutdown()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, unless too many are being answered."""
-        if self._free.acquire(blocking=False):
-            try:
-                super().process_request(request, client_address)
-            except BaseException:
-                self._free.release()
-                raise
-        else:
+        """Answer in a thread, unless too many are being answered; who has asked for nothing makes room."""
+        if not self._free.acquire(blocking=False) and not (
+            self._end_oldest() and self._free.acquire(timeout=_ROOM)
+        ):
             self.shutdown_request(request)
+            return
+        with self._lock:
+            self._unheard[request] = None
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _end_oldest(self) -> bool:
+        with self._lock:
+            oldest = next(iter(self._unheard), None)
+            if oldest is None:
+                return False
+            del self._unheard[oldest]
+            with contextlib.suppress(OSError):  # the client was first
+                # Not an SSLSocket's own method: that takes the session away, which another thread uses.
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+        return True
+
+    def heard(self, request: Any) -> None:
+        """Note that a request is here as a whole, or its connection is over: it makes no room for others."""
+        with self._lock:
+            self._unheard.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, in secure mode after the handshake."""
         try:
             if self.credentials is not None:
-                request = _secured(request, self.credentials)
+                _shake_hands(request, self.credentials)
             super().process_request_thread(request, client_address)
         except OSError:  # of the handshake
             self.handle_error(request, client_address)
             self.shutdown_request(request)
         finally:
             self._free.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.heard(request)  # first: its descriptor may be another's at once
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Log what a client's connection ended with: it may close it whenever it likes."""
@@ -190,6 +223,7 @@ class _Request(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: _Server
     timeout = _PATIENCE
     server_version, sys_version = "multiworld", ""
 
@@ -200,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         """Parse what was read; the answer has a time of its own."""
         parsed = super().parse_request()
+        self.server.heard(self.connection)
         self.connection.settimeout(self.timeout)
         return parsed
 
@@ -241,21 +276,19 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-def _secured(connection: socket.socket, credentials: Credentials) -> ssl.SSLSocket:
-    """Shake hands with a client; `connection` belongs to what is returned.
+def _shake_hands(connection: ssl.SSLSocket, credentials: Credentials) -> None:
+    """Shake hands with a client.
 
     Raises:
         OSError: it does not speak TLS, takes too long, or has a certificate of others.
     """
     connection.settimeout(HANDSHAKE)  # for the handshake as a whole
-    secured = credentials.context_for_visitors().wrap_socket(connection, server_side=True)
+    connection.do_handshake()
     try:
-        is_peer(secured, credentials.identity)
+        is_peer(connection, credentials.identity)
     except RefusedError as error:
         _log.warning("a client of the numbers is refused: %s", error)
-        secured.close()
         raise
-    return secured
 
 
 def _numbers(accept: str | None) -> tuple[HTTPStatus, bytes, str]:

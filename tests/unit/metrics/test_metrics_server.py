@@ -22,6 +22,7 @@ from multiworld.errors import MultiworldError
 from multiworld.metrics import server as module
 from multiworld.metrics import text
 from multiworld.metrics.collector import WorldsCollector
+from multiworld.metrics.health import Health
 from multiworld.metrics.server import serve_metrics
 
 ROOT = Path(__file__).parents[3]
@@ -82,17 +83,42 @@ def connected(served, stack):
     return stack.enter_context(socket.create_connection((served.host, served.port), timeout=30))
 
 
-def test_too_many_clients_are_turned_away(process, served, monkeypatch):
+@pytest.mark.parametrize("said", [b"", b"GET /live HTTP/1.0\r\nX: "], ids=["nothing", "a part"])
+def test_the_oldest_client_that_has_not_asked_makes_room(process, served, monkeypatch, said):
     monkeypatch.setattr(module._Handler, "timeout", 60.0)
     with contextlib.ExitStack() as stack:
-        silent = [connected(served, stack) for _ in range(module.CLIENTS)]
+        oldest, second, *_ = [connected(served, stack) for _ in range(module.CLIENTS)]
+        oldest.sendall(said)
+        assert get(served, "live")[0] == 200
         with contextlib.suppress(ConnectionError):
-            assert connected(served, stack).recv(1) == b"", "long before the others are given up"
-        silent.pop().close()
+            assert oldest.recv(1) == b"", "long before it is given up"
+        second.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+        assert second.recv(12) == b"HTTP/1.0 200"
+
+
+def test_too_many_clients_are_turned_away_while_all_are_answered(process, served, monkeypatch):
+    asked, answer = threading.Semaphore(0), threading.Event()
+
+    def live():
+        asked.release()
+        answer.wait(60)
+        return Health(True, "ok")
+
+    monkeypatch.setattr(module.health, "live", live)
+    with contextlib.ExitStack() as stack:
+        clients = [connected(served, stack) for _ in range(module.CLIENTS)]
+        for each in clients:
+            each.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+            assert asked.acquire(timeout=30)
+        with contextlib.suppress(ConnectionError):
+            assert connected(served, stack).recv(1) == b"", "long before the others are answered"
+        answer.set()
+        for each in clients:
+            assert each.recv(12) == b"HTTP/1.0 200"
         answered = time.monotonic() + 30
         while time.monotonic() < answered:
             with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                assert get(served, "live")[0] == 200, "one has gone"
+                assert get(served, "live")[0] == 200, "they have gone"
                 break
 
 

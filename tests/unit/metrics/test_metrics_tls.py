@@ -97,18 +97,19 @@ def test_a_handshake_that_is_not_completed_is_cut_off(served, said, slowly, monk
     assert seconds_until_dropped((served.host, served.port), said, slowly=slowly) < 2.0 + SLACK
 
 
-def test_strangers_leave_room(served, ask, monkeypatch):
-    monkeypatch.setattr(module._Handler, "timeout", 60.0)
+@pytest.mark.parametrize("said", [b"", hello()], ids=["nothing", "no second message"])
+def test_the_oldest_stranger_makes_room(served, ask, monkeypatch, said):
+    monkeypatch.setattr(module, "HANDSHAKE", 60.0)
     with contextlib.ExitStack() as stack:
-        for _ in range(module.CLIENTS):
+        oldest, *_ = [
             stack.enter_context(socket.create_connection((served.host, served.port), timeout=30))
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                assert ask("/live").status == 200
-                break
-        else:
-            raise AssertionError("they keep their places")
+            for _ in range(module.CLIENTS)
+        ]
+        oldest.sendall(said)
+        assert ask("/live").status == 200
+        with contextlib.suppress(ConnectionError):
+            while oldest.recv(1 << 16):
+                continue
 
 
 def test_http_gets_no_answer(served):
