@@ -1,7 +1,8 @@
 """The page's connections: bounded in number, and each in the time that it has for a request.
 
 uvicorn keeps a connection on which nothing is said for as long as the other side likes, and accepts as many
-as come: a stranger could take all descriptors of the process that serves the page.
+as come: a stranger could take all descriptors of the process that serves the page. Where there are enough,
+the one that has said nothing for longest makes room, so that strangers do not keep others out either.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
-__all__ = ["FIRST", "MOST", "BoundedProtocol"]
+__all__ = ["FIRST", "MOST", "BoundedProtocol", "has_room"]
 
 MOST = 96
 """Connections at a time: three for each viewer."""
@@ -22,21 +24,37 @@ FIRST = 10.0
 """Seconds in which a request must be complete."""
 
 
+def has_room(new: Any, among: Iterable[Any]) -> bool:
+    """Whether a new connection may stay `among` the others; another one is ended for it, or else itself."""
+    held = [each for each in among if not each.ended]
+    if len(held) <= MOST:
+        return True
+    silent = [each for each in held if each.waits_from is not None]
+    last = min(silent, key=lambda each: each.waits_from, default=new)
+    last.end()
+    return last is not new
+
+
 class BoundedProtocol(H11Protocol):
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        waits_from: by the loop's clock, since when it waits for a request; None: it answers one.
+        ended: whether it was ended here, which uvicorn learns in the loop's next turn.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.access_log = False  # not into the log of a server that the program has
+        self.waits_from: float | None = None
+        self.ended = False
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A connection is there: refuse it where there are enough."""
+        """A connection is there: make room for it, or refuse it."""
         super().connection_made(transport)
-        if len(self.connections) > MOST:
-            transport.abort()
-            return
-        self._wait()
+        if has_room(self, self.connections):
+            self._wait()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request, or several."""
@@ -63,13 +81,17 @@ class BoundedProtocol(H11Protocol):
 
     def _wait(self) -> None:
         self._wait_no_more()
-        self._patience = self.loop.call_later(FIRST, self._too_late)
+        self.waits_from = self.loop.time()
+        self._patience = self.loop.call_later(FIRST, self.end)
 
     def _wait_no_more(self) -> None:
+        self.waits_from = None
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
-    def _too_late(self) -> None:
+    def end(self) -> None:
+        """End it at once."""
+        self.ended = True
         # One that is closing waits for the other side, too: to take the last bytes, or to end TLS.
         self.transport.abort()

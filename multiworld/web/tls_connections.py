@@ -36,10 +36,13 @@ class TlsProtocol(asyncio.Protocol):
 
     Attributes:
         transport: the connection below TLS.
+        waits_from, ended: as those of `BoundedProtocol`.
     """
 
     def __init__(self, credentials: Credentials, **arguments: Any) -> None:
         self.transport: Any = None
+        self.waits_from: float | None = None
+        self.ended = False
         self._credentials = credentials
         self._arguments = arguments
         self._among: set[Any] = arguments["server_state"].connections
@@ -49,13 +52,13 @@ class TlsProtocol(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A connection is there: begin the handshake, or refuse it where there are enough."""
+        """A connection is there: make room for it and begin the handshake, or refuse it."""
         self.transport = transport
         self._among.add(self)
-        if len(self._among) > connections.MOST:
-            transport.abort()
-        else:
-            self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+        if connections.has_room(self, self._among):
+            loop = asyncio.get_running_loop()
+            self.waits_from = loop.time()
+            self._task = loop.create_task(self._shake_hands())
 
     async def _shake_hands(self) -> None:
         try:
@@ -84,6 +87,11 @@ class TlsProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The server ends in the middle of the handshake."""
+        self.end()
+
+    def end(self) -> None:
+        """End it at once."""
+        self.ended = True
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -243,18 +243,37 @@ def test_who_asks_for_the_head_of_a_stream_is_no_viewer(page, source, monkeypatc
     told.close()
 
 
-def test_strangers_take_neither_the_page_nor_the_descriptors(page, monkeypatch):
+def test_strangers_take_neither_the_page_nor_the_descriptors(page, source, monkeypatch):
     monkeypatch.setattr(connections, "MOST", 20)
-    silent = [socket.create_connection((page.host, page.port)) for _ in range(60)]
-    with contextlib.suppress(ConnectionResetError):  # the last one is refused: all have been accepted
-        silent[-1].settimeout(30)
-        assert silent[-1].recv(1) == b""
-    assert len(page._server.server_state.connections) <= 20
-    for each in silent[:15]:
-        each.close()
-    until(lambda: len(page._server.server_state.connections) <= 10)
+    monkeypatch.setattr(connections, "FIRST", 60.0)
+    told = stream(page)
+    next(told)
+    silent = [socket.create_connection((page.host, page.port), timeout=30) for _ in range(60)]
+    for each in (silent[0], silent[40]):  # of 60, 41 have made room
+        with contextlib.suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    until(lambda: len(page._server.server_state.connections) <= 20)
     assert ask(page, "/live", {}).status == 200
+    source.now = view(note="new")
+    assert next(told)[0] == "patch", "who is answered stays"
+    told.close()
+    silent[-1].sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert silent[-1].recv(12) == b"HTTP/1.1 200"
     for each in silent:
+        each.close()
+
+
+def test_a_further_connection_is_refused_while_all_are_answered(page, monkeypatch):
+    monkeypatch.setattr(connections, "MOST", 3)
+    all_told = [stream(page) for _ in range(3)]
+    for each in all_told:
+        next(each)
+    with (
+        socket.create_connection((page.host, page.port), timeout=30) as further,
+        contextlib.suppress(ConnectionResetError),
+    ):
+        assert further.recv(1) == b""
+    for each in all_told:
         each.close()
 
 
