@@ -215,6 +215,8 @@ class Peers:
             self.early_close.received(channel, left, now, error=error)  # perhaps since the previous frame
         elif connection is not None and error is not None:
             self._reject(connection, now)
+            if connection.dialed or connection.trusted:  # else the peer is only what a stranger said
+                self._worlds.note(connection.peer, error)
 
     def closed(
         self, channel: int, ending: ConnectionEnd, now: float, *, refused: bool = False, plain: bool = False

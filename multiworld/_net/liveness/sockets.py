@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import resource
 import selectors
 import socket
@@ -21,6 +22,7 @@ from multiworld._net.liveness.evidence import Answered, Asker
 from multiworld._net.liveness.listeners import Listener, Listeners, resolve
 from multiworld._net.liveness.tcpinfo import probe
 from multiworld._net.tls.session import Session
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +44,10 @@ _LINGER = 0.25
 """Seconds that an orderly close waits for the other end to close too."""
 _KEEP_ALIVE = 30  # seconds of silence before the kernels say something to each other
 _PAUSE = 0.1  # seconds without accepting, when the process has no descriptor left
+_TELL_EVERY = 10.0  # seconds between two words about strangers
 _DEAD = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class _Channel:
         self.number = number
         self.tls = tls
         self.socket = connection
-        self.connecting = connecting
+        self.dialed = self.connecting = connecting
         self.parser = Parser()
         self.unsent = bytearray()
         self.error: int | None = None  # of a send; reported after all data was read
@@ -156,6 +161,7 @@ class Sockets:
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
         self._channels: dict[int, _Channel] = {}
         self._resume_at: float | None = None
+        self._tell_at = -math.inf
         self._unborn: list[SocketEvent] = []  # the ends of dials that never had a socket
 
     # -- any thread
@@ -346,6 +352,7 @@ class Sockets:
                 data = entry.opened(data)
             except OSError as error:
                 refused = f"TLS: {error.strerror or error}"
+                self._tell(entry, refused)
                 break
             if entry.until is None:
                 frames += entry.parser.feed(data)
@@ -364,6 +371,13 @@ class Sockets:
             events.append(Received(entry.number, frames, error_text))
         if ending is not None:
             events.append(Closed(entry.number, ending, refused=False, plain=plain))
+
+    def _tell(self, entry: _Channel, why: str) -> None:
+        """Log why a stranger was refused, now and then; of those that were dialed a join tells."""
+        stranger = not entry.dialed and entry.tls is not None and entry.tls.peer is None
+        if stranger and (now := self._clock()) >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY
+            _log.warning("a connection to the watchdog is refused: %s", why)
 
     def _flush(self, entry: _Channel) -> None:
         while entry.unsent and entry.error is None:

@@ -584,6 +584,23 @@ def test_garbage_from_a_dialed_peer_is_dialed_again():
     assert net[1].ready
 
 
+def test_why_the_bytes_of_a_dialed_peer_were_refused_is_the_reason_that_it_is_missing():
+    net = Net(1, 2)
+    net[1].add(rosters("w", (1, 2))[0])
+    net.settle_all()
+    channel = next(iter(net[1].peers._connections.by_channel))
+    net[1].peers.received(channel, [], net.now, error="TLS: another job")
+    assert net[1].peers.missing(("w/1", 0)) == {1: "TLS: another job"}
+
+
+def test_what_a_stranger_sends_is_no_reason_that_the_process_it_names_is_missing():
+    net = Net(1, 2)
+    net[1].add(rosters("w", (1, 2))[0])
+    unproven(net, 1, [Hello(process(2), process(1), b"n" * 16)])
+    net[1].peers.received(9000, [], net.now, error="what is this")
+    assert net[1].peers.missing(("w/1", 0)) == {1: ""}
+
+
 def test_a_member_that_connects_again_gave_its_old_connection_up():
     net = joined((1, 2))
     node = net[1].peers

@@ -415,3 +415,39 @@ def test_a_changed_tls_record_ends_that_connection_alone(tmp_path):
         sockets.shut_down()
         for peer, _ in peers:
             peer.close()
+
+
+def test_who_dials_and_who_logs_why_tls_is_refused(tmp_path, clock, caplog):
+    ours = authority("job 1")
+    theirs = type(ours)("job 2", ours._certificate, ours._key)
+    numbers = itertools.count(1).__next__
+    ends = [
+        Sockets(numbers, clock, credentials=Files(tmp_path / name, each).credentials)
+        for name, each in (("a", ours), ("b", theirs))
+    ]
+    try:
+        endpoint = ends[1].listeners.listen("127.0.0.1")
+
+        def refused(channel):
+            ends[0].dial(channel, endpoint)
+            deadline, found = time.monotonic() + PATIENCE, {}
+            while len(found) < 2:
+                assert time.monotonic() < deadline, found
+                for end in ends:
+                    events = end.wait(0.01)
+                    found.update((end, each.error) for each in events if isinstance(each, Received))
+            return found
+
+        found = refused(91)
+        assert "(job 'job 2' on" in found[ends[0]].partition(", this process's of")[0]
+        assert "(job 'job 1' on" in found[ends[1]].partition(", this process's of")[0]
+        said = [each.getMessage() for each in caplog.records if each.name == module.__name__]
+        assert said == [f"a connection to the watchdog is refused: {found[ends[1]]}"]
+        refused(92)
+        assert len(caplog.records) == 1, "not at each"
+        clock.now += 11
+        refused(93)
+        assert len(caplog.records) == 2
+    finally:
+        for end in ends:
+            end.shut_down()
