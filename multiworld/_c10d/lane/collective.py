@@ -23,6 +23,7 @@ from multiworld._core.lane.schedules import Want
 from multiworld._core.operations.log import ENDED, went_well
 from multiworld._net.lane import abandoned
 from multiworld._net.lane.background import background
+from multiworld._net.lane.waiting import seconds_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,14 +183,12 @@ class Collective:
         """
         deadline = time.monotonic() + timeout if timeout else self._deadline
         claim = self._claim
-        if not claim.acquire(blocking=False) and not claim.acquire(
-            timeout=max(0, deadline - time.monotonic())
-        ):
+        if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
             raise self._late(timeout or self.timeout)
         interrupted = True
         try:
             if not self.done:
-                self._drive(deadline)
+                self._drive(deadline, timeout or self.timeout)
             interrupted = False
         except Exception as error:
             self._end(error)
@@ -197,12 +196,13 @@ class Collective:
         finally:
             self._release(interrupted=interrupted)
 
-    def _drive(self, deadline: float) -> None:
+    def _drive(self, deadline: float, seconds: float) -> None:
         endpoint, channel, tag, ranks = self.endpoint, self.channel, self.tag, self.ranks
         step = self._pending
         while True:
             if step is not None:
                 self._pending = step  # where another goes on if this thread is interrupted
+                view = None
                 try:
                     if type(step) is Want:
                         buffer = step.buffer
@@ -213,12 +213,16 @@ class Collective:
                         if not operation.done:
                             endpoint.wait(operation, deadline)
                         if operation.error is not None:
-                            raise operation.error
+                            raise operation.error  # noqa: TRY301  (as `receive` raises it)
                 except SizesDifferError as error:
                     error.__traceback__ = None  # whose frames hold the receive, which holds the error
                     raise self._mismatch(error) from None
                 except TimeoutError:
-                    raise self._late(self.timeout) from None
+                    raise self._late(seconds) from None
+                except BaseException:
+                    if view is not None and endpoint.taken is view:
+                        self._pending = None  # its message has come: the next step is due
+                    raise
             step = next(self.steps, None)
             if step is None:
                 break

@@ -337,8 +337,7 @@ class Endpoint(Waiting):
                 self.take_back(posted)
             raise
         finally:
-            with self._lock:
-                self._give_up_lead()
+            self._leave(None)
 
     def _no_longer_short(self) -> Receive | None:
         """The leader waits no longer the short way; return the receive if another thread has posted it."""
@@ -374,6 +373,7 @@ class Endpoint(Waiting):
                 self._net.read_rest(peer.rank)
                 return False
             view[:] = payload
+            self.taken = view
             peer.taken(len(view))
             if peer.outgoing.pending:
                 self._net.write(peer.rank)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Short = tuple[int, int, int, memoryview, object | None]
     """A receive: source, channel, tag, memory, and what keeps that alive."""
 
-__all__ = ["Operation", "Waiting"]
+__all__ = ["Operation", "Waiting", "seconds_until"]
 
 Operation = Send | Receive
 
@@ -62,6 +62,7 @@ class Waiting:
         self._led: Operation | None = None  # which it waits for; None while it has the short way
         self._short: Short | None = None  # what the leader receives the short way
         self._posted: Receive | None = None  # that, once it was posted since another receive came after it
+        self.taken: memoryview | None = None  # which the last message was put into that came the short way
         self._awake: int | None = None  # the descriptor of a leader that is with `_poll`
         # Released when it is over, or when its thread is to lead.
         self._followers: dict[Operation, list[threading.Lock]] = {}
@@ -91,16 +92,27 @@ class Waiting:
                         self._followers.setdefault(operation, []).append(turn)
                 if turn is None:
                     self._lead(operation, deadline)
-                elif turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                elif turn.acquire(timeout=seconds_until(deadline)):
                     turn = None
                 else:
                     raise TimeoutError
         finally:
+            self._leave(operation, turn)
+
+    def _leave(self, operation: Operation | None, turn: threading.Lock | None = None) -> None:
+        """Wait no longer; where that is interrupted the lane ends, as others would wait for this thread."""
+        try:
             with self._lock:
-                if turn is not None:
+                if turn is not None and operation is not None:
                     _remove(self._followers, operation, turn)
                 if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
                     self._give_up_lead()
+        except BaseException as error:
+            with self._lock:
+                if self._leader == wakes.mine():
+                    self._leader = self._led = None
+                self._in_doubt(error)
+            raise
 
     def _lead(self, operation: Operation, deadline: float) -> None:
         while not operation.done:
@@ -127,7 +139,7 @@ class Waiting:
                     self._net.poll.unregister(self._awake)
             self._net.poll.register(wake, select.POLLIN)
             self._awake = wake
-        left = min(max(0.0, deadline - time.monotonic()), _LONGEST)
+        left = min(seconds_until(deadline), _LONGEST)
         ready = self._net.poll.poll(left * 1000 + 1 if left else 0)
         if (wake, select.POLLIN) in ready:
             os.eventfd_read(wake)
@@ -314,6 +326,11 @@ class Waiting:
         self._core.fail(error, None if piece is None or piece.read is None else piece.read.arrival)
         self._tell()
         return piece
+
+
+def seconds_until(deadline: float) -> float:
+    """Return the seconds until `deadline` (``time.monotonic()``) as locks take them: 0 to some centuries."""
+    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def _remove(lists: dict[Operation, list[_Each]], operation: Operation, each: _Each) -> None:

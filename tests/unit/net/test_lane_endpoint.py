@@ -465,6 +465,39 @@ def test_one_of_several_that_wait_for_an_operation_gives_up(pair):
         follows.result(PATIENCE / 3)
 
 
+@pytest.mark.parametrize("size", [4, 65536])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_as_the_lead_is_given_up_leaves_no_thread_waiting(pair, monkeypatch, size, when):
+    """Else all that is received later would wait for a leader that is gone."""
+    give_up = pair[0]._give_up_lead
+
+    def interrupted():
+        monkeypatch.undo()
+        if when == "after":
+            give_up()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair[0], "_give_up_lead", interrupted)
+    receiving = threading.Timer(0.1, pair[1].send, (0, 0, 0, buffer(size), soon()))
+    receiving.start()
+    with pytest.raises(KeyboardInterrupt):
+        pair[0].receive(1, 0, 0, buffer(size), soon())
+    receiving.join()
+    assert pair[0]._leader is None
+    with pytest.raises(ConnectionAbortedError, match="interrupted by KeyboardInterrupt"):
+        pair[0].receive(1, 0, 0, buffer(size), soon())
+
+
+@pytest.mark.parametrize("limit", [1e12, float("inf")])
+def test_a_deadline_in_a_million_years(pair, limit):
+    operation = pair[0].post_receive(1, 0, 0, buffer(4))
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(pair[0].wait, operation, limit) for _ in range(2)]
+        until(lambda: pair[0]._followers)
+        pair[1].send(0, 0, 0, buffer(4), soon())
+        assert [each.result(PATIENCE) for each in waiting] == [None, None]
+
+
 def test_when_over_keeps_every_call(pair):
     operation = pair[0].post_receive(1, 0, 0, buffer(8))
     told = []
