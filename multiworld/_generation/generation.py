@@ -372,8 +372,11 @@ class Generation:
         # The caller's fault, not the world's; or one that is explained off the event loop's thread.
         if fault is None or is_posting():
             return exc
-        ranks = () if fault.rank is None else (fault.rank,)
-        self.verdict(self._attachment.breakage_for(fault.detail, ranks))
+        return self.fail(fault.detail, () if fault.rank is None else (fault.rank,))
+
+    def fail(self, detail: str, ranks: tuple[int, ...]) -> Exception:
+        """Break with what failed at the members `ranks`, unless the watchdog knows better; return `error`."""
+        self.verdict(self._attachment.breakage_for(detail, ranks))
         return self.error()
 
     def translate(

@@ -6,6 +6,7 @@ meanwhile breaks the world, as in any operation; what came whole until then need
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -17,6 +18,8 @@ from multiworld.events import WorldReady, WorldStateReceived, bus
 from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from multiworld._generation.generation import Generation
     from multiworld._join.arguments import JoinPlan
     from multiworld._join.kept_state import KeptState
@@ -38,9 +41,9 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         kept: what came whole in an earlier try.
 
     Raises:
-        BrokenWorldException: a member was lost meanwhile.
+        BrokenWorldException: a member was lost meanwhile, or the other end gave up.
         StateError: this member's state has what cannot be sent.
-        StateTransferError: the other end gave up.
+        StateTransferError: what came is damaged, or breaks a rule.
         MismatchError: some members have no lane.
     """
     plan, gen = world._plan, world._gen  # noqa: SLF001  (joins make worlds)
@@ -80,7 +83,8 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
     state = _of(plan)
 
     def send(rank: int) -> None:
-        send_state(lane, rank, state, deadline=time.monotonic() + plan.timeout, patience=plan.timeout)
+        with _without(gen, rank):
+            send_state(lane, rank, state, deadline=time.monotonic() + plan.timeout, patience=plan.timeout)
 
     if len(receivers) == 1:
         send(receivers[0])
@@ -109,20 +113,32 @@ def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, n
             bus.publish(WorldStateReceived(gen.world, gen.number, gen.rank, now, provider, done, total))
 
     # A member that comes new has nothing to lose; one that is a step behind keeps its own until all has come.
-    came = receive_state(
-        gen.lane,
-        provider,
-        into=_of(plan) if new else None,
-        in_place=new,
-        deadline=time.monotonic() + plan.timeout,
-        patience=plan.timeout,
-        progress=progress,
-        kept=kept.tensors,
-        changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
-    )
+    with _without(gen, provider):
+        came = receive_state(
+            gen.lane,
+            provider,
+            into=_of(plan) if new else None,
+            in_place=new,
+            deadline=time.monotonic() + plan.timeout,
+            patience=plan.timeout,
+            progress=progress,
+            kept=kept.tensors,
+            changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
+        )
     world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
     _load(plan, came)
     kept.tensors.clear()
+
+
+@contextlib.contextmanager
+def _without(gen: Generation, peer: int) -> Iterator[None]:
+    """Where the other end gives up, break the world: the members go on without it, as after its death."""
+    from multiworld._c10d.lane.state_line import GaveUpError  # noqa: PLC0415  (it loads torch)
+
+    try:
+        yield
+    except GaveUpError as error:
+        raise gen.fail(error.value, (peer,)) from error
 
 
 def _of(plan: JoinPlan) -> dict[str, Any]:

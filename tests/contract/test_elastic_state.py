@@ -188,6 +188,60 @@ def test_a_state_that_came_in_part_is_no_state_of_the_world(cast):
         each.say("end")
 
 
+def gives_up(me, number, at=None):
+    """Has a state of that number; Ctrl-C comes as it says `at` for the third part. Joins and reforms again then."""
+    state_pieces.CHUNK = 1 << 20
+    tell = Line.tell
+
+    def perhaps(line, kind, *numbers, **more):
+        if kind is at and numbers[0] == 3:
+            Line.tell = tell
+            raise KeyboardInterrupt
+        tell(line, kind, *numbers, **more)
+
+    Line.tell = perhaps
+    state = Parts(number)
+    try:
+        w = enter(me, "1:2", state=state, last_call=0)
+    except KeyboardInterrupt:
+        me.emit("interrupted")
+        me.hear()
+        w = enter(me, "1:2", state=state, last_call=0)
+    while True:
+        values = {value for tensor in state.tensors.values() for value in tensor.tolist()}
+        me.emit("told", values=values, size=w.world_size, ready=w.ready)
+        try:
+            while not w.advance():
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            me.emit("interrupted")
+            me.hear()
+            until(lambda: w.breakage is not None)
+            w.reform(LONG)
+        except mw.BrokenWorldException as broken:
+            me.emit("broken", ranks=broken.ranks)
+            w.reform(LONG)
+
+
+@pytest.mark.parametrize("which", ["sends", "gets"])
+def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, which):
+    """As when it dies: what it raises is `BrokenWorldException`, or nothing where it only joins."""
+    gives = cast.start(gives_up, 0, number=7, at=Kind.PART if which == "sends" else None)
+    assert gives.expect("told").size == 1
+    gets = cast.start(gives_up, 1, number=-1, at=Kind.TOOK if which == "gets" else None)
+    interrupted = gives if which == "sends" else gets
+    interrupted.expect("interrupted")
+    if which == "gets":
+        assert gives.expect("broken").ranks == (1,)
+        assert gives.expect("told").size == 1
+    interrupted.say("go on")
+    for each in (gives, gets):
+        told = each.expect("told", PATIENCE)
+        if told.size == 1:  # it was alone for a moment
+            told = each.expect("told", PATIENCE)
+        assert (told.values, told.size, told.ready) == ({7.0}, 2, True)
+
+
 def test_a_state_goes_to_several_members_at_once(monkeypatch):
     """One after the other, the last would wait for all the others, and for no longer than the world's timeout."""
     together, sent = threading.Barrier(3, timeout=SOON), []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.messages import Messages
     from multiworld._core.lane.operations import Receive, Send
 
-__all__ = ["LONGEST", "TRANSFERS", "Line"]
+__all__ = ["LONGEST", "TRANSFERS", "GaveUpError", "Line"]
 
 LONGEST = 64 << 20
 """Bytes of a text (a description, what is announced, checksums) that a member takes from another."""
@@ -37,6 +37,10 @@ TRANSFERS = 1 << 30
 
 _CHANNEL = number_of("m8d:state")
 _LEAST = 1e-6  # seconds: 0 is the world's timeout
+
+
+class GaveUpError(StateTransferError):
+    """The other end ended the transfer, and said why."""
 
 
 class Line:
@@ -77,7 +81,8 @@ class Line:
         """Wait for a note of one of these kinds.
 
         Raises:
-            StateTransferError: the other end gave up, or said something else.
+            GaveUpError: the other end gave up.
+            StateTransferError: it said something else.
             Exception: the lane's.
         """
         data = bytearray(state_notes.SIZE)
@@ -90,7 +95,8 @@ class Line:
             return note
         if note.kind is Kind.FAILED:
             self._over = True
-            raise self.failed(f"rank {self.peer} gave up: {note.text}", "See there why, and begin again")
+            text = f"rank {self.peer} gave up: {note.text}"
+            raise self.failed(text, "See there why, and begin again", GaveUpError)
         raise self.failed(f"rank {self.peer} said {note.kind.name} where {kinds[0].name} was due")
 
     def give_up(self, error: BaseException) -> None:
@@ -102,13 +108,14 @@ class Line:
             self._tell(kind, text=f"{type(error).__name__}: {error}")
 
     def failed(
-        self, value: str, next_step: str = "Begin again, also with another member"
+        self,
+        value: str,
+        next_step: str = "Begin again, also with another member",
+        kind: type[StateTransferError] = StateTransferError,
     ) -> StateTransferError:
         """Return the error of a transfer that went wrong."""
         world = self._messages.world
-        return StateTransferError(
-            world, f"the transfer of a state in world {world!r} failed: {value}", next_step=next_step
-        )
+        return kind(world, f"the transfer of a state in world {world!r} failed: {value}", next_step=next_step)
 
     # -- bytes -----------------------------------------------------------------------------------------------
 
