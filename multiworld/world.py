@@ -338,6 +338,7 @@ class World(Selecting, ObjectCollectives):
             BrokenWorldException: a member was lost: see `reform`. The step has ended here and counts.
             WorldClosedError: this process closed or left the world.
             JoinTimeoutError: the members have not agreed on the next generation within ``timeout``.
+            Exception: what ``state_dict()`` of the world's state raises, and the world is broken then.
         """
         return self._advances.advance()
 

@@ -44,6 +44,7 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         BrokenWorldException: a member was lost meanwhile, or the other end gave up.
         StateError: this member's state has what cannot be sent.
         StateTransferError: what came is damaged, or breaks a rule.
+        Exception: of the state's own methods; the world is broken then.
         MismatchError: some members have no lane.
     """
     plan, gen = world._plan, world._gen  # noqa: SLF001  (joins make worlds)
@@ -58,10 +59,19 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     if wanted and gen.lane is None:
         raise _no_lane(world)
     began = time.monotonic()
-    if provider is not None:
-        _receive(world, gen, provider, kept, new=steps[gen.rank] is None)
-    elif gen.rank in wanted.values():
-        _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+    try:
+        if provider is not None:
+            _receive(world, gen, provider, kept, new=steps[gen.rank] is None)
+        elif gen.rank in wanted.values():
+            _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+    except BaseException as error:
+        # The others hear of it here: no transfer may have begun that would tell the other end.
+        if gen.state.value == "active":
+            gen.fail(
+                f"rank {gen.rank} gave up the transfer of a state: {type(error).__name__}: {error}",
+                (gen.rank,),
+            )
+        raise
     if gen.state.value != "active":
         raise gen.error()
     world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)

@@ -189,7 +189,10 @@ def test_a_state_that_came_in_part_is_no_state_of_the_world(cast):
 
 
 def gives_up(me, number, at=None):
-    """Has a state of that number; Ctrl-C comes as it says `at` for the third part. Joins and reforms again then."""
+    """Has a state of that number; gives up once, as it says `at` for the third part. Joins and reforms again then.
+
+    Where `at` is no kind of a note, its state cannot be asked for.
+    """
     state_pieces.CHUNK = 1 << 20
     tell = Line.tell
 
@@ -199,8 +202,14 @@ def gives_up(me, number, at=None):
             raise KeyboardInterrupt
         tell(line, kind, *numbers, **more)
 
+    def refuses():
+        del state.state_dict
+        raise KeyboardInterrupt
+
     Line.tell = perhaps
     state = Parts(number)
+    if at == "asked":
+        state.state_dict = refuses
     try:
         w = enter(me, "1:2", state=state, last_call=0)
     except KeyboardInterrupt:
@@ -223,12 +232,12 @@ def gives_up(me, number, at=None):
             w.reform(LONG)
 
 
-@pytest.mark.parametrize("which", ["sends", "gets"])
-def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, which):
+@pytest.mark.parametrize(("which", "at"), [("sends", Kind.PART), ("sends", "asked"), ("gets", Kind.TOOK)])
+def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, which, at):
     """As when it dies: what it raises is `BrokenWorldException`, or nothing where it only joins."""
-    gives = cast.start(gives_up, 0, number=7, at=Kind.PART if which == "sends" else None)
+    gives = cast.start(gives_up, 0, number=7, at=at if which == "sends" else None)
     assert gives.expect("told").size == 1
-    gets = cast.start(gives_up, 1, number=-1, at=Kind.TOOK if which == "gets" else None)
+    gets = cast.start(gives_up, 1, number=-1, at=at if which == "gets" else None)
     interrupted = gives if which == "sends" else gets
     interrupted.expect("interrupted")
     if which == "gets":
