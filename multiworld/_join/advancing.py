@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from multiworld._core.state_machine import Announced, Joined, JoinFailed, Replaced
+from multiworld._core.state_machine import Announced, Joined, JoinFailed, Replaced, Stage
 from multiworld._generation.advance_counter import AdvanceCounter
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._join.kept_state import KeptState
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiworld._generation.generation import Generation
+    from multiworld._join.preparing import Following
     from multiworld.world import World
 
 __all__ = ["Advancing"]
+
+_UNENTERED = {Stage.CONNECTING, Stage.LOST, Stage.OPENING, Stage.DOOMED}
 
 
 class Advancing:
@@ -110,16 +113,12 @@ class Advancing:
                 rule="Members agree on the next generation while they advance",
                 next_step="See whether its store answers; the world breaks if it does not",
             ) from error
-        following = self._preparing.following
-        if not enters or following is None or not following.take():
+        following = self._preparing.following if enters else None
+        if following is None or not self._entered(gen, following):
             if gen.state is not State.ACTIVE:
                 self._late = gen.number  # this advance is counted
                 raise gen.error()
             return False
-        try:
-            self._go_on(gen, following.made)
-        finally:
-            following.entered.set()
         if following.made is None:
             self._depart(gen)
         else:
@@ -135,6 +134,19 @@ class Advancing:
         self._preparing.forked()
         self._counter.forked()
 
+    def _entered(self, gen: Generation, following: Following) -> bool:
+        """Enter what follows `gen`, unless it is undone already."""
+        try:
+            if not following.take():
+                return False
+            self._go_on(gen, following.made)
+        except BaseException as error:
+            self._undo(gen, following.made, error)
+            raise
+        finally:
+            following.entered.set()
+        return True
+
     def _go_on(self, gen: Generation, made: Generation | None) -> None:
         world = self._world
         if made is None:
@@ -146,16 +158,24 @@ class Advancing:
         gen.machine.apply(Replaced(made.number))
         if world._closes != self._closes:  # noqa: SLF001  (joins make worlds)
             # Another thread closes the world, and may have ended no more than the generation before this one.
-            error = WorldClosedError(gen.world, f"world {gen.world!r} was closed as it changed its members")
-            made.machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
-            world._leave_registry()  # noqa: SLF001  (joins make worlds)
-            raise made.error()
+            raise WorldClosedError(gen.world, f"world {gen.world!r} was closed as it changed its members")
         self._counter.begin(self._counter.count)
         try:
             bus.publish(WorldActive(made.world, made.number, made.rank, time.monotonic(), made.size))
         finally:
             made.machine.apply(Announced())
         self._preparing.watch(made)
+
+    def _undo(self, gen: Generation, made: Generation | None, error: BaseException) -> None:
+        """Leave: the others have gone on, and this member was interrupted before it had."""
+        if made is not None:
+            if made.machine.stage not in _UNENTERED:
+                return
+            made.machine.apply(JoinFailed(error, time.monotonic() + UNDO_BUDGET))
+        if gen.state is State.ACTIVE:
+            gen.machine.apply(Replaced(0 if made is None else made.number))
+        if self._world._gen.state is State.CLOSED:  # noqa: SLF001  (joins make worlds)
+            self._world._leave_registry()  # noqa: SLF001  (joins make worlds)
 
     def _depart(self, gen: Generation) -> None:
         """Leave for good, once the last member has left the generation."""

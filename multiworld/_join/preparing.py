@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from multiworld._core.state_machine import JoinFailed
+from multiworld._core.state_machine import JoinFailed, Stage
 from multiworld._generation.background_release import Releaser
 from multiworld._generation.resources import UNDO_BUDGET
 from multiworld._generation.stage import StateMachine
@@ -310,7 +310,7 @@ class Preparing:
         """Have the program's thread enter `following` at its advance `entry`; return when it has.
 
         Raises:
-            JoinAbandonedError: the generation ended before.
+            JoinAbandonedError: the generation ended before, or the program's thread was interrupted.
         """
         self.following = following
         self._counter.decide(entry)
@@ -320,6 +320,8 @@ class Preparing:
                     gen.world, f"generation {gen.number} ended before the next one began"
                 )
         self.following = None
+        if following.made is not None and following.made.machine.stage is Stage.ABANDONED:
+            raise JoinAbandonedError(gen.world, f"generation {gen.number} was left before the next one began")
 
     def _see_off(self, gen: Generation, succession: Succession, made: Generation | None) -> None:
         """Release a generation that was replaced, once no member is in it any more."""

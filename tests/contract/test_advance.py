@@ -10,7 +10,7 @@ import torch
 from elastickit import LONG, enter, is_served
 from kits.meetkit import until
 from stopkit import POINTS, SAID, stand_still
-from worldkit import PATIENCE, free_port, outcome
+from worldkit import PATIENCE, SOON, free_port, outcome
 
 import multiworld as mw
 
@@ -181,6 +181,46 @@ def test_a_world_that_is_closed_while_it_enters_the_next_generation_is_closed(ca
     assert (told.freed, told.state, told.there) == ([True], mw.State.CLOSED, {})
     assert told.kinds[0] == "WorldClosedError"
     assert newcomer.expect("broken").cause == "left"
+    closes.say("end")
+
+
+def interrupted_at_the_entry(me, size, at):
+    """Ctrl-C comes while this member has taken the next generation, and is not in it yet; it closes the world then."""
+    from multiworld._join.preparing import Following
+    from multiworld.registry import registry
+    from multiworld.world import World
+
+    w = enter(me, size, last_call=0)
+    where = {"take": Following, "moved": registry, "_enter": World}[at]
+    function = getattr(where, at)
+
+    def interrupted(*arguments):
+        setattr(where, at, function)
+        function(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(where, at, interrupted)
+    me.emit("waits")
+    try:
+        forever(w.advance)
+    except KeyboardInterrupt:
+        me.emit("interrupted")
+    freed = w.close(PATIENCE)
+    until(lambda: not [each.name for each in threading.enumerate() if each.name.startswith("m8d-advance")])
+    me.emit("closed", freed=freed, state=w.state, there=mw.worlds())
+    me.hear()
+
+
+@pytest.mark.parametrize("at", ["take", "moved", "_enter"])
+def test_a_member_that_is_interrupted_as_it_enters_the_next_generation_leaves_it(cast, at):
+    """Its process goes on: the others would wait for a member that is in no world."""
+    closes = cast.start(interrupted_at_the_entry, 0, size="1:2", at=at)
+    closes.expect("waits")
+    newcomer = cast.start(sees_it_end, 1, size="1:2")
+    closes.expect("interrupted")
+    assert newcomer.expect("broken", SOON).cause in {"left", "failed"}
+    told = closes.expect("closed")
+    assert (told.freed, told.state, told.there) == (True, mw.State.CLOSED, {})
     closes.say("end")
 
 
