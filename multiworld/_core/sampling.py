@@ -55,7 +55,8 @@ class Epochs(NamedTuple):
         left = self.steps_left(place)
         if steps > left:
             raise ValueError(f"{steps} steps were made where the epoch had {left}")
-        return Place(place.epoch, place.taken + steps * self.per_step)
+        taken = place.taken + steps * self.per_step
+        return Place(place.epoch, taken) if taken < self.length else Place(place.epoch + 1)
 
 
 def share(taken: int, per_step: int, rank: int, members: int) -> range:

@@ -74,7 +74,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self._length, self._batch_size, self._per_member = length, batch_size, per_member
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._world: _World | None = None
-        self._place = Place()
+        self._place = Place()  # as it was left: which step comes next is decided by the members of its time
         self._step = 0  # the world's, when it was there
         # Of the present iterator: what it is told by, its epochs, and how many batches it gave since.
         self._iterator = object()
@@ -112,13 +112,13 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 f"batch_size={epochs.per_step} for {world.world_size} members: each takes one sample at least"
             )
         self._forget()
-        self._place, self._epochs = place, epochs
+        self._epochs = epochs
         return self._batches(self._iterator, world, place, epochs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the training has come: ``epoch`` and ``taken``, samples of its order."""
-        place = self._settle()
-        return {"epoch": place.epoch, "taken": place.taken}
+        self._settle()
+        return {"epoch": self._place.epoch, "taken": self._place.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another member is, or where a checkpoint was made."""
@@ -173,6 +173,6 @@ class ElasticBatchSampler(Sampler[list[int]]):
                     f"the world advanced {steps} times, and {self._given} batches were taken for that: say "
                     "advance() once for each batch"
                 )
-            self._place = self._epochs.after(self._place, steps)
+            self._place = self._epochs.after(self._epochs.here(self._place), steps)
             self._step, self._given = world.step, self._given - steps
         return self._present().here(self._place)

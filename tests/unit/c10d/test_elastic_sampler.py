@@ -112,6 +112,30 @@ def test_what_it_says_of_itself():
     assert (of_each.batch_size, len(of_each)) == (8, 2)
 
 
+@pytest.mark.parametrize("begins", [False, True])
+def test_members_that_shrink_again_before_a_step_go_on_in_one_epoch(begins):
+    """Three have no step left where two have one: of them, one comes with the state, and one may have begun."""
+
+    def sampler():
+        return ElasticBatchSampler(100, 2, per_member=True, drop_last=True)
+
+    worlds = AsWorld(1, 0, 2, 0), AsWorld(2, 2, 3, 24)
+    stays, comes = sampler(), sampler()
+    stays.follow(worlds[0])
+    batches = iter(stays)
+    for _ in range(24):
+        next(batches)
+    worlds[0].step, worlds[0].generation, worlds[0].world_size = 24, 2, 3
+    comes.load_state_dict(stays.state_dict())
+    comes.follow(worlds[1])
+    if begins:
+        next(iter(comes))
+    for rank, world in enumerate(worlds):
+        world.generation, world.rank, world.world_size = 3, rank, 2
+    assert [each.epoch for each in (stays, comes)] == [0, 0]
+    assert not set(next(iter(stays))) & set(next(iter(comes)))
+
+
 def test_an_iterator_of_another_generation_is_refused():
     sampler, world = ElasticBatchSampler(10, 2), AsWorld(1, 0, 2, 0)
     sampler.follow(world)
