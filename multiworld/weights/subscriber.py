@@ -135,41 +135,50 @@ class Subscriber:
         if seconds is None:
             raise TypeError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or None")
         deadline = time.monotonic() + seconds
-        with self._changed:
-            self._waiting += 1
-            try:
-                while self._staged is None:
-                    if self._closed.is_set():
-                        raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
-                    if self._ready() and self.version is not None:
-                        return self.version
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError(self._late(seconds))
-                    self._changed.wait(left)
-                head, self._staged = self._staged, None
-                before, self._loaded = (self.version, self.digest, self._loaded), None
-                self.version = self.digest = None
-                self._loading = True
-            finally:
-                self._waiting -= 1
+        head: Head | None = None
+        try:
+            with self._changed:
+                head = self._awaited(deadline, seconds)
+                if head is None:
+                    assert self.version is not None  # noqa: S101  (see there)
+                    return self.version
+                before = self.version, self.digest, self._loaded
+                self._loading = True  # before it changes: an interrupt finds it staged, or being loaded
+                self._staged = self.version = self.digest = self._loaded = None
+            load(self._target, head, self._rooms)  # without the lock: it may take longer than the timeout
+            with self._changed:
+                self._loaded = (head.session, head.version)
+                self.version, self.digest = head.version, whole(head.entries, head.digests)
+                self._loading = False
                 self._changed.notify_all()
-        try:  # without the lock: it may take longer than the world's timeout
-            load(self._target, head, self._rooms)
+                return self.version
         except BaseException as error:
             with self._changed:
-                self._loading = False
-                self._staged = head  # the next call tries again: the trainer does not send it again
-                if isinstance(error, StateError):
-                    self.version, self.digest, self._loaded = before
-                self._changed.notify_all()
+                if head is not None and self._loading:
+                    self._loading = False
+                    self._staged = head  # the next call tries again: the trainer does not send it again
+                    if isinstance(error, StateError):
+                        self.version, self.digest, self._loaded = before
+                    self._changed.notify_all()
             raise
-        with self._changed:
-            self._loading = False
-            self._loaded = (head.session, head.version)
-            self.version, self.digest = head.version, whole(head.entries, head.digests)
+
+    def _awaited(self, deadline: float, seconds: float) -> Head | None:
+        """Wait for a version that is whole; None where the model has the newest. `_changed` is held."""
+        self._waiting += 1
+        try:
+            while self._staged is None:
+                if self._closed.is_set():
+                    raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
+                if self._ready() and self.version is not None:
+                    return None
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(self._late(seconds))
+                self._changed.wait(left)
+            return self._staged
+        finally:
+            self._waiting -= 1
             self._changed.notify_all()
-            return self.version
 
     def close(self, timeout: float = 5.0) -> bool:
         """Leave the trainer, and free everything but the model. Never raises, harmless when repeated.

@@ -83,6 +83,30 @@ def test_a_version_that_was_not_loaded_is_loaded_by_the_next_call(engine, error,
     assert engine.ready
 
 
+@pytest.mark.parametrize("at", ["begins", "loads", "ends"])
+def test_a_version_whose_load_was_interrupted_is_loaded_by_the_next_call(engine, monkeypatch, at):
+    """The engine would neither be ready nor take another version, for good."""
+    notify, whole = engine._changed.notify_all, subscriber.whole
+
+    def interrupted(*_):
+        engine.loads, engine._changed.notify_all = lambda: None, notify
+        monkeypatch.setattr(subscriber, "whole", whole)
+        raise KeyboardInterrupt
+
+    if at == "begins":
+        engine._changed.notify_all = interrupted
+    elif at == "loads":
+        engine.loads = interrupted
+    else:
+        monkeypatch.setattr(subscriber, "whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.update(WITHIN)
+    assert engine.update(WITHIN) == 1
+    assert engine.ready
+    engine._take(object(), head(2))
+    assert engine.update(WITHIN) == 2
+
+
 def test_nothing_comes_into_what_is_loaded_after_a_close(engine):
     engine._loading = True
     engine._closed.set()
