@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 import uuid
@@ -76,6 +77,7 @@ class Publisher:
     Raises:
         InvalidJoinError: an argument breaks a rule.
         StoreBindError, StoreUnreachableError: the store cannot be served, or does not answer.
+        TypeError: `bucket_bytes` or `versions` is no integer.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Publisher:
         bucket_bytes: int = BUCKET,
         versions: int = 3,
     ) -> None:
+        bucket_bytes, versions = operator.index(bucket_bytes), operator.index(versions)
         if bucket_bytes < 1024 or versions < 2 or rank < 0:
             raise InvalidJoinError(
                 name,
@@ -133,14 +136,16 @@ class Publisher:
         weights into the host's memory; no engine is waited for.
 
         Args:
-            version: larger than the last one, and 0 or more; the same on all ranks.
+            version: an integer, larger than the last one, and 0 or more; the same on all ranks.
 
         Raises:
             ValueError: it is not.
+            TypeError: it is no integer, as 1.5.
             StateError: a weight is no tensor.
             BrokenWorldException: a rank that trains was lost while the shards were put together; nothing
                 was published.
         """
+        version = operator.index(version)  # also numpy's, of which an engine could be told nothing
         if self._closed.is_set():
             raise ValueError(f"publisher {self.name!r} is closed. Make another one.")
         if version <= self._last:

@@ -427,6 +427,16 @@ def test_calls_that_no_publisher_takes(tmp_path):
         publisher.publish(3)
         with pytest.raises(ValueError, match="version 3 after 3"):
             publisher.publish(3)
+        publisher.publish(torch.tensor(4))  # or numpy's; engines are told an integer
+        assert (
+            publisher._shelf.newest.head(PATIENCE).told()["version"].__class__
+            is publisher.version.__class__
+            is int
+        )
+        with pytest.raises(TypeError, match="float"):
+            publisher.publish(5.5)
+    with pytest.raises(TypeError, match="float"):
+        weights.Publisher("w", {}, store, bucket_bytes=1e6)
     assert threads_ended() == []
 
 
