@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.lane.state_tensors import lies_apart
+from multiworld._c10d.lane.state_tensors import lies_apart, span
 from multiworld._c10d.lane.tensors import copied_back
 from multiworld._core.state_pieces import TOGETHER, pieces
 from multiworld._core.weights import ALIGNED, Entry, encode, layout
@@ -181,7 +181,8 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
         rooms: its buckets.
 
     Raises:
-        StateError: names, dtypes or shapes differ, or a tensor of the model cannot be filled.
+        StateError: names, dtypes or shapes differ, a tensor of the model cannot be filled, or two share
+            memory and the trainer's differ.
     """
     placed = sizes(head)
     if not isinstance(target, (torch.nn.Module, Mapping)):
@@ -191,11 +192,22 @@ def load(target: Target, head: Head, rooms: Sequence[Tensor]) -> None:
     into = dict(named(target))
     _require_same(head, into)
     _require_filled(into, dict(named(target)))
-    for (part, _), room in zip(placed, rooms, strict=True):
+    for group in _overlapping(into):
+        _require_agreeing(group, head, rooms)
+    for _, values, place in _paired(into, head, rooms):
+        copied_back(values, place)
+
+
+def _paired(
+    into: Mapping[str, Tensor], head: Head, rooms: Sequence[Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the pieces of these tensors: name, values and where these go."""
+    for (part, _), room in zip(sizes(head), rooms, strict=True):
         for piece, at in part:
             entry = head.entries[piece.tensor]
-            place = into[entry.name][piece.at]
-            copied_back(_seen(room, at, piece.size, place, _dtype(entry)), place)
+            if entry.name in into:
+                place = into[entry.name][piece.at]
+                yield entry.name, _seen(room, at, piece.size, place, _dtype(entry)), place
 
 
 def _assembled(
@@ -252,3 +264,48 @@ def _require_filled(into: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> 
             rule="An engine's weights are whole tensors, and each of their elements has memory of its own",
             next_step="Give Subscriber such tensors, or a function that takes names and tensors",
         )
+
+
+def _overlapping(into: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield groups of tensors that may share memory, as tied weights do."""
+    spans = sorted(
+        (str(tensor.device), *span(tensor), name)
+        for name, tensor in into.items()
+        if tensor.nbytes and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
+    group: list[str] = []
+    device, reached = "", 0
+    for where, start, end, name in [*spans, ("", 0, 0, "")]:
+        if where != device or start >= reached:
+            if len(group) > 1:
+                yield {each: into[each] for each in group}
+            group, device, reached = [], where, 0
+        group.append(name)
+        reached = max(reached, end)
+
+
+def _require_agreeing(group: Mapping[str, Tensor], head: Head, rooms: Sequence[Tensor]) -> None:
+    """Refuse a version whose values such tensors cannot all have; tried out in a copy of their memory."""
+    spans = {name: span(tensor) for name, tensor in group.items()}
+    first = min(start for start, _ in spans.values()) // ALIGNED * ALIGNED
+    memory = wire.room(max(end for _, end in spans.values()) - first)
+    copies = {
+        name: memory[spans[name][0] - first : spans[name][1] - first]
+        .view(tensor.dtype)
+        .as_strided(tensor.shape, tensor.stride())
+        for name, tensor in group.items()
+    }
+    for _, values, place in _paired(copies, head, rooms):
+        copied_back(values, place)
+    for name, values, place in _paired(copies, head, rooms):
+        if not torch.equal(_bits(values), _bits(place)):
+            others = ", ".join(repr(each) for each in group if each != name)
+            raise StateError(
+                f"weight {name!r} shares memory with {others} here, and the trainer's differ",
+                rule="Weights that share memory have the same values on the trainer",
+                next_step="Untie them here, or tie them on the trainer",
+            )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

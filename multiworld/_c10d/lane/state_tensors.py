@@ -189,10 +189,7 @@ def targets(leaves: Iterable[tuple[Path, Tensor]]) -> dict[Path, Tensor]:
     for order, (path, tensor) in enumerate(leaves):
         if type(tensor).__torch_dispatch__ is not _plain_dispatch or not lies_apart(tensor):
             continue
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        extent = 1 + sum((size - 1) * step for size, step in steps)
-        start = tensor.data_ptr()
-        end = start + (extent * tensor.element_size() if tensor.numel() else 0)
+        start, end = span(tensor)
         spans.append((str(tensor.device), start, order, end, path, tensor))
     found: dict[Path, Tensor] = {}
     device, reached = "", 0
@@ -203,6 +200,14 @@ def targets(leaves: Iterable[tuple[Path, Tensor]]) -> dict[Path, Tensor]:
             found[path] = tensor
             reached = max(reached, end)
     return found
+
+
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of a dense tensor's first byte, and behind its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * step for size, step in steps)
+    start = tensor.data_ptr()
+    return start, start + (extent * tensor.element_size() if tensor.numel() else 0)
 
 
 def lies_apart(tensor: Tensor) -> bool:

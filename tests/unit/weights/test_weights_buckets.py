@@ -55,6 +55,47 @@ def test_a_source_may_use_its_memory_again(most):
     assert head.digests == filled(weights, most)[0].digests
 
 
+@pytest.mark.parametrize("most", [tensors.BUCKET, 1024])
+def test_weights_that_share_memory_get_values_that_differ_nowhere(most):
+    memory = torch.zeros(1000)
+    into = {
+        "whole": memory.view(10, 100),
+        "tied": memory.view(10, 100),
+        "part": memory[300:700],
+        "even": memory[::2],
+        "odd": memory[1::2],
+        "bits": memory.view(torch.int32),
+        "one": memory[5],
+        "apart": torch.zeros(1000),
+    }
+    values = torch.randn(1000)
+    values[7] = float("nan")
+    came = {
+        "whole": values.view(10, 100),
+        "tied": values.view(10, 100),
+        "part": values[300:700],
+        "even": values[::2],
+        "odd": values[1::2],
+        "bits": values.view(torch.int32),
+        "one": values[5],
+        "apart": torch.ones(1000),
+    }
+    tensors.load(into, *filled(came, most))
+    assert torch.equal(memory.view(torch.int32), values.view(torch.int32))
+    for name in came.keys() - {"apart"}:
+        head, rooms = filled(came | {name: came[name] + 1}, most)
+        with pytest.raises(StateError, match=r"shares memory with .* here, and the trainer's differ"):
+            tensors.load(into, head, rooms)
+        assert torch.equal(memory.view(torch.int32), values.view(torch.int32)), "nothing is changed"
+
+
+def test_weights_that_lie_between_each_other_share_nothing():
+    memory = torch.zeros(100)
+    into = {"even": memory[::2], "odd": memory[1::2]}
+    tensors.load(into, *filled({"even": torch.ones(50), "odd": torch.full((50,), 2.0)}))
+    assert memory.tolist() == [1.0, 2.0] * 50
+
+
 class Sharded(torch.Tensor):
     """Stands in for a sharded tensor that is put together."""
 
