@@ -98,7 +98,7 @@ class CustomGroup(ElasticGroup):
             backend: of the world.
         """
         tables = cast("Any", original_world())
-        for before in [each for each, name in tables.pg_names.items() if name == self._name]:
+        for before in [each for each, name in list(tables.pg_names.items()) if name == self._name]:
             _take_out(tables, before)
         tag = f"user:{self._name}"
         tables.pg_map[self] = (c10d.Backend(backend), None)

@@ -94,8 +94,12 @@ def init_custom_process_group(
             "Give rank and world_size",
         )
     world = join(name, rank, world_size, address, _backend(backend), timeout)
-    group = CustomGroup(world, lambda: world._gen, world.close)  # noqa: SLF001  (as World.elastic_group)
-    group.enter(world.backend)
+    try:
+        group = CustomGroup(world, lambda: world._gen, world.close)  # noqa: SLF001  (as World.elastic_group)
+        group.enter(world.backend)
+    except BaseException:  # also Ctrl-C: nobody has the group that would leave the world
+        world.close()
+        raise
     return group
 
 

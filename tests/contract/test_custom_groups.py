@@ -13,6 +13,7 @@ from stopkit import die_in_the_next_join
 from worldkit import PATIENCE, SOON, left_over, outcome, threads_ended
 
 import multiworld as mw
+from multiworld._c10d.custom_group import CustomGroup
 from multiworld.integrations import init_custom_process_group
 
 LONG = 10 * PATIENCE
@@ -204,6 +205,23 @@ def test_creation_is_bounded(tmp_path):
     with pytest.raises(mw.JoinTimeoutError):
         init_custom_process_group("gloo", f"file://{tmp_path}/store", 1, 2, 0, group_name="alone")
     assert time.monotonic() - began < SOON
+    assert not c10d._world.pg_map
+
+
+def test_a_group_whose_making_is_interrupted_leaves_its_world(tmp_path, monkeypatch):
+    enter = CustomGroup.enter
+
+    def interrupted(group, backend):
+        enter(group, backend)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CustomGroup, "enter", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            init_custom_process_group("gloo", f"file://{tmp_path}/store", 5, 1, 0, group_name="one")
+    assert mw.worlds() == {}
+    group = init_custom_process_group("gloo", f"file://{tmp_path}/store", 5, 1, 0, group_name="one")
+    dist.destroy_process_group(group)
     assert not c10d._world.pg_map
 
 
