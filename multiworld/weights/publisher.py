@@ -190,6 +190,7 @@ class Publisher:
         with self._shelf.changed:
             worlds, threads = list(self._worlds.values()), list(self._threads)
             self._shelf.changed.notify_all()
+        self._shelf.clear()
         for world in worlds:
             world.close(max(0.0, min(1.0, deadline - time.monotonic())))
         for thread in threads:

@@ -90,6 +90,8 @@ class Shelf:
     def put(self, version: Version) -> None:
         """A version was published."""
         with self.changed:
+            if self._stopped():
+                return
             before, self.newest = self.newest, version
             if before is not None and before.number not in self._sending:
                 self._release(before)
@@ -127,6 +129,12 @@ class Shelf:
             elif version is not self.newest:
                 self._release(version)
 
+    def clear(self) -> None:
+        """Keep nothing any more: the publisher is closed. What is being sent is freed when that ends."""
+        with self.changed:
+            self.newest = None
+            self._spare.clear()
+
     def _release(self, version: Version) -> None:
-        if len(self._spare) + len(self._sending) + 1 < self._most:
+        if not self._stopped() and len(self._spare) + len(self._sending) + 1 < self._most:
             self._spare.append(version.rooms)

@@ -166,7 +166,7 @@ class Subscriber:
         """Wait for a version that is whole; None where the model has the newest. `_changed` is held."""
         self._waiting += 1
         try:
-            while self._staged is None:
+            while self._staged is None or self._closed.is_set():
                 if self._closed.is_set():
                     raise ValueError(f"subscriber {self.seat!r} of {self.name!r} is closed")
                 if self._ready() and self.version is not None:
@@ -197,7 +197,11 @@ class Subscriber:
         if world is not None:
             world.close(timeout / 2)
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        ended = not self._thread.is_alive()
+        if ended:
+            with self._changed:
+                self._staged, self._rooms, self._sums = None, [], []
+        return ended
 
     def _late(self, seconds: float) -> str:
         told = "no version was told" if self.told is None else f"version {self.told} is not whole"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +114,16 @@ def test_nothing_comes_into_what_is_loaded_after_a_close(engine):
     with pytest.raises(ValueError, match="is closed"):
         engine._take(object(), head(2))
     assert engine.told == 1
+
+
+def test_a_close_frees_what_came(engine):
+    room = subscriber.wire.room(16)
+    engine._rooms, engine._sums, freed = [room], [""], weakref.ref(room)
+    del room
+    assert engine.close()
+    assert freed() is None
+    with pytest.raises(ValueError, match="is closed"):
+        engine.update(WITHIN)
 
 
 def test_a_trainer_waits_for_an_engine_that_is_busy(monkeypatch):

@@ -86,6 +86,29 @@ def test_the_trainer_has_one_version_more_than_it_keeps_only_while_it_copies():
     assert list(made) == [0, 1, 7]
 
 
+def test_a_publisher_that_is_closed_keeps_what_is_being_sent_alone():
+    closed = threading.Event()
+    kept, alive = shelf.Shelf(3, closed.is_set), weakref.WeakSet()
+
+    def publish(number):
+        rooms = [Bytes()]
+        alive.update(rooms)
+        kept.put(shelf.Version("session", number, 100, [], rooms))
+
+    publish(0)
+    publish(1)  # the first one is spare now
+    sent = kept.take(0, 1.0, lambda: False)
+    publish(2)
+    assert len(alive) == 3
+    closed.set()
+    kept.clear()
+    assert list(alive) == sent.rooms
+    kept.done(sent)
+    publish(3)
+    del sent
+    assert not alive
+
+
 class Bytes:
     """Stands in for a bucket."""
 
