@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from multiworld import settings
 from multiworld._core.weights import Entry, Roster
 from multiworld._join.arguments import make_plan
 from multiworld._join.join import join_planned
@@ -172,8 +173,9 @@ class Publisher:
         def having() -> int:
             return sum(each >= self._last for each in self._has.values())
 
+        seconds = min(timeout, settings.MAX_TIMEOUT)
         with self._shelf.changed:
-            self._shelf.changed.wait_for(lambda: having() >= engines or self._closed.is_set(), timeout)
+            self._shelf.changed.wait_for(lambda: having() >= engines or self._closed.is_set(), seconds)
             return having()
 
     def close(self, timeout: float = 5.0) -> bool:
@@ -185,7 +187,7 @@ class Publisher:
         Returns:
             Whether all has ended; False when the time ran out (the rest goes on in the background).
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, settings.MAX_TIMEOUT)
         self._closed.set()
         with self._shelf.changed:
             worlds, threads = list(self._worlds.values()), list(self._threads)

@@ -7,6 +7,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
+from multiworld import settings
 from multiworld._core import durations
 from multiworld._core.weights import Head
 from multiworld._join.arguments import make_plan
@@ -134,7 +135,7 @@ class Subscriber:
         seconds = self._plan.timeout if timeout is None else durations.seconds(timeout)
         if seconds is None:
             raise TypeError(f"timeout={timeout!r}: it is a number of seconds, a timedelta, or None")
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + min(seconds, settings.MAX_TIMEOUT)
         head: Head | None = None
         try:
             with self._changed:
@@ -189,7 +190,7 @@ class Subscriber:
         Returns:
             Whether all has ended; False when the time ran out (the rest goes on in the background).
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, settings.MAX_TIMEOUT)
         self._closed.set()
         with self._changed:
             world = self._world

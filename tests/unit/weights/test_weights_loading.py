@@ -126,6 +126,29 @@ def test_a_close_frees_what_came(engine):
         engine.update(WITHIN)
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), 1e10])
+def test_a_time_without_an_end_is_waited_for(engine, monkeypatch, seconds):
+    engine._staged = None
+
+    def comes():
+        latest = time.monotonic() + WITHIN
+        while time.monotonic() < latest:
+            with engine._changed:
+                if engine._waiting:
+                    engine._staged = head(1)
+                    engine._changed.notify_all()
+                    return
+
+    thread = threading.Thread(target=comes)
+    thread.start()
+    try:
+        assert engine.update(seconds) == 1
+    finally:
+        thread.join()
+    monkeypatch.setattr(subscriber.Subscriber, "_run", lambda self: self._closed.wait(WITHIN))
+    assert subscriber.Subscriber("w", {}, "file:///nowhere").close(seconds)
+
+
 def test_a_trainer_waits_for_an_engine_that_is_busy(monkeypatch):
     answers = iter([{"busy": True}, {"busy": True}, {"need": []}, {"got": 3}])
     monkeypatch.setattr(publisher.wire, "send", lambda *_: None)

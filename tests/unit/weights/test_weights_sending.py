@@ -151,6 +151,27 @@ def test_an_engine_is_served_again_after_an_error_of_any_kind(monkeypatch):
         thread.join(30)
 
 
+@pytest.mark.parametrize("seconds", [float("inf"), 1e10])
+def test_a_publisher_waits_for_a_time_without_an_end(monkeypatch, seconds):
+    announced = SimpleNamespace(take=list, close=lambda: None)
+    monkeypatch.setattr(publisher.Publisher, "_open", lambda _mine: announced)
+    mine = publisher.Publisher("w", {}, "file:///nowhere")
+    wait_for, ended, closes = mine._shelf.changed.wait_for, [], []
+
+    def waits(over, timeout):  # the lock is held: the close comes when this waits
+        closes.append(threading.Thread(target=lambda: ended.append(mine.close(seconds))))
+        closes[0].start()
+        return wait_for(over, timeout)
+
+    monkeypatch.setattr(mine._shelf.changed, "wait_for", waits)
+    try:
+        assert mine.wait(1, seconds) == 0
+    finally:
+        mine._closed.set()
+        closes[0].join()
+    assert ended == [True]
+
+
 def test_an_engine_hears_that_its_trainer_works_while_the_digests_are_computed(slow, monkeypatch):
     """It would take the trainer for lost after the world's timeout, and never get weights whose digests take longer."""
     sent = []
