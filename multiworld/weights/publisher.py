@@ -142,7 +142,7 @@ class Publisher:
         Raises:
             ValueError: it is not.
             TypeError: it is no integer, as 1.5.
-            StateError: a weight is no tensor.
+            StateError: a weight is no tensor, or none that is dense (a sparse or quantized one).
             BrokenWorldException: a rank that trains was lost while the shards were put together; nothing
                 was published.
         """

@@ -39,7 +39,7 @@ def named(source: Source) -> Iterator[tuple[str, Any]]:
     """Yield the names and tensors of a model.
 
     Raises:
-        StateError: something in it is no tensor.
+        StateError: something in it is no tensor, or none that is dense.
     """
     found: Iterable[tuple[str, Any]]
     if isinstance(source, torch.nn.Module):
@@ -52,6 +52,13 @@ def named(source: Source) -> Iterator[tuple[str, Any]]:
                 f"weight {name!r} is of type {type(tensor).__name__}",
                 rule="Weights are tensors by name",
                 next_step="Give a mapping, or a function, that leaves it out",
+            )
+        if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+            raise StateError(
+                f"weight {name!r} is {kind}",
+                rule="Weights are dense tensors, whose elements are their values",
+                next_step="Give a function that yields its to_dense(), or int_repr(), scales, zero points",
             )
         yield str(name), tensor.detach()
 
@@ -66,19 +73,36 @@ def buckets(source: Source, most: int, rooms: Iterable[Tensor] = ()) -> Iterator
     """Yield the buckets of a model, each with the entries seen so far; the last list has all.
 
     A tensor is copied before the next one is asked for: one at a time is put together, and a source may use
-    its memory again.
+    its memory again. After an error in between the others are asked for: the other ranks are at that, too.
 
     Args:
         source: of the weights; all ranks of its mesh call this together.
         most: bytes of a bucket's tensors.
         rooms: where to put them, one after the other; what is too small, or is missing, is made.
     """
+    gathered = gather(source)
     entries: list[Entry] = []
-    unused = iter(rooms)
     now: list[Tensor] = []
+    try:
+        yield from _filled(gathered, most, iter(rooms), entries, now)
+    except Exception:
+        now.clear()
+        for _ in gathered:
+            continue
+        raise
+
+
+def _filled(
+    gathered: Iterator[tuple[str, Tensor]],
+    most: int,
+    unused: Iterator[Tensor],
+    entries: list[Entry],
+    now: list[Tensor],
+) -> Iterator[tuple[list[Entry], Tensor]]:
+    """Fill the buckets; `entries` gets those seen so far, and `now` has the tensor that is copied."""
 
     def numbered() -> Iterator[tuple[int, Sequence[int], int]]:
-        for name, tensor in gather(source):  # no enumerate: it would keep the tensor
+        for name, tensor in gathered:  # no enumerate: it would keep the tensor
             entries.append(Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
             now[:] = [tensor]
             del tensor

@@ -122,6 +122,40 @@ def test_sharded_tensors_are_put_together_and_released_one_after_the_other(most)
     assert same(loaded(head, rooms, weights), weights)
 
 
+def test_the_shards_after_an_error_are_put_together_all_the_same(monkeypatch):
+    """Or the other ranks would wait in that for this one."""
+    asked, reaching = [], tensors._reaching
+
+    def source():
+        for name, tensor in model().items():
+            asked.append(name)
+            yield name, tensor
+
+    def no_memory(*arguments):
+        if len(asked) == 2:
+            raise MemoryError("no room")
+        return reaching(*arguments)
+
+    monkeypatch.setattr(tensors, "_reaching", no_memory)
+    with pytest.raises(MemoryError, match="no room"):
+        filled(source)
+    assert asked == list(model())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*deprecated")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (torch.Tensor.to_sparse, "sparse_coo"),
+        (lambda plain: torch.quantize_per_tensor(plain, 0.5, 0, torch.qint8), "quantized"),
+    ],
+)
+def test_weights_that_are_not_dense_are_refused_on_all_ranks(make, kind):
+    for takes in (lambda source: list(tensors.gather(source)), filled):
+        with pytest.raises(StateError, match=f"'w' is .*{kind}"):
+            takes({"w": make(torch.eye(3))})
+
+
 @pytest.mark.parametrize("most", [1024, 1 << 30])
 def test_rooms_are_filled_anew_and_others_are_made_where_they_do_not_fit(most):
     head, rooms = filled(model(), most)
