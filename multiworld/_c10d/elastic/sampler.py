@@ -143,9 +143,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
     def _order(self, epoch: int) -> torch.Tensor | None:
         if not self._shuffle:
             return None
-        source = torch.Generator()
+        source = torch.Generator("cpu")
         source.manual_seed(self._seed + epoch)
-        return torch.randperm(self._length, generator=source)
+        return torch.randperm(self._length, generator=source, device="cpu")
 
     def _followed(self) -> _World:
         if self._world is None:

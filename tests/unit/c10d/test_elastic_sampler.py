@@ -159,6 +159,14 @@ def test_more_advances_than_batches_are_noticed():
         sampler.state_dict()
 
 
+def test_an_order_is_the_same_whatever_the_default_device_is():
+    sampler = ElasticBatchSampler(10, 2)
+    sampler.follow(AsWorld(1, 0, 1, 0))
+    batches = list(sampler)
+    with torch.device("meta"):
+        assert list(sampler) == batches
+
+
 def test_bad_sizes():
     for bad in ({"length": 0, "batch_size": 1}, {"length": 1, "batch_size": 0}):
         with pytest.raises(ValueError, match="an epoch has one step at least"):
