@@ -70,13 +70,16 @@ def layout(
 ) -> list[tuple[list[Placed], int]]:
     """Return all buckets, each as its pieces and its bytes; trainer and engine find the same.
 
+    Where none of them has an element there is one bucket, with nothing in it.
+
     Args:
         entries: of the weights, in order.
         itemsizes: bytes of an element, by dtype.
         most: bytes of a bucket's tensors, at most.
     """
     numbered = ((number, each.shape, itemsizes[each.dtype]) for number, each in enumerate(entries))
-    return [laid_out(part) for part in parts(numbered, most)]
+    found = [laid_out(part) for part in parts(numbered, most)]
+    return found if found or not entries else [([], 0)]
 
 
 class Head(NamedTuple):

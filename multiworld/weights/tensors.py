@@ -123,8 +123,8 @@ def _filled(
         del part
         room[end + piece.size : end + size].zero_()
         end += size
-    if room is not None:
-        yield entries, room[:end]
+    if entries:
+        yield entries, wire.room(0) if room is None else room[:end]
 
 
 def _reaching(room: Tensor | None, size: int, most: int) -> Tensor:

@@ -265,6 +265,16 @@ def test_tensors_that_share_memory_are_filled():
     assert shared.sum() == 4
 
 
+def test_weights_without_elements_are_loaded():
+    weights = {"w": torch.zeros(0, 3), "v": torch.zeros(2, 0)}
+    head, rooms = filled(weights)
+    assert [each.nbytes for each in rooms] == [size for _, size in tensors.sizes(head)] == [0]
+    assert same(loaded(head, rooms, weights), weights)
+    got = {}
+    tensors.load(got.update, head, rooms)
+    assert same(got, weights)
+
+
 def test_a_large_bucket_grows(monkeypatch):
     monkeypatch.setattr(tensors, "BUCKET", 512)
     weights = {f"w{at}": torch.full((300,), float(at)) for at in range(40)}
