@@ -233,7 +233,7 @@ class Registry:
             self._check_fork()
             if self._watchdog is None:
                 self._watchdog = Watchdog()
-            self._hook()
+            self.hook()
             return self._watchdog
 
     def watchdog_still(self) -> float | None:
@@ -245,10 +245,11 @@ class Registry:
         """Close `what`, too, when the program ends; it is held weakly."""
         with self._lock:
             self._check_fork()
-            self._hook()
+            self.hook()
             self._closables.add(what)
 
-    def _hook(self) -> None:
+    def hook(self) -> None:
+        """Have worlds closed, and this package's threads ended, when the program ends."""
         if not self._hooked:
             self._hooked = True
             _before_threads_are_joined(self.close_all)

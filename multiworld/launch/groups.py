@@ -12,6 +12,7 @@ from multiworld.launch.backends import get_distributed_backend, known_backends
 from multiworld.launch.errors import ConfigError
 from multiworld.launch.fill_in_config import check_backend
 from multiworld.launch.host import environment_of, with_environment
+from multiworld.registry import registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +135,8 @@ def init_and_run(
     """
     import torch.distributed as dist  # noqa: PLC0415  (importing this package loads no torch)
 
+    from multiworld._c10d import default_group  # noqa: PLC0415  (it loads torch)
+
     cfg = cfg.resolve()
     made = init_dist(cfg, world, timeout)
     if world is not None:
@@ -143,8 +146,10 @@ def init_and_run(
         if dist.is_initialized():
             dist.barrier()  # a rank that leaves early takes the store, or a connection, from the others
     finally:
+        del made
         if dist.is_initialized():
-            dist.destroy_process_group()
+            registry.hook()  # for the thread that frees what others hold
+            default_group.destroy()
     return result
 
 
