@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import datetime as dt
 import gc
 import inspect
 import itertools
 import threading
+import time
 import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
+from kits.meetkit import until
 from waykit import RECEIVES, SENDS, world
 from worldkit import PATIENCE
 
+import multiworld as mw
 from multiworld._core.lane import frames
 
 
@@ -299,3 +304,36 @@ def pipelined(me, size):
 @pytest.mark.filterwarnings("default")
 def test_torchs_pipelines(cast):
     assert [each.finish() for each in cast.all(pipelined, 2)] == [0, 0]
+
+
+def limits(me, size):
+    """A message keeps to the timeout that its group was given, longer or shorter than the world's."""
+    with world(me, size, timeout=3.0) as w, w:
+        patient = dist.new_group(timeout=dt.timedelta(seconds=PATIENCE))
+        room = torch.zeros(1)
+        if me.rank == 0:
+            me.hear()
+            dist.send(one(4), 1, group=patient)
+        else:
+            began = time.monotonic()
+            work = dist.irecv(room, 0, group=patient)
+            threading.Timer(4.0, me.emit, ("waited",)).start()
+            work.wait()
+            assert time.monotonic() - began > 3
+            assert room.item() == 4
+    with world(me, size, name="v") as v:
+        with pytest.raises(mw.BrokenWorldException) if me.rank else contextlib.nullcontext(), v:
+            hasty = dist.new_group(timeout=dt.timedelta(seconds=1))
+            if me.rank == 1:
+                dist.recv(room, 0, group=hasty)
+        if me.rank == 0:
+            until(lambda: v.breakage is not None)
+        me.emit("detail", detail=v.breakage.detail)
+
+
+def test_the_timeout_of_a_group_is_that_of_its_messages(cast):
+    members = cast.all(limits, 2)
+    members[1].expect("waited")
+    members[0].say("go on")
+    assert "no message within 1 s" in members[1].expect("detail").detail
+    assert [each.finish() for each in members] == [0, 0]

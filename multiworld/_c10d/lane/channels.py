@@ -13,6 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.distributed import distributed_c10d as c10d
 
 from multiworld._c10d.lane.messages import MAX_TAG
 
@@ -44,12 +45,14 @@ class Channel(NamedTuple):
         ranks: of its members in the world, by their ranks in the group.
         own: rank of this process in the group.
         rank_of: its members' ranks in the group, by those in the world.
+        timeout: seconds, of its operations; 0: the world's.
     """
 
     number: int
     ranks: tuple[int, ...]
     own: int
     rank_of: Mapping[int, int]
+    timeout: float
 
 
 class Channels:
@@ -110,6 +113,7 @@ class Channels:
                 return None
             post = self._messages.post_send if name == "send" else self._messages.post_receive
             work = post(tensor, channel.ranks[peer], tag, channel.number, channel.rank_of.__getitem__)
+        work.limit = channel.timeout
         if work.operation.error is not None:
             work.wait()  # raises
         return work
@@ -154,7 +158,18 @@ def _channel(group: Any, state: WorldState) -> Channel | None:
     if not ranks:
         return None
     rank_of = {rank: inside for inside, rank in enumerate(ranks)}
-    return Channel(number_in(group, state), ranks, int(group.rank()), rank_of)
+    number = number_in(group, state)
+    timeout = _given_timeout(group) if number else 0.0
+    return Channel(number, ranks, int(group.rank()), rank_of, timeout)
+
+
+def _given_timeout(group: Any) -> float:
+    """Return the seconds that `new_group` was given; 0 where it was given none, torch's half hour."""
+    try:
+        timeout = group._get_backend(_CPU).options._timeout
+    except (AttributeError, RuntimeError):  # its messages go over the lane alone
+        return 0.0
+    return 0.0 if timeout == c10d.default_pg_timeout else float(timeout.total_seconds())
 
 
 def ranks_of(group: Any, state: WorldState) -> tuple[int, ...]:

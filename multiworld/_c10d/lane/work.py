@@ -51,6 +51,7 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
 
     Attributes:
         messages, operation: as given.
+        limit: seconds that `wait` takes at most without a timeout of its own; 0: the world's.
     """
 
     def __init__(
@@ -67,19 +68,20 @@ class LaneWork(Work):  # type: ignore[misc, unused-ignore]
         self._tensor = tensor
         self._rank_of = rank_of
         self._landed = landed
+        self.limit = 0.0
         self._landing = None if landed is None else threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it is over.
 
         Args:
-            timeout: None, or 0: the world's own.
+            timeout: None, or 0: that of the process group.
 
         Raises:
             BrokenWorldException: the world broke, or this took longer than `timeout`, which breaks it.
             SizeMismatchError: the message has another size than the tensor.
         """
-        self.messages.finish(self.operation, timeout.total_seconds() if timeout else 0.0)
+        self.messages.finish(self.operation, timeout.total_seconds() if timeout else self.limit)
         self.land()
         return True
 
