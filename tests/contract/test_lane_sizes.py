@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from waykit import RECEIVES, SENDS, readers, world
 
 import multiworld as mw
@@ -109,3 +110,31 @@ def others(me, size):
 
 def test_a_mismatch_from_any_source_names_its_sender(cast):
     assert [each.finish() for each in cast.all(others, 3)] == [0, 0, 0]
+
+
+def mismatched_before_it_is_posted(me, size):
+    with world(me, size) as w:
+        if me.rank == 0:
+            w.send(torch.ones(2), 1)
+            w.send(torch.ones(1), 1, tag=1)
+            room = torch.zeros(1)
+            w.recv(room, 1)
+            me.emit("got", value=room.item())
+        else:
+            w.recv(torch.zeros(1), 0, tag=1)  # reads the other message on the way
+            with w:
+                batch = [
+                    dist.P2POp(dist.irecv, torch.zeros(3), 0),
+                    dist.P2POp(dist.isend, torch.full((1,), 5.0), 0),
+                ]
+                works = dist.batch_isend_irecv(batch)
+                with pytest.raises(mw.SizeMismatchError):
+                    works[0].wait()
+                works[1].wait()
+        w.barrier()
+
+
+def test_a_batch_is_posted_whole_though_a_message_of_it_has_a_wrong_size(cast):
+    members = cast.all(mismatched_before_it_is_posted, 2)
+    assert members[0].expect("got").value == 5
+    assert [each.finish() for each in members] == [0, 0]

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from multiworld._c10d.lane.messages import MAX_TAG
+from multiworld._core.lane.operations import SizesDifferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +115,8 @@ class Channels:
             post = self._messages.post_send if name == "send" else self._messages.post_receive
             work = post(tensor, channel.ranks[peer], tag, channel.number, channel.rank_of.__getitem__)
         work.limit = channel.timeout
-        if work.operation.error is not None:
+        error = work.operation.error
+        if error is not None and not isinstance(error, SizesDifferError):  # that is for `wait` to raise
             work.wait()  # raises
         return work
 
