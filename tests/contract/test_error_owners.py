@@ -326,3 +326,28 @@ def test_a_backward_pass_that_takes_too_long_breaks_the_only_world(cast):
     for each in (first, second):
         each.say("end")
         assert each.finish() == 0
+
+
+def monitored(me, size, lost):
+    w = join(me, "w", me.rank, size)
+    with w:
+        dist.all_reduce(over_gloo())
+        me.emit("in")
+        if me.rank == 1:
+            me.hear()
+        patience = dt.timedelta(seconds=LONG if lost else 0.2)
+        seen = outcome(lambda: dist.monitored_barrier(timeout=patience))
+    me.emit("told", **seen, state=w.state.name)
+    me.hear()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_monitored_barrier_tells_a_lost_member_from_a_late_one(cast, lost):
+    members = cast.all(monitored, 2, lost=lost)
+    for each in members:
+        each.expect("in")
+    if lost:
+        members[1].kill()
+    told = members[0].expect("told", SOON)
+    wanted = ("BrokenWorldException", "BROKEN") if lost else ("RuntimeError", "ACTIVE")
+    assert (told.kinds[0], told.state) == wanted, told

@@ -81,6 +81,10 @@ def install(patches: Patches) -> None:
     for name in calls.METHODS:
         if name in vars(_c.ProcessGroup):
             patches.set(_c.ProcessGroup, name, _collective(vars(_c.ProcessGroup)[name]))
+    if "monitored_barrier" in vars(_c.ProcessGroup):
+        patches.set(
+            _c.ProcessGroup, "monitored_barrier", _monitored(vars(_c.ProcessGroup)["monitored_barrier"])
+        )
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
@@ -309,6 +313,22 @@ def _collective(original: Any) -> Any:
                 finally:
                     del group, owner, args, kwargs
         return function(group, *args, **kwargs) if kwargs else function(group, *args)
+
+    return _dressed(call, original)
+
+
+def _monitored(original: Any) -> Any:
+    """`original`, a barrier that names who is late: that alone breaks no world, unlike a member that is lost."""
+    function = getattr(original, "__func__", original)
+
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(group, *args, **kwargs)
+        except Exception as error:
+            try:
+                raise_instead(error, guessed(error, owner_of(group)))
+            finally:
+                del group, args, kwargs  # as above
 
     return _dressed(call, original)
 
