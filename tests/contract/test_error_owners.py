@@ -328,6 +328,25 @@ def test_a_backward_pass_that_takes_too_long_breaks_the_only_world(cast):
         assert each.finish() == 0
 
 
+def making_a_model(me, size):
+    w = join(me, "w", me.rank, size)
+    with w:
+        dist.all_reduce(over_gloo())
+        me.emit("in")
+        if me.rank == 1:
+            me.hear()
+        me.emit("told", **outcome(model))  # inside of the block, whose end would tell it, too
+    me.hear()
+
+
+def test_a_member_that_is_lost_while_a_model_is_made_is_told(cast):
+    members = cast.all(making_a_model, 2)
+    for each in members:
+        each.expect("in")
+    members[1].kill()
+    assert members[0].expect("told", SOON).cause == "crashed"
+
+
 def monitored(me, size, lost):
     w = join(me, "w", me.rank, size)
     with w:

@@ -24,7 +24,7 @@ from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._c10d.gloo import lane_only
-from multiworld._c10d.routing.error_owner import guessed
+from multiworld._c10d.routing.error_owner import guessed, translated
 from multiworld._c10d.routing.state import StandIn, owner_of
 from multiworld._core.reraise import raise_instead
 
@@ -81,12 +81,22 @@ def _as_the_reducer(all_reduce: Any) -> Any:
 
 
 def _unless_elastic(original: Any) -> Any:
-    """Wrap `original`, which communicates when a model is made: the first forward pass does it instead."""
+    """Wrap `original`, which communicates when a model is made: the first forward pass does it instead.
+
+    In other worlds its errors are the world's.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, ElasticGroup) for each in (*args, *kwargs.values())):
+        groups = [each for each in (*args, *kwargs.values()) if isinstance(each, _c.ProcessGroup)]
+        if any(isinstance(each, ElasticGroup) for each in groups):
             return None
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except Exception as error:
+            try:
+                raise_instead(error, translated(error, owner_of(groups[0]) if groups else None))
+            finally:
+                del args, kwargs, groups  # who keeps the exception need not keep the group
 
     return call
 
