@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from multiworld._core.reraise import raise_instead
@@ -44,12 +45,12 @@ class WorldWork:
             then.
     """
 
-    __slots__ = ("_done", "_generation", "_once", "_work")
+    __slots__ = ("_done", "_generation", "_turn", "_work")
 
     def __init__(self, work: Waitable, generation: Generation, *, once: bool = False) -> None:
         self._work = work
         self._generation = generation
-        self._once = once
+        self._turn = threading.Lock() if once else None  # of the thread that waits for `work`
         self._done = False
 
     @property
@@ -68,8 +69,25 @@ class WorldWork:
         """
         if self._done:
             return True
+        if self._turn is None:
+            return self._wait(timeout)
+        if timeout is None:  # another thread's wait ends at the world's timeout
+            with self._turn:
+                return self._wait_once(None)
+        if not self._turn.acquire(timeout=_seconds(timeout)):
+            raise self._generation.explain(TimeoutError("a receive timed out that another thread waits for"))
         try:
-            done = self._work.wait() if timeout is None else self._work.wait(timeout)
+            return self._wait_once(timeout)
+        finally:
+            self._turn.release()
+
+    def _wait_once(self, timeout: timedelta | None) -> bool:
+        self._done = self._done or self._wait(timeout)
+        return self._done
+
+    def _wait(self, timeout: timedelta | None) -> bool:
+        try:
+            return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         except Exception as exc:  # noqa: BLE001  (explained, and raised again)
             try:
                 raise_instead(exc, self._generation.explain(exc))
@@ -77,14 +95,16 @@ class WorldWork:
                 if self._generation.state is not State.ACTIVE:
                     # Who keeps the exception need not keep gloo's device.
                     self._work = _Failed(self._generation)
-        self._done = bool(done) and self._once
-        return bool(done)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
     def __repr__(self) -> str:
         return f"<WorldWork {self._generation.world!r} {self._work!r}>"
+
+
+def _seconds(timeout: timedelta) -> float:
+    return min(max(0.0, timeout.total_seconds()), threading.TIMEOUT_MAX)
 
 
 class _Failed:
