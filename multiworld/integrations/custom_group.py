@@ -97,7 +97,7 @@ def init_custom_process_group(
     try:
         group = CustomGroup(world, lambda: world._gen, world.close)  # noqa: SLF001  (as World.elastic_group)
         group.enter(world.backend)
-    except BaseException:  # also Ctrl-C: nobody has the group that would leave the world
+    except BaseException:  # also Ctrl-C: no caller has the group that would leave the world
         world.close()
         raise
     return group
