@@ -32,6 +32,10 @@ _MAX_RESTARTS = (
 )
 
 
+_OLDER_PORT = 29500
+"""Torch's default of --master-port up to 2.6 at least; it is None on 2.13."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of the command line.
@@ -93,6 +97,8 @@ TOLD_APART: dict[str, Any] = {
 def build_parser() -> argparse.ArgumentParser:
     """Return torch's parser with the launcher's options, which PET_<NAME> in the environment sets too."""
     parser = get_args_parser()
+    if parser.get_default("master_port") == _OLDER_PORT:  # torchrun's own: a run that is alone takes any port
+        parser.set_defaults(master_port=None)
     parser.prog = "m8d-run"
     parser.description = _DESCRIPTION
     own = parser.add_argument_group("fault domains")

@@ -19,6 +19,7 @@ import torch.distributed.launch as old_launch
 from torch.distributed import run as torchrun
 
 import multiworld
+from multiworld.run import options
 from multiworld.run.configuration import configure
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.options import build_parser, parse
@@ -365,3 +366,18 @@ def test_a_value_with_which_torchs_agent_would_fail_is_named(words, said):
     with pytest.raises(ArgumentsError) as refused:
         configure(parse([*words, "script.py"]))
     assert str(refused.value).startswith(said)
+
+
+def test_a_run_that_is_alone_takes_any_port_on_every_torch(monkeypatch):
+    """Up to torch 2.6 at least torchrun's was 29500: a second run on the host failed."""
+
+    def older():
+        parser = torchrun.get_args_parser()
+        parser.set_defaults(master_port=29500)
+        return parser
+
+    monkeypatch.setattr(options, "get_args_parser", older)
+    assert build_parser().parse_args(["s.py"]).master_port is None
+    assert build_parser().parse_args(["--master-port", "29500", "s.py"]).master_port == 29500
+    config, _, _ = configure(parse(["s.py"]))
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "localhost:0")
