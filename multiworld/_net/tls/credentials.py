@@ -81,7 +81,7 @@ class Credentials:
         return self._current().visited
 
     def _current(self) -> _Loaded:
-        # Nobody waits for the one thread that reads: until it has, what was good is used on.
+        # No thread waits for the one that reads: until it has, what was good is used on.
         if time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
             try:
                 self._look_at = time.monotonic() + _LOOK_EVERY
