@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
-__all__ = ["complain", "say"]
+__all__ = ["UnreadError", "complain", "say"]
 
 
-def say(text: str, *, now: bool = False) -> None:
-    """Write lines to standard output; `now`: though it is no terminal."""
-    sys.stdout.write(text + "\n")
-    if now:
+class UnreadError(BrokenPipeError):
+    """Standard output is a pipe whose reader, ``head`` for example, has closed it: the command ends."""
+
+
+def say(text: str) -> None:
+    """Write lines to standard output, at once.
+
+    Raises:
+        UnreadError: no program reads it any more.
+    """
+    if sys.stdout is None:  # it was closed before the command began
+        return
+    try:
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
+    except BrokenPipeError as error:
+        # The interpreter writes what is left when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UnreadError from error
 
 
 def complain(text: str) -> None:

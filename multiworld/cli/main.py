@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from multiworld import __version__
 from multiworld.cli import doctor, post_setup, report, sign, verify
-from multiworld.cli.console import complain
+from multiworld.cli.console import UnreadError, complain
 from multiworld.cli.exits import exit_code
 from multiworld.errors import MultiworldError
 
@@ -41,4 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MultiworldError as error:
         complain(f"multiworld {args.command}: {error}")
         return exit_code(error)
+    except UnreadError:
+        return 0
     return code

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from multiworld import __version__
-from multiworld.cli.console import complain, say
+from multiworld.cli.console import UnreadError, complain, say
 from multiworld.run.errors import WRONG, RunError
 from multiworld.run.signals import interrupts_at_once
 
@@ -29,7 +29,13 @@ NO_TORCH = 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``m8d-run``; return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except UnreadError:
+        return 0
+
+
+def _run(words: list[str]) -> int:
     if words[:1] == ["status"]:
         from multiworld.run.view import status  # noqa: PLC0415  (answers without loading torch)
 

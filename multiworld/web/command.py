@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         trust = f" (trusted with: curl --cacert {shlex.quote(page.ca)})" if page.ca else ""
         warning = f"\n{EXPOSED % page.url}" if page.exposed else ""
         if args.socket:  # a line with the address, and others that warn
-            say(f"{page.link}{trust}{warning}\n", now=True)
+            say(f"{page.link}{trust}{warning}\n")
         else:
-            say(f"page: {page.link}{trust}{warning}\nIt is served until Ctrl-C.", now=True)
+            say(f"page: {page.link}{trust}{warning}\nIt is served until Ctrl-C.")
         if args.socket:
             sys.stdin.read()  # the launcher's end of the pipe closes with it, however it ends
         else:

@@ -75,8 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _watch(args) if args.watch else _once(args)
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:
-        return 0  # the reader, ``head`` for example, has closed the pipe
 
 
 def ask_all(paths: Sequence[Path], timeout: float, *, waits: bool = False) -> list[Answer]:

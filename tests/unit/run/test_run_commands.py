@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +25,7 @@ from multiworld.run.main import main
 from multiworld.run.view.status import NONE, SILENT
 
 PATIENCE = 60.0
+ROOT = Path(__file__).parents[3]
 
 
 def soon():
@@ -161,3 +165,27 @@ def test_worlds_of_a_range_are_left_in_each_generation(monkeypatch):
     retirement._news.set()
     until(lambda: left == ["range", "range"])
     found.clear()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "multiworld.run --version",
+        "multiworld doctor --json",
+        "multiworld post-setup --check",
+        "multiworld.run status",
+    ],
+)
+@pytest.mark.parametrize("closed", ["its reader is gone", "it was never open"])
+def test_a_command_whose_output_no_program_reads_ends_without_a_traceback(command, closed):
+    reader, writer = os.pipe()
+    os.close(reader)
+    never = ["sh", "-c", 'exec "$@" >&-', "sh"] if "never" in closed else []
+    run = subprocess.run(
+        [*never, sys.executable, "-m", *command.split()],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert "Traceback" not in run.stderr
+    assert "Exception ignored" not in run.stderr
+    assert run.returncode < 120, run
