@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiworld.cli.console import complain, say
+from multiworld.cli.console import UnreadError, complain, say
 from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, remove_left, uninstall
@@ -79,6 +79,17 @@ def execute(args: argparse.Namespace) -> int:
         raise InstallError(
             "--dry-run alone", rule="it goes with PATCHFILE or --revert", next_step="Use --check"
         )
+    for option, given, goes_with in (
+        ("--json", args.json and not args.check, "--check"),
+        ("--for-torch", args.for_torch is not None and args.patchfile is None, "PATCHFILE"),
+        (
+            "--force",
+            args.force and (args.check or args.revert or args.patchfile is not None),
+            "--uninstall, or alone",
+        ),
+    ):
+        if given:
+            raise InstallError(option, rule=f"it goes with {goes_with}", next_step="See --help")
     if args.uninstall and _uninstall_left(args.torch):
         return 0
     site = find_site(args.torch)
@@ -114,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MultiworldError as error:
         complain(f"m8d-post-setup: {error}")
         return exit_code(error)
+    except UnreadError:
+        return 0
 
 
 def _uninstall_left(torch_dir: Path | None) -> bool:
