@@ -643,3 +643,22 @@ def test_an_interrupted_call_gives_its_reply_to_no_other(address):
         finally:
             signal.signal(signal.SIGALRM, before)
             client.close()
+
+
+def test_a_client_that_a_signals_handler_closes_in_its_own_call_says_so(address):
+    with (
+        Child(address) as child,
+        contextlib.closing(open_store(address, world="w", serve=False, deadline=soon())),
+    ):
+        client = TcpClient.connect(
+            socket.AF_INET, ("127.0.0.1", int(address.rpartition(":")[2])), deadline=soon()
+        )
+        before = signal.signal(signal.SIGALRM, lambda *_: client.close())
+        try:
+            child.process.send_signal(signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(ConnectionError, match="closed here"):
+                client.get("k", deadline=soon())
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            child.process.send_signal(signal.SIGCONT)

@@ -243,6 +243,8 @@ class TcpClient:
 
     def _wait(self, deadline: float) -> None:
         """Wait until there is something to read; an exception of a signal's handler loses nothing here."""
+        if self._sock.fileno() < 0:  # by a signal's handler, in the middle of this call
+            raise self._end("it was closed here")
         if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
             return
         poll = select.poll()
