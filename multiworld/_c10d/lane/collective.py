@@ -207,6 +207,7 @@ class Collective:
                     if type(step) is Want:
                         buffer = step.buffer
                         view = _bytes(buffer)
+                        endpoint.taken = 0  # an id is another's once its object is gone
                         endpoint.receive(ranks[step.peer], channel, tag, view, deadline, buffer)
                     else:
                         operation = cast("Send | Receive", step)
@@ -220,7 +221,7 @@ class Collective:
                 except TimeoutError:
                     raise self._late(seconds) from None
                 except BaseException:
-                    if view is not None and endpoint.taken is view:
+                    if view is not None and endpoint.taken == id(view):
                         self._pending = None  # its message has come: the next step is due
                     raise
             step = next(self.steps, None)

@@ -119,6 +119,7 @@ class Endpoint(Waiting):
             raise
         if receive.error is not None:
             raise receive.error
+        self.taken = id(view)
         assert receive.sender is not None  # noqa: S101  (it has a message)
         return receive.sender
 
@@ -373,7 +374,7 @@ class Endpoint(Waiting):
                 self._net.read_rest(peer.rank)
                 return False
             view[:] = payload
-            self.taken = view
+            self.taken = id(view)
             peer.taken(len(view))
             if peer.outgoing.pending:
                 self._net.write(peer.rank)
