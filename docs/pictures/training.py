@@ -26,12 +26,9 @@ TITLES = {
 
 
 def take(name: str, file: Path) -> None:
-    """Put what an example recorded into the record: losses with nine digits."""
+    """Put what an example recorded into the record."""
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    for run in found.values():
-        run["steps"] = [[float(f"{loss:.9g}"), size] for loss, size in run["steps"]]
-    record[name] = found
+    record[name] = json.loads(file.read_text(encoding="utf-8"))
     RECORD.write_text(json.dumps(record, sort_keys=True) + "\n", encoding="utf-8")
 
 

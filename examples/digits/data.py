@@ -20,12 +20,12 @@ FOR_TEST = 360
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Return the digits to learn from, and those to test with: pixels from 0 to 1, float32, and what they are."""
+    """Return the digits to learn from, and those to test with: pixels from 0 to 1, float64, and what they are."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
         raise SystemExit("This example needs a file of scikit-learn: pip install --no-deps scikit-learn")
     with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
-        rows = torch.tensor([[float(each) for each in line.split(",")] for line in lines])
+        rows = torch.tensor([[float(each) for each in line.split(",")] for line in lines], dtype=torch.float64)
     pixels, labels = rows[:, :-1] / 16, rows[:, -1].long()
     return _pairs(pixels[:-FOR_TEST], labels[:-FOR_TEST]), _pairs(pixels[-FOR_TEST:], labels[-FOR_TEST:])
 
