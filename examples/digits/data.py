@@ -25,7 +25,9 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     if found is None or found.origin is None:
         raise SystemExit("This example needs a file of scikit-learn: pip install --no-deps scikit-learn")
     with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as lines:
-        rows = torch.tensor([[float(each) for each in line.split(",")] for line in lines], dtype=torch.float64)
+        rows = torch.tensor(
+            [[float(each) for each in line.split(",")] for line in lines], dtype=torch.float64
+        )
     pixels, labels = rows[:, :-1] / 16, rows[:, -1].long()
     return _pairs(pixels[:-FOR_TEST], labels[:-FOR_TEST]), _pairs(pixels[-FOR_TEST:], labels[-FOR_TEST:])
 
