@@ -338,7 +338,12 @@ class Endpoint(Waiting):
                 self.take_back(posted)
             raise
         finally:
-            self._leave(None)
+            try:
+                with self._lock:
+                    self._give_up_lead()
+            except BaseException as error:
+                self._leave_in_doubt(error)
+                raise
 
     def _no_longer_short(self) -> Receive | None:
         """The leader waits no longer the short way; return the receive if another thread has posted it."""

@@ -97,22 +97,22 @@ class Waiting:
                 else:
                     raise TimeoutError
         finally:
-            self._leave(operation, turn)
+            try:
+                with self._lock:
+                    if turn is not None:
+                        _remove(self._followers, operation, turn)
+                    if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
+                        self._give_up_lead()
+            except BaseException as error:
+                self._leave_in_doubt(error)
+                raise
 
-    def _leave(self, operation: Operation | None, turn: threading.Lock | None = None) -> None:
-        """Wait no longer; where that is interrupted the lane ends, as others would wait for this thread."""
-        try:
-            with self._lock:
-                if turn is not None and operation is not None:
-                    _remove(self._followers, operation, turn)
-                if self._leader is None or (self._led is operation and self._leader == wakes.mine()):
-                    self._give_up_lead()
-        except BaseException as error:
-            with self._lock:
-                if self._leader == wakes.mine():
-                    self._leader = self._led = None
-                self._in_doubt(error)
-            raise
+    def _leave_in_doubt(self, error: BaseException) -> None:
+        """The thread was interrupted as it gave up the lead: end the lane, as others would wait for it."""
+        with self._lock:
+            if self._leader == wakes.mine():
+                self._leader = self._led = None
+            self._in_doubt(error)
 
     def _lead(self, operation: Operation, deadline: float) -> None:
         while not operation.done:
