@@ -219,9 +219,8 @@ def ddp(seed: int) -> Iterator[None]:
         close(parameter.grad, wanted)
 
 
-@feature
-def ddp_uneven_inputs(seed: int) -> Iterator[None]:
-    model = nn.parallel.DistributedDataParallel(net(seed))
+def uneven_inputs(seed: int, **options: bool) -> Iterator[None]:
+    model = nn.parallel.DistributedDataParallel(net(seed), **options)
     steps = 2 + dist.get_rank() * 2
     yield
     with model.join():
@@ -232,21 +231,16 @@ def ddp_uneven_inputs(seed: int) -> Iterator[None]:
     tensor = torch.tensor([float(steps)])
     dist.all_reduce(tensor)
     same(tensor, torch.tensor([6.0]))
+
+
+@feature
+def ddp_uneven_inputs(seed: int) -> Iterator[None]:
+    yield from uneven_inputs(seed)
 
 
 @feature
 def ddp_uneven_inputs_and_unused_parameters(seed: int) -> Iterator[None]:
-    model = nn.parallel.DistributedDataParallel(net(seed), find_unused_parameters=True)
-    steps = 2 + dist.get_rank() * 2
-    yield
-    with model.join():
-        for _ in range(steps):
-            model(batch(seed, dist.get_rank())).sum().backward()
-            model.zero_grad()
-    yield
-    tensor = torch.tensor([float(steps)])
-    dist.all_reduce(tensor)
-    same(tensor, torch.tensor([6.0]))
+    yield from uneven_inputs(seed, find_unused_parameters=True)
 
 
 @feature
