@@ -662,3 +662,10 @@ def test_a_client_that_a_signals_handler_closes_in_its_own_call_says_so(address)
         finally:
             signal.signal(signal.SIGALRM, before)
             child.process.send_signal(signal.SIGCONT)
+
+
+def test_a_deadline_months_ahead(address):
+    with contextlib.closing(open_store(address, world="w", serve=True, deadline=soon())):
+        target = ("127.0.0.1", int(address.rpartition(":")[2]))
+        with contextlib.closing(TcpClient.connect(socket.AF_INET, target, deadline=soon())) as client:
+            assert client.add("n", 1, deadline=soon(60 * 86400)) == 1

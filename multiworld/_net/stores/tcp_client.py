@@ -34,6 +34,7 @@ _MAGIC = 0x3C85F7CE  # TCPStoreBackend.hpp, validationMagicNumber
 _BITS = 0  # a reply of 8 bytes of length, then that many bytes; every other reply has a fixed size
 _ORDER = sys.byteorder  # torch sends numbers as they lie in memory
 _ALERT = b"\x15\x03"  # so begins an alert of TLS (RFC 8446, 5.1)
+_LONGEST = 3600.0  # seconds of one `poll`, which takes 24 days at most
 _MOST = 1 << 30  # longer than any value: the other end does not speak the protocol
 
 
@@ -249,9 +250,10 @@ class TcpClient:
             return
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(math.ceil(left * 1000)):
-            raise TimeoutError("the store's server does not answer")
+        while (left := deadline - time.monotonic()) > 0:
+            if poll.poll(math.ceil(min(left, _LONGEST) * 1000)):
+                return
+        raise TimeoutError("the store's server does not answer")
 
     def _parse(self) -> bytes | None:
         """Take the next reply out of the buffer, if it is complete."""
