@@ -328,6 +328,14 @@ def test_a_backward_pass_that_takes_too_long_breaks_the_only_world(cast):
         assert each.finish() == 0
 
 
+def both_in(cast, program, **arguments):
+    """Two members of a world, once both are in it; the second one waits."""
+    members = cast.all(program, 2, **arguments)
+    for each in members:
+        each.expect("in")
+    return members
+
+
 def making_a_model(me, size):
     w = join(me, "w", me.rank, size)
     with w:
@@ -340,11 +348,9 @@ def making_a_model(me, size):
 
 
 def test_a_member_that_is_lost_while_a_model_is_made_is_told(cast):
-    members = cast.all(making_a_model, 2)
-    for each in members:
-        each.expect("in")
-    members[1].kill()
-    assert members[0].expect("told", SOON).cause == "crashed"
+    first, second = both_in(cast, making_a_model)
+    second.kill()
+    assert first.expect("told", SOON).cause == "crashed"
 
 
 def monitored(me, size, lost):
@@ -362,11 +368,9 @@ def monitored(me, size, lost):
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_monitored_barrier_tells_a_lost_member_from_a_late_one(cast, lost):
-    members = cast.all(monitored, 2, lost=lost)
-    for each in members:
-        each.expect("in")
+    first, second = both_in(cast, monitored, lost=lost)
     if lost:
-        members[1].kill()
-    told = members[0].expect("told", SOON)
+        second.kill()
+    told = first.expect("told", SOON)
     wanted = ("BrokenWorldException", "BROKEN") if lost else ("RuntimeError", "ACTIVE")
     assert (told.kinds[0], told.state) == wanted, told
