@@ -8,7 +8,6 @@ import gc
 import math
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from multiworld._c10d import capabilities, fault_classification
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.gloo import lane_only
-from multiworld._c10d.last_holder import last_holder
+from multiworld._c10d.last_holder import backends_in, last_holder
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, inflight
 from multiworld._c10d.routing import selection
@@ -385,11 +384,7 @@ class Group:
         if self.late is not None:
             self.late.rest()
         groups = self._world.take()
-        held = [
-            (backend, weakref.ref(pg))
-            for pg in self._process_groups()
-            for backend in nccl.backends_of(pg, gloo=True)  # those that a program has made itself, too
-        ]
+        held = backends_in(self._process_groups())  # those that a program has made itself, too
         self._links = [group for group in groups if not group.gone]
         self.pg = None
         self._traffic.released()

@@ -16,6 +16,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from contextlib import closing
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed
 
 from multiworld._c10d.gloo import cxx
+from multiworld._c10d.nccl.backend import backends_of
 
 if TYPE_CHECKING:
-    import weakref
+    from collections.abc import Iterable
 
-__all__ = ["LastHolder", "countable", "last_holder"]
+__all__ = ["LastHolder", "backends_in", "countable", "last_holder"]
 
 FIRST_PAUSE = 0.05
 """Seconds to the first look; each pause is twice as long as the one before."""
@@ -137,6 +139,11 @@ class LastHolder:
         finally:
             self._freeing = False
         return True
+
+
+def backends_in(groups: Iterable[Any]) -> list[tuple[Any, weakref.ref[Any]]]:
+    """Return the backends of process groups, each with its group, as `LastHolder.let_go` takes them."""
+    return [(backend, weakref.ref(group)) for group in groups for backend in backends_of(group, gloo=True)]
 
 
 def _held(kept: list[_Kept]) -> list[_Kept]:
