@@ -104,6 +104,18 @@ class Child:
     def __enter__(self):
         return self
 
+    def stop(self):
+        """Have it stand still (SIGSTOP); until its last thread does, another one may still answer."""
+        self.process.send_signal(signal.SIGSTOP)
+        assert settles(self._states, {"T"}), self._states()
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def _states(self):
+        stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return {each.read_text().rpartition(")")[2].split()[0] for each in stats}
+
     def __exit__(self, *_):
         self.process.kill()
         self.process.wait(10)
@@ -386,8 +398,8 @@ def test_a_port_that_something_else_has(monkeypatch):
 
 def test_a_server_that_stands_still_for_some_seconds_is_waited_for(address):
     with Child(address) as child:
-        child.process.send_signal(signal.SIGSTOP)
-        timer = threading.Timer(stores._FOREIGN + 1.0, child.process.send_signal, (signal.SIGCONT,))
+        child.stop()
+        timer = threading.Timer(stores._FOREIGN + 1.0, child.go_on)
         timer.start()
         handle = open_store(address, world="w", serve=True, deadline=soon())
         assert not handle.serves
@@ -437,9 +449,7 @@ def test_a_server_that_hangs_keeps_no_call_beyond_its_deadline(address):
         handle = open_store(address, world="w", serve=False, deadline=soon())
         handle.store.set("a", "b")
         handle.store._deadline = soon(0.5)
-        child.process.send_signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{child.process.pid}/stat")
-        assert settles(lambda: stat.read_text().rpartition(")")[2].split()[0], "T")
+        child.stop()
         began = time.monotonic()
         for _ in range(2):
             with pytest.raises(dist.DistStoreError, match="does not answer"):
@@ -448,7 +458,7 @@ def test_a_server_that_hangs_keeps_no_call_beyond_its_deadline(address):
         with pytest.raises(StoreUnreachableError):
             open_store(address, world="v", serve=False, deadline=soon(1))
         handle.store._deadline = soon()
-        child.process.send_signal(signal.SIGCONT)
+        child.go_on()
         # The late answers are not taken for those of the next calls.
         assert handle.store.get("a") == b"b"
         assert handle.store.add("n", 3) == 3
@@ -653,15 +663,17 @@ def test_a_client_that_a_signals_handler_closes_in_its_own_call_says_so(address)
         client = TcpClient.connect(
             socket.AF_INET, ("127.0.0.1", int(address.rpartition(":")[2])), deadline=soon()
         )
+        child.stop()
         before = signal.signal(signal.SIGALRM, lambda *_: client.close())
         try:
-            child.process.send_signal(signal.SIGSTOP)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(ConnectionError, match="closed here"):
                 client.get("k", deadline=soon())
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            child.process.send_signal(signal.SIGCONT)
+            client.close()
+            child.go_on()
 
 
 def test_a_deadline_months_ahead(address):

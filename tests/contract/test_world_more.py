@@ -318,7 +318,8 @@ def failed_works(me, size):
     works = [w.irecv(number(), 1 - me.rank)]
     if me.rank == 0:
         works.append(w.all_reduce(number(), async_op=True))  # which the other one never calls
-    break_it(w)
+        break_it(w)
+    assert wait_for(lambda: w.breakage)
     for work in works:
         with pytest.raises(mw.BrokenWorldException):
             work.wait()
