@@ -124,18 +124,29 @@ def emit(event, **fields):
     sys.stdout.flush()
 
 
-def links_made_late(seconds):
-    """As on a busy machine: this agent takes part in the last world of each link that much later."""
+def links_made_late(seconds, addresses=None):
+    """As on a busy machine: this agent takes part in the last world of each link that much later.
+
+    With `addresses`: in all worlds of its links to the agents there, and only in those.
+    """
     from multiworld.run.nodes.peer_links import PeerLinks, _working
 
     attach = PeerLinks._attach
 
     def later(self, link, kind, *rest):
-        if kind == _working(link.node.id):
+        if kind == _working(link.node.id) if addresses is None else link.node.address in addresses:
             time.sleep(seconds)
         attach(self, link, kind, *rest)
 
     PeerLinks._attach = later
+
+
+def tell_counts(nodes, told):
+    """Tell how many nodes have finished, and with how many this one is connected, where it is not as `told`."""
+    for name, count in (("finished", len(nodes._finished)), ("linked", len(nodes._links.alive()))):
+        if count != told.get(name, 0):
+            told[name] = count
+            emit(name, count=count)
 
 
 def main():
@@ -169,18 +180,16 @@ def main():
         hang_timeout=options.get("hang", 2.0), timeout=60,
     )  # fmt: skip
     if late := options.get("late"):
-        links_made_late(late)
+        links_made_late(late, options.get("late_to"))
     emit("up", pid=os.getpid())
     nodes = MultiNode(spec, handler, bus, plan)
     assignment = nodes.settle(handler.next_rendezvous())
     emit("settled", **dataclasses.asdict(assignment))
-    code, failed, finished = None, "", 0
+    code, failed, told = None, "", {}
     while code is None:
         ready, _, _ = select.select([nodes.fileno(), sys.stdin], [], [], 0.1)
         nodes.watch()
-        if len(nodes._finished) != finished:
-            finished = len(nodes._finished)
-            emit("finished", count=finished)
+        tell_counts(nodes, told)
         for event in nodes.poll():
             fields = dataclasses.asdict(event)
             emit(type(event).__name__.lower(), **(fields | fields.pop("assignment", {})))

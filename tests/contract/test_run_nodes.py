@@ -257,12 +257,13 @@ def network():
         yield made
 
 
-def hosts(cluster, network, **options):
+def hosts(cluster, network, guests=None, **options):
+    """Start three agents; `guests`: options of those that are not the rendezvous store's host."""
     endpoint = f"{network.address(1)}:29400"
     agents = [
         cluster.start(
             network.hosts[number], endpoint=endpoint, local_addr=network.address(number + 1),
-            **(host() if number == 0 else guest()), **options,
+            **(host() if number == 0 else {**guest(), **(guests or {})}), **options,
         )
         for number in range(3)
     ]  # fmt: skip
@@ -304,6 +305,23 @@ def test_a_node_that_is_cut_off_gives_up_before_its_seat_is_given_away(cluster, 
     again = victim.wait("reassigned", slot=place["slot"])
     assert again["base_rank"] == place["base_rank"]
     end([agents[0], victim])
+
+
+def test_a_node_that_is_cut_off_while_its_links_are_made_gives_up_before_its_seat_is_given_away(
+    cluster, network
+):
+    """It does not wait for those of them that are not made yet: the others may see the loss before."""
+    late = {"late": 4 * HANG, "late_to": [network.address(2), network.address(3)]}  # between the two guests
+    agents, settled = hosts(cluster, network, hang=HANG, guests=late)
+    slots = by_slot(agents, settled)
+    victim = next(agent for slot, agent in slots.items() if slot is not None and agent is not agents[0])
+    place = settled[agents.index(victim)]
+    agents[0].wait("linked", count=2)
+    network.pull(agents.index(victim) + 1)
+    gave_up = victim.wait("reassigned", slot=None)
+    taken = slots[None].wait("reassigned", slot=place["slot"])
+    log.info("taken %.2f s after it was given up", taken["at"] - gave_up["at"])
+    assert gave_up["at"] < taken["at"], "for a while two nodes had the same ranks"
 
 
 def test_a_node_that_is_done_while_it_is_cut_off_works_again_when_it_gets_a_seat(cluster, network):

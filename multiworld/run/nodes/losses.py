@@ -61,6 +61,15 @@ class Losses:
         """Ids of the lost nodes that the present membership lists, and why each link ended."""
         return {node: loss.cause for node, loss in self._present.items()}
 
+    @property
+    def connects(self) -> float:
+        """Seconds that a node has to connect with another one: if it takes longer, it does not see that one.
+
+        The other nodes may be connected with each other already, and with this one: what was cut off
+        meanwhile is lost to them, and `due` in them does not wait for connections.
+        """
+        return max(2 * self._hang_timeout, self._hang_timeout + _GRACE)
+
     def add(self, node: str, epoch: int, cause: str, at: float) -> None:
         """A link of the present membership has ended, at `at` in ``time.monotonic()`` seconds."""
         self._present[node] = self._links[node, epoch] = _Loss(cause, at)

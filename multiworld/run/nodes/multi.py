@@ -418,12 +418,16 @@ class MultiNode(Nodes):
 
     def _judge_losses(self, now: float) -> None:
         membership, causes = self._membership, self._losses.causes
-        if membership is None or not causes or self._store is None:
+        if membership is None or self._store is None:
             return
+        unmade = self._links.unmade(now - self._losses.connects)
+        unseen = {**dict.fromkeys(unmade, "unreachable"), **causes}
         if rank_assignment.cut_off(
-            membership, self._links.me, causes, self._finished, answers=self._answers, outside=self._outside
+            membership, self._links.me, unseen, self._finished, answers=self._answers, outside=self._outside
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
+            return
+        if not causes:
             return
         decides = rank_assignment.leader(membership, causes) == self._links.me
         if now < self._losses.due(membership, decides=decides, answers=self._answers):

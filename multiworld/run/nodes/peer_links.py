@@ -76,6 +76,7 @@ def link_epoch(mine: Node, other: Node) -> int:
 class _PeerLink:
     node: Node
     epoch: int
+    begun: float  # ``time.monotonic()`` seconds
     attachments: dict[str, Attachment] = field(default_factory=dict)
     dropped: bool = False
     lost: bool = False
@@ -126,6 +127,15 @@ class PeerLinks:
                 id_ for (id_, _), link in self._links.items() if _ALIVE in link.attachments and not link.lost
             )
 
+    def unmade(self, before: float) -> tuple[str, ...]:
+        """Ids of the agents that this one began to connect with `before`, and is not connected with yet."""
+        with self._lock:
+            return tuple(
+                id_
+                for (id_, _), link in self._links.items()
+                if link.begun < before and _ALIVE not in link.attachments and not link.lost
+            )
+
     def ask(self, timeout: float) -> list[bytes]:
         """Return what the other agents say of themselves; of those that answer within `timeout` seconds."""
         deadline = time.monotonic() + timeout
@@ -157,7 +167,8 @@ class PeerLinks:
         )
         with self._lock:
             gone = [self._links.pop(key) for key in tuple(self._links) if key not in wanted]
-            new = [_PeerLink(node, key[1]) for key, node in wanted.items() if key not in self._links]
+            now = time.monotonic()
+            new = [_PeerLink(node, key[1], now) for key, node in wanted.items() if key not in self._links]
             for link in new:
                 self._links[link.node.id, link.epoch] = link
             for link in gone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_run_seats import formed
 
-from multiworld.run.nodes.losses import Losses
+from multiworld.run.nodes.losses import STORE_CALL, Losses
 
 FOUR = formed("a", "b", "c", "d")
 HANG = 1.5
@@ -28,6 +28,14 @@ def test_one_that_may_live_has_time_to_end_its_workers(hang_timeout, wait):
     for cause in ("hung", "unreachable"):
         found = lost("b", cause=cause, hang_timeout=hang_timeout)
         assert found.due(FOUR, decides=True, answers=True) == 100.0 + wait
+
+
+@pytest.mark.parametrize("hang_timeout", [0.3, 1.0, 2.0, 5.0, 60.0])
+def test_a_node_cut_off_while_it_connects_knows_it_before_its_seat_is_given_away(hang_timeout):
+    """Cut off at 100.0, in the moment in which it begins to connect with a second node."""
+    noticed = 100.0 + Losses(hang_timeout).connects
+    others = lost("b", cause="unreachable", at=100.0 + hang_timeout, hang_timeout=hang_timeout)
+    assert noticed + STORE_CALL <= others.due(FOUR, decides=True, answers=True)
 
 
 def test_the_last_loss_counts():
