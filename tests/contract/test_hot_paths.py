@@ -341,6 +341,13 @@ def test_a_collective_takes_so_many_calls_of_python_at_most(world, name, blockin
     assert asyncio.run(main()) <= (awaited + more) * TIMES
 
 
+def calls_of(run):
+    """Calls for each message; the least of several counts, for one that comes late may take another call."""
+    with Counted() as counted:
+        run(TIMES)
+    return counted.calls / (2 * TIMES)
+
+
 def messages(me, size):
     """Both send and receive, in each form; what a message takes is told, sent and received."""
     world = mw.join("hot", me.rank, size, store=me.store, timeout=60)
@@ -365,9 +372,7 @@ def messages(me, size):
         ):
             with world if form == "block" else contextlib.nullcontext():
                 run(3)
-                with Counted() as counted:
-                    run(TIMES)
-            found[form] = counted.calls / (2 * TIMES)
+                found[form] = min(calls_of(run) for _ in range(3))
     world.barrier()
     me.emit("counted", closed=world.close(), **found)
 
