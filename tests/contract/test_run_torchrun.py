@@ -20,6 +20,10 @@ DIFFER = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MAST
 """Ports, ids and folders of a run: there in both, and never the same twice (MASTER_ADDR: compared apart)."""
 
 
+ALONE = ["--standalone"] if torchrun.get_args_parser().get_default("master_port") == 29500 else []
+"""What a run that is alone is like: where torchrun takes port 29500 for one (torch 2.4, 2.6), m8d-run does not."""
+
+
 def environments(folder, name, module, options, command=None, env=None):
     where = folder / name
     where.mkdir()
@@ -42,6 +46,8 @@ _theirs = {}
 
 def compare(folder, options, *, own=(), theirs=TORCHRUN, env=None):
     ours, our_arguments = environments(folder, "ours", "multiworld.run", [*own, *options], env=env)
+    if not {"--rdzv-backend", "--master-addr"} & set(options):
+        options = [*ALONE, *options]
     run = (theirs, *options, *(env or {}).items())
     if run not in _theirs:
         _theirs[run] = environments(folder, "theirs", theirs, options, env=env)
