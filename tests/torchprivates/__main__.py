@@ -19,6 +19,7 @@ def has(name: str) -> bool:
     from torch.distributed.elastic.agent.server import local_elastic_agent
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
     owners: dict[str, Any] = {
         "ProcessGroup": c10d.ProcessGroup,
@@ -27,6 +28,7 @@ def has(name: str) -> bool:
         "ProcessGroupNCCL": getattr(c10d, "ProcessGroupNCCL", None),
         "DeviceMesh": device_mesh.DeviceMesh,
         "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
+        "DynamicRendezvousHandler": DynamicRendezvousHandler,
         "LocalElasticAgent": local_elastic_agent.LocalElasticAgent,
         "PContext": api.PContext,
         "SubprocessHandler": SubprocessHandler,

@@ -12,9 +12,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from multiworld.run.errors import ArgumentsError, RunError
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 
-__all__ = ["static_master", "torch_handler"]
+__all__ = ["later_rendezvous", "static_master", "torch_handler"]
 
 
 def torch_handler(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -40,6 +40,19 @@ def torch_handler(parameters: RendezvousParameters) -> RendezvousHandler:
             rule=f"There are {', '.join(sorted(named))}",
             next_step="Give one of them, and --rdzv-endpoint HOST:PORT where it needs one",
         ) from exc
+
+
+def later_rendezvous(handler: RendezvousHandler) -> RendezvousInfo:
+    """Meet the other nodes in another round than the first.
+
+    torch 2.5 to 2.12 keep the address of the store for workers from the first round, and raise AssertionError
+    in each later one on a node that is the first of all then, and was not before: no node could come any more
+    once the first one had left. Forgotten, it is asked for anew.
+    """
+    kept = handler.__dict__
+    if kept.get("_bootstrap_store_info") is not None and kept.get("_shared_tcp_store_server") is None:
+        kept["_bootstrap_store_info"] = None
+    return handler.next_rendezvous()
 
 
 def static_master(parameters: RendezvousParameters) -> tuple[str | None, int | None]:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from multiworld._net.blocking import BlockingCall
 from multiworld.logs.source import logger
+from multiworld.run.nodes.handlers import later_rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,7 @@ class BackgroundRendezvous:
                 if again:
                     with self._lock:
                         self._again = False
-                    self._tell(self._agree(self._handler.next_rendezvous()))
+                    self._tell(self._agree(later_rendezvous(self._handler)))
 
                 pause, failures, cuts = _FIRST_AGAIN, 0, 0
             except (RendezvousClosedError, RendezvousGracefulExitError):
