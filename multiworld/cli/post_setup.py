@@ -12,7 +12,8 @@ from multiworld.cli.console import UnreadError, complain, say
 from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, remove_left, uninstall
-from multiworld.shim.patchfile import apply_patch, half_done, read_patch, receipt_of, revert_patch
+from multiworld.shim.patchfile import apply_patch, read_patch, revert_patch
+from multiworld.shim.receipt import half_done, receipt_of
 from multiworld.shim.torchsite import find_folder, find_site, keep_to_own
 
 if TYPE_CHECKING:

@@ -7,14 +7,25 @@ removed after the last one is restored: the next run, of any command, reverts an
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import InstallError
 from multiworld.shim.diff import apply_diff, parse_diff, reversed_diff
+from multiworld.shim.receipt import (
+    APPLIED,
+    APPLYING,
+    BACKUP_FOLDER,
+    RECEIPT,
+    SCHEMA,
+    backup_of,
+    half_done,
+    kept_files,
+    receipt_of,
+    sha256_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,21 +36,13 @@ if TYPE_CHECKING:
     from multiworld.shim.torchsite import TorchSite
 
 __all__ = [
-    "BACKUP_FOLDER",
     "Outcome",
     "PatchFile",
     "apply_patch",
-    "half_done",
     "read_patch",
-    "receipt_of",
     "recover",
     "revert_patch",
 ]
-
-BACKUP_FOLDER = "torch/.m8d-backup"
-_RECEIPT = f"{BACKUP_FOLDER}/receipt.json"
-_SCHEMA = 1
-_APPLYING, _APPLIED = "applying", "applied"
 
 _STATED = re.compile(
     rb"^[#\s]*(?:for[- ])?torch(?: version)?\s*:\s*v?(\d+\.\d+\.\d+)\s*$", re.IGNORECASE | re.MULTILINE
@@ -115,7 +118,7 @@ def read_patch(path: Path, *, for_torch: str | None = None) -> PatchFile:
             rule="they agree",
             next_step="Find out which torch the patch was made for",
         )
-    return PatchFile(path.name, _sha256(data), next(iter(versions.values())), diffs)
+    return PatchFile(path.name, sha256_of(data), next(iter(versions.values())), diffs)
 
 
 def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> Outcome:
@@ -169,36 +172,6 @@ def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
     return Outcome(changed=True, files=files, says=f"{name} is taken back")
 
 
-def receipt_of(site: TorchSite) -> dict[str, Any] | None:
-    """Return the receipt of the applied patch file; None without one.
-
-    Raises:
-        InstallError: it cannot be read.
-    """
-    data = site.read(_RECEIPT)
-    if data is None:
-        return None
-    try:
-        receipt: Any = json.loads(data)
-        _require_fields(receipt)
-    except (ValueError, KeyError, TypeError) as exc:
-        raise InstallError(
-            f"{site.root / _RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
-            next_step="Install torch again",
-        ) from exc
-    found: dict[str, Any] = receipt
-    return found
-
-
-def _require_fields(receipt: Any) -> None:
-    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete."""
-    if receipt["schema"] != _SCHEMA or receipt["state"] not in {_APPLYING, _APPLIED}:
-        raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")
-    for entry in receipt["files"]:
-        _ = entry["path"], entry["before"], entry["after"], entry["row"]
-    _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
-
-
 def _check_version(site: TorchSite, patch: PatchFile) -> None:
     installed = site.version()
     if installed.partition("+")[0] != patch.torch:
@@ -220,11 +193,11 @@ def _applied_before(
         )
     contents = {entry["path"]: site.read(entry["path"]) for entry in receipt["files"]}
     for entry in receipt["files"]:
-        if _sha256(contents[entry["path"]]) != entry["after"]:
+        if sha256_of(contents[entry["path"]]) != entry["after"]:
             raise _changed(entry["path"])
     # A run that was ended before RECORD was written left old rows.
     record = site.record()
-    for path, data in {**contents, **{path: site.read(path) for path in _kept(site)}}.items():
+    for path, data in {**contents, **{path: site.read(path) for path in kept_files(site)}}.items():
         if data is not None and not record.says(path, data):
             record.put(path, data)
     if not dry_run:
@@ -265,21 +238,21 @@ def _write(
 ) -> None:
     record = site.record()
     entries = [
-        {"path": path, "before": _sha256(data), "after": _sha256(after[path]), "row": record.line(path)}
+        {"path": path, "before": sha256_of(data), "after": sha256_of(after[path]), "row": record.line(path)}
         for path, data in before.items()
     ]
     receipt = {
-        "schema": _SCHEMA,
-        "state": _APPLYING,
+        "schema": SCHEMA,
+        "state": APPLYING,
         "torch": site.version(),
         "patch": {"name": patch.name, "sha256": patch.sha256},
         "files": entries,
     }
-    backups = {_backup(path): data for path, data in before.items() if data is not None}
+    backups = {backup_of(path): data for path, data in before.items() if data is not None}
     # The receipt comes last: as long as there is none, no file of torch was touched.
-    _change(site, {**backups, _RECEIPT: _json(receipt)}, record)
+    _change(site, {**backups, RECEIPT: text_of(receipt)}, record)
     try:
-        _change(site, {**after, _RECEIPT: _json({**receipt, "state": _APPLIED})}, record)
+        _change(site, {**after, RECEIPT: text_of({**receipt, "state": APPLIED})}, record)
     except InstallError:
         _restore(site, receipt)
         raise
@@ -290,22 +263,6 @@ def _change(site: TorchSite, files: Mapping[str, bytes | None], record: Record) 
         if data is not None:
             record.put(path, data)
     site.change(files, record)
-
-
-def half_done(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
-    """Tell whether a run that applied or reverted a patch file was ended half way.
-
-    Args:
-        site: the torch.
-        receipt: what `receipt_of` returns.
-
-    Raises:
-        InstallError: a file cannot be read.
-    """
-    # A revert that was ended has some files back, and the receipt still says applied.
-    return receipt["state"] == _APPLYING or any(
-        _sha256(site.read(entry["path"])) == entry["before"] for entry in receipt["files"]
-    )
 
 
 def recover(site: TorchSite, *, dry_run: bool = False) -> bool:
@@ -328,7 +285,7 @@ def recover(site: TorchSite, *, dry_run: bool = False) -> bool:
         record = site.record()
         for path in record.below(BACKUP_FOLDER):
             record.restore(path, None)
-        site.change(dict.fromkeys(_kept(site)), record)
+        site.change(dict.fromkeys(kept_files(site)), record)
     elif half:
         _restore(site, receipt)
     return half
@@ -343,13 +300,7 @@ def _restore(site: TorchSite, receipt: Mapping[str, Any]) -> None:
         record.restore(path, None)
     site.change(originals, record)
     # The receipt goes last: as long as it is there, the next run can finish this one.
-    site.change(dict.fromkeys(sorted(_kept(site), key=lambda path: path == _RECEIPT)), record)
-
-
-def _kept(site: TorchSite) -> list[str]:
-    """Return the files of the backup folder."""
-    found = (path for path in (site.root / BACKUP_FOLDER).rglob("*") if path.is_file())
-    return [str(path.relative_to(site.root)) for path in found]
+    site.change(dict.fromkeys(sorted(kept_files(site), key=lambda path: path == RECEIPT)), record)
 
 
 def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes | None]:
@@ -357,13 +308,13 @@ def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes |
     found: dict[str, bytes | None] = {}
     for entry in receipt["files"]:
         path = entry["path"]
-        now = _sha256(site.read(path))
+        now = sha256_of(site.read(path))
         if now == entry["before"]:
             continue
         if now != entry["after"]:
             raise _changed(path)
-        original = site.read(_backup(path)) if entry["before"] is not None else None
-        if _sha256(original) != entry["before"]:
+        original = site.read(backup_of(path)) if entry["before"] is not None else None
+        if sha256_of(original) != entry["before"]:
             raise InstallError(
                 f"the backup of {path} is gone, or was changed", next_step="Install torch again"
             )
@@ -377,16 +328,3 @@ def _changed(path: str) -> InstallError:
         rule="a file is put back only if it is as the patch left it",
         next_step="Undo that change, or install torch again",
     )
-
-
-def _backup(path: str) -> str:
-    # Not *.py: tools that compile or collect Python files must not take it for one.
-    return f"{BACKUP_FOLDER}/{path}.orig"
-
-
-def _json(receipt: Mapping[str, Any]) -> bytes:
-    return (json.dumps(receipt, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _sha256(data: bytes | None) -> Any:
-    return None if data is None else hashlib.sha256(data).hexdigest()

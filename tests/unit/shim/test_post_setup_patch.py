@@ -15,7 +15,8 @@ from multiworld.cli.exits import EXIT_CODES
 from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
 from multiworld.shim.install import inspect, install
-from multiworld.shim.patchfile import BACKUP_FOLDER, apply_patch, read_patch, receipt_of, revert_patch
+from multiworld.shim.patchfile import apply_patch, read_patch, revert_patch
+from multiworld.shim.receipt import BACKUP_FOLDER, receipt_of
 from multiworld.shim.torchsite import ASIDE, TorchSite, find_site
 
 FAILED = EXIT_CODES[InstallError]

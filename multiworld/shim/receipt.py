@@ -1,0 +1,108 @@
+"""The receipt of an applied patch file: what was changed, and how far a run came.
+
+It lies in ``torch/.m8d-backup`` beside the original files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from multiworld.errors import InstallError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multiworld.shim.torchsite import TorchSite
+
+__all__ = [
+    "APPLIED",
+    "APPLYING",
+    "BACKUP_FOLDER",
+    "RECEIPT",
+    "SCHEMA",
+    "backup_of",
+    "half_done",
+    "kept_files",
+    "receipt_of",
+    "sha256_of",
+    "text_of",
+]
+
+BACKUP_FOLDER = "torch/.m8d-backup"
+"""Folder of the receipt and the original files, below the folder that holds ``torch``."""
+
+RECEIPT = f"{BACKUP_FOLDER}/receipt.json"
+SCHEMA = 1
+
+APPLYING, APPLIED = "applying", "applied"
+"""States of a receipt: files of torch are about to be changed; all of them are."""
+
+
+def receipt_of(site: TorchSite) -> dict[str, Any] | None:
+    """Return the receipt of the applied patch file; None without one.
+
+    Raises:
+        InstallError: it cannot be read.
+    """
+    data = site.read(RECEIPT)
+    if data is None:
+        return None
+    try:
+        receipt: Any = json.loads(data)
+        _require_fields(receipt)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InstallError(
+            f"{site.root / RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
+            next_step="Install torch again",
+        ) from exc
+    found: dict[str, Any] = receipt
+    return found
+
+
+def half_done(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
+    """Tell whether a run that applied or reverted a patch file was ended half way.
+
+    Args:
+        site: the torch.
+        receipt: what `receipt_of` returns.
+
+    Raises:
+        InstallError: a file cannot be read.
+    """
+    # A revert that was ended has some files back, and the receipt still says applied.
+    return receipt["state"] == APPLYING or any(
+        sha256_of(site.read(entry["path"])) == entry["before"] for entry in receipt["files"]
+    )
+
+
+def kept_files(site: TorchSite) -> list[str]:
+    """Return the files of the backup folder, by their paths below ``site.root``."""
+    found = (path for path in (site.root / BACKUP_FOLDER).rglob("*") if path.is_file())
+    return [str(path.relative_to(site.root)) for path in found]
+
+
+def backup_of(path: str) -> str:
+    """Return where the original of a file is kept."""
+    # Not *.py: tools that compile or collect Python files must not take it for one.
+    return f"{BACKUP_FOLDER}/{path}.orig"
+
+
+def text_of(receipt: Mapping[str, Any]) -> bytes:
+    """Return a receipt as it is written."""
+    return (json.dumps(receipt, indent=1, sort_keys=True) + "\n").encode()
+
+
+def sha256_of(data: bytes | None) -> Any:
+    """Return the hash of a file's bytes, 64 hex digits; None for no file."""
+    return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _require_fields(receipt: Any) -> None:
+    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete."""
+    if receipt["schema"] != SCHEMA or receipt["state"] not in {APPLYING, APPLIED}:
+        raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")
+    for entry in receipt["files"]:
+        _ = entry["path"], entry["before"], entry["after"], entry["row"]
+    _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
