@@ -211,9 +211,11 @@ def _results(
     """Return each file before and after; None twice if the patch's changes are in there already."""
     before: dict[str, bytes | None] = {}
     for diff in patch.diffs:
-        place = (site.root / diff.path).parent
-        if not place.resolve().is_relative_to(site.torch.resolve()):
-            raise InstallError(f"{place} leads out of {site.torch}", rule="a patch stays below torch/")
+        if site.leads_out(diff.path):
+            raise InstallError(
+                f"{(site.root / diff.path).parent} leads out of {site.torch}",
+                rule="a patch stays below torch/",
+            )
         before[diff.path] = site.read(diff.path)
     try:
         return before, {diff.path: apply_diff(diff, before[diff.path]) for diff in patch.diffs}

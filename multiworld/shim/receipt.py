@@ -44,17 +44,27 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
     """Return the receipt of the applied patch file; None without one.
 
     Raises:
-        InstallError: it cannot be read.
+        InstallError: it cannot be read, or is not one that this package writes. The owner of the folder can
+            put anything there, and root may be the user who runs this.
     """
+    folder = site.root / BACKUP_FOLDER
+    if folder.is_symlink():
+        raise InstallError(
+            f"{folder} is a symbolic link",
+            rule="the backup of a patch file is a folder, whose files are removed with it",
+            next_step="Remove the link",
+        )
     data = site.read(RECEIPT)
     if data is None:
         return None
     try:
         receipt: Any = json.loads(data)
         _require_fields(receipt)
+        for entry in receipt["files"]:
+            _require_inside(site, entry["path"])
     except (ValueError, KeyError, TypeError) as exc:
         raise InstallError(
-            f"{site.root / RECEIPT} is unreadable: {type(exc).__name__}: {exc}",
+            f"{site.root / RECEIPT} is damaged: {type(exc).__name__}: {exc}",
             next_step="Install torch again",
         ) from exc
     found: dict[str, Any] = receipt
@@ -100,9 +110,24 @@ def sha256_of(data: bytes | None) -> Any:
 
 
 def _require_fields(receipt: Any) -> None:
-    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete."""
+    """Raise a ValueError, KeyError or TypeError where a receipt is incomplete, or has something else."""
     if receipt["schema"] != SCHEMA or receipt["state"] not in {APPLYING, APPLIED}:
         raise ValueError(f"schema {receipt['schema']!r}, state {receipt['state']!r}")
     for entry in receipt["files"]:
-        _ = entry["path"], entry["before"], entry["after"], entry["row"]
+        if not isinstance(entry["path"], str):
+            raise TypeError(f"path {entry['path']!r}")
+        for field in ("before", "after", "row"):
+            if not isinstance(entry[field], (str, type(None))):
+                raise TypeError(f"{field} {entry[field]!r}")
     _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
+
+
+def _require_inside(site: TorchSite, path: str) -> None:
+    """Raise a ValueError where a file, or its backup, is not below torch."""
+    parts = path.split("/")
+    plain = path.isascii() and path.isprintable()
+    if not plain or parts[0] != "torch" or len(parts) < 2 or {"", ".", ".."} & set(parts):
+        raise ValueError(f"{path!r} is not below torch/")
+    for each in (path, backup_of(path)):
+        if site.leads_out(each):
+            raise ValueError(f"{each} leads out of {site.torch}")

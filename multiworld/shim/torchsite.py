@@ -113,6 +113,15 @@ class TorchSite:
         except OSError as exc:
             raise InstallError(f"{self.root / path} cannot be read: {exc.strerror}") from exc
 
+    def leads_out(self, path: str) -> bool:
+        """Tell whether a symbolic link on the way to a file leads out of torch's folder.
+
+        Args:
+            path: below `root`. Links to single files, as uv makes them, are replaced and not followed.
+        """
+        place, torch = (Path(os.path.realpath(each)) for each in ((self.root / path).parent, self.torch))
+        return not place.is_relative_to(torch)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock this torch against other runs; a killed run leaves no lock.
@@ -329,6 +338,8 @@ def _make_folders(folder: Path) -> list[Path]:
 
 def _write_aside(path: Path, data: bytes) -> None:
     aside = _aside(path)
+    if aside.is_symlink():  # it is not ours, and would be followed
+        aside.unlink()
     with aside.open("wb") as file:
         file.write(data)
         file.flush()

@@ -250,7 +250,7 @@ def test_a_backup_that_is_damaged_is_told(site, patch):
     receipt = site.root / BACKUP_FOLDER / "receipt.json"
     for text in ("{", "{}", receipt.read_text().replace('"schema": 1', '"schema": 2'), "[]"):
         receipt.write_text(text)
-        with pytest.raises(InstallError, match="is unreadable"):
+        with pytest.raises(InstallError, match="is damaged"):
             revert_patch(site)
 
 
