@@ -12,8 +12,8 @@ from multiworld.cli.console import UnreadError, complain, say
 from multiworld.cli.exits import exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, remove_left, uninstall
-from multiworld.shim.patchfile import apply_patch, read_patch, revert_patch
-from multiworld.shim.receipt import half_done, receipt_of
+from multiworld.shim.patchfile import apply_patch, left_by, read_patch, revert_patch
+from multiworld.shim.receipt import Standing, receipt_of, standing_of
 from multiworld.shim.torchsite import find_folder, find_site, keep_to_own
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ SUMMARY = "put torch.distributed.multiworld into an installed torch, or apply a 
 
 NOT_INSTALLED = 1
 """Exit code of --check where there is something to do."""
+
+_NEXT_STEPS = {
+    Standing.HALF_DONE: "Run m8d-post-setup again: it takes the patch file back",
+    Standing.STALE: "Run m8d-post-setup again: it discards the backup",
+}
 
 _DESCRIPTION = """\
 Without arguments: adds one file, torch/distributed/multiworld/__init__.py, to the installed torch, and a line to its
@@ -61,7 +66,11 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--uninstall", action="store_true", help="take torch.distributed.multiworld away")
     what.add_argument("--revert", action="store_true", help="take the applied patch file back, byte for byte")
     parser.add_argument("--json", action="store_true", help="with --check: print JSON")
-    parser.add_argument("--force", action="store_true", help="replace or remove a loader that was edited")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace or remove a loader that was edited; with --revert: discard a backup that cannot be put back",
+    )
     parser.add_argument("--for-torch", metavar="X.Y.Z", help="the version that PATCHFILE is for")
     parser.add_argument("--dry-run", action="store_true", help="with PATCHFILE or --revert: change nothing")
 
@@ -85,8 +94,8 @@ def execute(args: argparse.Namespace) -> int:
         ("--for-torch", args.for_torch is not None and args.patchfile is None, "PATCHFILE"),
         (
             "--force",
-            args.force and (args.check or args.revert or args.patchfile is not None),
-            "--uninstall, or alone",
+            args.force and (args.check or args.patchfile is not None),
+            "--uninstall or --revert, or alone",
         ),
     ):
         if given:
@@ -100,14 +109,18 @@ def execute(args: argparse.Namespace) -> int:
         keep_to_own(site.torch, site.dist_info)
     if args.patchfile is not None:
         _tell(apply_patch(site, read_patch(args.patchfile, for_torch=args.for_torch), dry_run=args.dry_run))
+        if site.by_conda and not args.dry_run:
+            say(
+                "Run m8d-post-setup --revert before conda removes or replaces torch: it leaves the backup there."
+            )
     elif args.revert:
-        _tell(revert_patch(site, dry_run=args.dry_run))
+        _tell(revert_patch(site, dry_run=args.dry_run, force=args.force))
     elif args.uninstall:
-        _tell_of_half(site)
+        _tell_of_left(site)
         done = uninstall(site, force=args.force)
         say(f"{site.torch}: torch.distributed.multiworld is {'removed' if done else 'not there'}.")
     else:
-        _tell_of_half(site)
+        _tell_of_left(site)
         done = install(site, force=args.force)
         say(f"{site.torch}: torch.distributed.multiworld is {'installed' if done else 'there already'}.")
         if site.by_conda:
@@ -145,31 +158,37 @@ def _uninstall_left(torch_dir: Path | None) -> bool:
 
 def _check(site: TorchSite, *, as_json: bool) -> int:
     found, receipt = inspect(site), receipt_of(site)
-    half = receipt is not None and half_done(site, receipt)
-    state = "half done" if half else "applied"
-    applied = None if receipt is None else {"name": receipt["patch"]["name"], "state": state}
-    if half and not found.next_step:
-        found = replace(found, next_step="Run m8d-post-setup again: it takes the patch file back")
+    state = None if receipt is None else standing_of(site, receipt)
+    applied = None if receipt is None else {"name": receipt["patch"]["name"], "state": str(state)}
+    next_step = "" if state is None else _NEXT_STEPS.get(state, "")
+    if next_step and not found.next_step:
+        found = replace(found, next_step=next_step)
     if as_json:
         say(json.dumps({**found.as_dict(), "patch_file": applied}, indent=1, sort_keys=True))
     else:
         say(f"torch {found.torch_version} in {found.torch}")
         says = found.says if found.says.startswith("torch") else found.says[0].upper() + found.says[1:]
         say(f"{says}.")
-        if applied is not None:
+        if receipt is not None and state is Standing.STALE:
+            say(
+                f"Patch file {receipt['patch']['name']}: its backup is of torch {receipt['torch']}, which was replaced."
+            )
+        elif applied is not None:
             say(f"Patch file {applied['name']}: {applied['state']}; `m8d-post-setup --revert` takes it back.")
         if found.next_step:
             say(f"{found.next_step}.")
-    return 0 if found.fine and not half else NOT_INSTALLED
+    return 0 if found.fine and not next_step else NOT_INSTALLED
 
 
-def _tell_of_half(site: TorchSite) -> None:
-    receipt = receipt_of(site)
-    if receipt is not None and half_done(site, receipt):
-        say(f"A run that was ended left {receipt['patch']['name']} half done; it is taken back.")
+def _tell_of_left(site: TorchSite) -> None:
+    left = left_by(site)
+    if left:
+        say(f"{left}.")
 
 
 def _tell(outcome: Outcome) -> None:
+    if outcome.left:
+        say(f"{outcome.left}.")
     for path in outcome.files:
         say(f"  {path}")
     say(f"{outcome.says}.")

@@ -19,11 +19,14 @@ from multiworld.shim.receipt import (
     BACKUP_FOLDER,
     RECEIPT,
     SCHEMA,
+    VERSION_FILE,
+    Standing,
     backup_of,
-    half_done,
+    discard,
     kept_files,
     receipt_of,
     sha256_of,
+    standing_of,
     text_of,
 )
 
@@ -39,6 +42,7 @@ __all__ = [
     "Outcome",
     "PatchFile",
     "apply_patch",
+    "left_by",
     "read_patch",
     "recover",
     "revert_patch",
@@ -75,11 +79,13 @@ class Outcome:
         changed: whether anything was, or in a dry run would be, changed.
         files: the files of the patch, below the folder that holds ``torch``.
         says: one line for people.
+        left: what was done first about an earlier run, as `left_by` says it; empty if nothing was.
     """
 
     changed: bool
     files: tuple[str, ...]
     says: str
+    left: str = ""
 
 
 def read_patch(path: Path, *, for_torch: str | None = None) -> PatchFile:
@@ -131,39 +137,49 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
     files = tuple(diff.path for diff in patch.diffs)
     _check_version(site, patch)
     with site.locked():
-        recover(site, dry_run=dry_run)
+        left = "" if dry_run else left_by(site)
         receipt = receipt_of(site)
-        if receipt is not None:
+        if recover(site, dry_run=dry_run) is Standing.APPLIED and receipt is not None:
             return _applied_before(site, patch, receipt, files, dry_run=dry_run)
         before, after = _results(site, patch)
         if before is None or after is None:
-            return Outcome(
-                changed=False, files=files, says=f"{patch.name} is in this torch already; there is no backup"
-            )
+            says = f"{patch.name} is in this torch already; there is no backup"
+            return Outcome(changed=False, files=files, says=says, left=left)
         if dry_run:
             return Outcome(changed=True, files=files, says=f"{patch.name} fits; nothing was changed")
         _write(site, patch, before, after)
-    return Outcome(
-        changed=True, files=files, says=f"{patch.name} is applied; `m8d-post-setup --revert` takes it back"
-    )
+    says = f"{patch.name} is applied; `m8d-post-setup --revert` takes it back"
+    return Outcome(changed=True, files=files, says=says, left=left)
 
 
-def revert_patch(site: TorchSite, *, dry_run: bool = False) -> Outcome:
+def revert_patch(site: TorchSite, *, dry_run: bool = False, force: bool = False) -> Outcome:
     """Revert the applied patch file; every file is then restored byte for byte.
+
+    Where torch was replaced since, the backup is discarded instead.
+
+    Args:
+        site: the torch.
+        dry_run: change nothing.
+        force: discard a backup that cannot be put back, and leave torch's files as they are.
 
     Raises:
         InstallError: none is applied, a file was changed since, or torch's folder cannot be written.
     """
     with site.locked():
+        why = _why_lost(site) if force else None
+        if why is not None:
+            return _give_up(site, why, dry_run=dry_run)
         receipt = receipt_of(site)
-        recovered = recover(site, dry_run=dry_run)
+        found = recover(site, dry_run=dry_run)
         if receipt is None:
             raise InstallError(
                 f"no patch file is applied to {site.torch}", rule="--revert takes back what was applied"
             )
         files = tuple(entry["path"] for entry in receipt["files"])
         name = receipt["patch"]["name"]
-        if recovered:
+        if found is Standing.STALE:
+            return Outcome(changed=True, files=(), says=_says_stale(receipt, dry_run=dry_run))
+        if found is Standing.HALF_DONE:
             return Outcome(changed=True, files=files, says=f"{name} is taken back")
         if dry_run:
             _originals(site, receipt)
@@ -247,6 +263,7 @@ def _write(
         "schema": SCHEMA,
         "state": APPLYING,
         "torch": site.version(),
+        "version_file": sha256_of(site.read(VERSION_FILE)),
         "patch": {"name": patch.name, "sha256": patch.sha256},
         "files": entries,
     }
@@ -267,30 +284,45 @@ def _change(site: TorchSite, files: Mapping[str, bytes | None], record: Record) 
     site.change(files, record)
 
 
-def recover(site: TorchSite, *, dry_run: bool = False) -> bool:
-    """Revert an interrupted run, in a torch that is locked; return whether a patch was reverted.
+def left_by(site: TorchSite) -> str:
+    """Return what `recover` will do about an earlier run, one line for people; empty if nothing.
 
     Raises:
-        InstallError: there is such a thing, and this is a dry run; or it cannot be reverted.
+        InstallError: a file cannot be read, or the receipt is damaged.
     """
     receipt = receipt_of(site)
-    half = receipt is not None and half_done(site, receipt)
+    found = None if receipt is None else standing_of(site, receipt)
+    if receipt is None or found is Standing.APPLIED:
+        return ""
+    if found is Standing.STALE:
+        return _says_stale(receipt)
+    return f"A run that was ended left {receipt['patch']['name']} half done; it is taken back"
+
+
+def recover(site: TorchSite, *, dry_run: bool = False) -> Standing | None:
+    """Revert an interrupted run, and discard the backup of another torch, in a torch that is locked.
+
+    Returns:
+        How a patch file stood before; None without one.
+
+    Raises:
+        InstallError: a run was interrupted, and this is a dry run; or it cannot be reverted.
+    """
+    receipt = receipt_of(site)
+    found = None if receipt is None else standing_of(site, receipt)
     if dry_run:
-        if half:
+        if found is Standing.HALF_DONE:
             raise InstallError(
                 f"a run on {site.torch} was ended half way",
                 next_step="Run without --dry-run: it is taken back first",
             )
-        return False
+        return found
     site.clean(BACKUP_FOLDER, [entry["path"] for entry in receipt["files"]] if receipt else ())
-    if receipt is None:
-        record = site.record()
-        for path in record.below(BACKUP_FOLDER):
-            record.restore(path, None)
-        site.change(dict.fromkeys(kept_files(site)), record)
-    elif half:
+    if receipt is None or found is Standing.STALE:
+        discard(site)
+    elif found is Standing.HALF_DONE:
         _restore(site, receipt)
-    return half
+    return found
 
 
 def _restore(site: TorchSite, receipt: Mapping[str, Any]) -> None:
@@ -318,15 +350,55 @@ def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes |
         original = site.read(backup_of(path)) if entry["before"] is not None else None
         if sha256_of(original) != entry["before"]:
             raise InstallError(
-                f"the backup of {path} is gone, or was changed", next_step="Install torch again"
+                f"the backup of {path} is gone, or was changed",
+                next_step="Discard it with m8d-post-setup --revert --force, then install torch again",
             )
         found[path] = original
     return found
+
+
+def _why_lost(site: TorchSite) -> InstallError | None:
+    """Return why an applied patch file cannot be reverted; None if it can, or there is none."""
+    try:
+        receipt = receipt_of(site)
+        if receipt is not None and standing_of(site, receipt) is not Standing.STALE:
+            _originals(site, receipt)
+    except InstallError as exc:
+        return exc
+    return None
+
+
+def _give_up(site: TorchSite, why: InstallError, *, dry_run: bool) -> Outcome:
+    try:
+        receipt = receipt_of(site)
+    except InstallError:
+        receipt = None
+    files = tuple(entry["path"] for entry in receipt["files"]) if receipt is not None else ()
+    if not dry_run:
+        record = site.record()
+        for path in files:  # RECORD then says what is there
+            data = site.read(path)
+            if data is not None:
+                record.put(path, data)
+        discard(site, record)
+    says = (
+        f"{why.value}: nothing is taken back, and the backup {'would be' if dry_run else 'is'} discarded. "
+        "These files stay as they are, patched or not. Install torch again to have its own"
+    )
+    return Outcome(changed=True, files=files, says=says)
+
+
+def _says_stale(receipt: Mapping[str, Any], *, dry_run: bool = False) -> str:
+    return (
+        f"The backup of {receipt['patch']['name']} is of torch {receipt['torch']}, which was replaced; "
+        f"it {'would be' if dry_run else 'is'} discarded, and no file of torch is changed"
+    )
 
 
 def _changed(path: str) -> InstallError:
     return InstallError(
         f"{path} was changed after the patch was applied",
         rule="a file is put back only if it is as the patch left it",
-        next_step="Undo that change, or install torch again",
+        next_step="Undo that change; or discard the backup with m8d-post-setup --revert --force, "
+        "then install torch again",
     )

@@ -5,6 +5,7 @@ It lies in ``torch/.m8d-backup`` beside the original files.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from multiworld.errors import InstallError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from multiworld.shim.record import Record
     from multiworld.shim.torchsite import TorchSite
 
 __all__ = [
@@ -22,11 +24,14 @@ __all__ = [
     "BACKUP_FOLDER",
     "RECEIPT",
     "SCHEMA",
+    "VERSION_FILE",
+    "Standing",
     "backup_of",
-    "half_done",
+    "discard",
     "kept_files",
     "receipt_of",
     "sha256_of",
+    "standing_of",
     "text_of",
 ]
 
@@ -35,9 +40,27 @@ BACKUP_FOLDER = "torch/.m8d-backup"
 
 RECEIPT = f"{BACKUP_FOLDER}/receipt.json"
 SCHEMA = 1
+VERSION_FILE = "torch/version.py"
+"""File whose hash tells one build of torch from another."""
 
 APPLYING, APPLIED = "applying", "applied"
 """States of a receipt: files of torch are about to be changed; all of them are."""
+
+
+class Standing(str, enum.Enum):
+    """How an applied patch file stands.
+
+    Attributes:
+        APPLIED: as it was left.
+        HALF_DONE: a run that applied or reverted it was ended half way.
+        STALE: torch was replaced since, and the backup is of the other one.
+    """
+
+    APPLIED = "applied"
+    HALF_DONE = "half done"
+    STALE = "stale"
+
+    __str__ = str.__str__
 
 
 def receipt_of(site: TorchSite) -> dict[str, Any] | None:
@@ -47,13 +70,7 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
         InstallError: it cannot be read, or is not one that this package writes. The owner of the folder can
             put anything there, and root may be the user who runs this.
     """
-    folder = site.root / BACKUP_FOLDER
-    if folder.is_symlink():
-        raise InstallError(
-            f"{folder} is a symbolic link",
-            rule="the backup of a patch file is a folder, whose files are removed with it",
-            next_step="Remove the link",
-        )
+    _require_folder(site)
     data = site.read(RECEIPT)
     if data is None:
         return None
@@ -65,14 +82,14 @@ def receipt_of(site: TorchSite) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as exc:
         raise InstallError(
             f"{site.root / RECEIPT} is damaged: {type(exc).__name__}: {exc}",
-            next_step="Install torch again",
+            next_step="Discard the backup with m8d-post-setup --revert --force, then install torch again",
         ) from exc
     found: dict[str, Any] = receipt
     return found
 
 
-def half_done(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
-    """Tell whether a run that applied or reverted a patch file was ended half way.
+def standing_of(site: TorchSite, receipt: Mapping[str, Any]) -> Standing:
+    """Tell how an applied patch file stands.
 
     Args:
         site: the torch.
@@ -81,10 +98,31 @@ def half_done(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
     Raises:
         InstallError: a file cannot be read.
     """
+    if _of_another_torch(site, receipt):
+        return Standing.STALE
     # A revert that was ended has some files back, and the receipt still says applied.
-    return receipt["state"] == APPLYING or any(
+    half = receipt["state"] == APPLYING or any(
         sha256_of(site.read(entry["path"])) == entry["before"] for entry in receipt["files"]
     )
+    return Standing.HALF_DONE if half else Standing.APPLIED
+
+
+def discard(site: TorchSite, record: Record | None = None) -> None:
+    """Remove the backup and its rows in RECORD; other files of torch stay as they are.
+
+    Args:
+        site: the torch.
+        record: its RECORD, with other changes; None to read it.
+
+    Raises:
+        InstallError: the backup cannot be removed, or its folder is a symbolic link.
+    """
+    _require_folder(site)
+    changed = site.record() if record is None else record
+    for path in changed.below(BACKUP_FOLDER):
+        changed.restore(path, None)
+    # The receipt goes first: a backup without one is removed by the next run.
+    site.change(dict.fromkeys(sorted(kept_files(site), key=lambda path: path != RECEIPT)), changed)
 
 
 def kept_files(site: TorchSite) -> list[str]:
@@ -119,7 +157,29 @@ def _require_fields(receipt: Any) -> None:
         for field in ("before", "after", "row"):
             if not isinstance(entry[field], (str, type(None))):
                 raise TypeError(f"{field} {entry[field]!r}")
-    _ = receipt["patch"]["name"], receipt["patch"]["sha256"]
+    for value in (receipt["torch"], receipt["patch"]["name"], receipt["patch"]["sha256"]):
+        if not isinstance(value, str):
+            raise TypeError(f"torch or patch {value!r}")
+
+
+def _require_folder(site: TorchSite) -> None:
+    """Raise an InstallError where the backup's folder leads elsewhere."""
+    folder = site.root / BACKUP_FOLDER
+    if folder.is_symlink():
+        raise InstallError(
+            f"{folder} is a symbolic link",
+            rule="the backup of a patch file is a folder, whose files are removed with it",
+            next_step="Remove the link",
+        )
+
+
+def _of_another_torch(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
+    version = site.version()
+    changed = [entry["after"] for entry in receipt["files"] if entry["path"] == VERSION_FILE]
+    if "version_file" in receipt:
+        return sha256_of(site.read(VERSION_FILE)) not in {receipt["version_file"], *changed}
+    # m8d 1.0.0 and older wrote no hash.
+    return not changed and receipt["torch"] != version
 
 
 def _require_inside(site: TorchSite, path: str) -> None:

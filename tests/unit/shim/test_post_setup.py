@@ -414,7 +414,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(tmp_path):
     "arguments",
     [
         ("x.patch", "--check"), ("x.patch", "--revert"), ("--dry-run",), ("--json",), ("--for-torch", "2.6.0"),
-        ("--check", "--force"), ("x.patch", "--force"), ("--revert", "--force"),
+        ("--check", "--force"), ("x.patch", "--force"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_go_together_are_refused(site, capsys, arguments):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from kits import shimkit
@@ -126,3 +128,158 @@ def test_a_symbolic_link_where_a_file_is_written_aside_is_not_followed(site, tmp
     assert victim.read_text() == "kept\n"
     assert not (site.torch / "new.py").is_symlink()
     assert (site.torch / "new.py").read_bytes() == b"b\n"
+
+
+# --- torch was replaced, or files were changed, since a patch was applied
+
+
+PATCH = b"""\
+--- a/torch/distributed/__init__.py
++++ b/torch/distributed/__init__.py
+@@ -1,3 +1,3 @@
+ a
+-b
++B
+ c
+--- a/torch/distributed/two.py
++++ b/torch/distributed/two.py
+@@ -1,3 +1,3 @@
+ x
+-y
++Y
+ z
+"""
+MORE = {"torch/distributed/__init__.py": b"a\nb\nc\n", "torch/distributed/two.py": b"x\ny\nz\n"}
+COMMANDS = ((), ("--uninstall",), ("--revert",))
+
+
+@pytest.fixture
+def patch(tmp_path) -> Path:
+    path = tmp_path / "pv2.6.0.patch"
+    path.write_bytes(PATCH)
+    return path
+
+
+def replaced(root: Path, patch: Path, more: dict[str, bytes], version: str = "2.7.0") -> TorchSite:
+    """Return a torch that was installed over a patched 2.6.0, as by conda: RECORD is new, the backup stays."""
+    old = shimkit.make_site(root, more=MORE)
+    assert main([str(patch), "--torch", str(root)]) == 0
+    backup = root.parent / "backup"
+    (root / BACKUP_FOLDER).rename(backup)
+    shutil.rmtree(root)
+    text = f"__version__ = {version!r}\ngit_version = 'another'\n".encode()
+    new = shimkit.make_site(root, more={**more, "torch/version.py": text})
+    backup.rename(root / BACKUP_FOLDER)
+    assert new == old
+    return new
+
+
+@pytest.mark.parametrize("version", ["2.7.0", shimkit.VERSION])
+@pytest.mark.parametrize("one", [b"a\nb\nc\n", b"a\nB\nc\n", b"other\n"])
+@pytest.mark.parametrize("two", [b"x\ny\nz\n", b"x\nY\nz\n"])
+def test_a_backup_of_a_torch_that_was_replaced_is_discarded(tmp_path, patch, capsys, version, one, two):
+    more = {"torch/distributed/__init__.py": one, "torch/distributed/two.py": two}
+    for number, command in enumerate(COMMANDS):
+        site = replaced(tmp_path / f"{number}/site", patch, more, version)
+        capsys.readouterr()
+        torch = {path: (site.root / path).read_bytes() for path in shimkit.tree(site.root) if path in more}
+        code, said, _ = run(capsys, "--check", "--torch", site.root)
+        assert (code, "its backup is of torch 2.6.0+cu124, which was replaced" in said) == (1, True)
+        code, said, _ = run(capsys, "--torch", site.root, *command)
+        assert code == 0
+        assert "of torch 2.6.0+cu124, which was replaced; it is discarded" in said
+        assert "no file of torch is changed" in said
+        assert {path: (site.root / path).read_bytes() for path in torch} == torch
+        assert not (site.root / BACKUP_FOLDER).exists()
+        assert BACKUP_FOLDER.encode() not in site.record_path.read_bytes()
+
+
+def test_a_patch_is_applied_over_the_backup_of_a_torch_that_was_replaced(tmp_path, patch, capsys):
+    site = replaced(tmp_path / "site", patch, MORE)
+    new = tmp_path / "pv2.7.0.patch"
+    new.write_bytes(PATCH)
+    before = shimkit.tree(site.root)
+    assert "fits; nothing was changed" in run(capsys, new, "--dry-run", "--torch", site.root)[1]
+    assert "would be discarded" in run(capsys, "--revert", "--dry-run", "--torch", site.root)[1]
+    assert shimkit.tree(site.root) == before
+    code, said, _ = run(capsys, new, "--torch", site.root)
+    assert (code, "which was replaced; it is discarded" in said) == (0, True)
+    assert (site.root / "torch/distributed/two.py").read_bytes() == b"x\nY\nz\n"
+    assert run(capsys, "--revert", "--torch", site.root)[0] == 0
+    assert (site.root / "torch/distributed/two.py").read_bytes() == b"x\ny\nz\n"
+
+
+def test_a_patch_of_the_version_file_is_no_other_torch(site, tmp_path, capsys):
+    patch = tmp_path / "version-2.6.0.patch"
+    patch.write_bytes(
+        b"--- a/torch/version.py\n+++ b/torch/version.py\n@@ -3 +3 @@\n"
+        b"-__version__ = '2.6.0+cu124'\n+__version__ = '2.6.0+mine'\n"
+    )
+    before = shimkit.tree(site.root)
+    assert run(capsys, patch, "--torch", site.root)[0] == 0
+    assert "version-2.6.0.patch: applied" in run(capsys, "--check", "--torch", site.root)[1]
+    assert run(capsys, "--revert", "--torch", site.root)[0] == 0
+    assert shimkit.tree(site.root) == before
+
+
+def test_an_older_receipt_is_compared_by_its_version(tmp_path, patch, capsys):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    before = shimkit.tree(site.root)
+    assert run(capsys, patch, "--torch", site.root)[0] == 0
+    receipt = json.loads((site.root / RECEIPT).read_text())
+    del receipt["version_file"]
+    (site.root / RECEIPT).write_text(json.dumps(receipt))
+    assert "pv2.6.0.patch: applied" in run(capsys, "--check", "--torch", site.root)[1]
+    (site.root / RECEIPT).write_text(json.dumps({**receipt, "torch": "2.5.1"}))
+    assert "is of torch 2.5.1" in run(capsys, "--check", "--torch", site.root)[1]
+    (site.root / RECEIPT).write_text(json.dumps(receipt))
+    assert run(capsys, "--revert", "--force", "--torch", site.root)[0] == 0
+    assert shimkit.tree(site.root) == before, "what can be put back is put back"
+
+
+@pytest.mark.parametrize("damage", ["edited", "backup", "receipt"])
+def test_a_backup_that_cannot_be_put_back_can_be_discarded(tmp_path, patch, capsys, damage):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    assert run(capsys, patch, "--torch", site.root)[0] == 0
+    two = "torch/distributed/two.py"
+    place = {"edited": two, "backup": backup_of(two), "receipt": RECEIPT}[damage]
+    (site.root / place).write_bytes(b"edited\n")
+    now = {path: (site.root / path).read_bytes() for path in MORE}
+    code, _, said = run(capsys, "--revert", "--torch", site.root)
+    assert (code, "m8d-post-setup --revert --force" in said) == (FAILED, True)
+    before = shimkit.tree(site.root)
+    code, said, _ = run(capsys, "--revert", "--force", "--dry-run", "--torch", site.root)
+    assert (code, "would be discarded" in said) == (0, True)
+    assert shimkit.tree(site.root) == before
+    code, said, _ = run(capsys, "--revert", "--force", "--torch", site.root)
+    assert code == 0
+    assert "nothing is taken back" in said
+    assert "Install torch again" in said
+    assert {path: (site.root / path).read_bytes() for path in MORE} == now
+    assert not (site.root / BACKUP_FOLDER).exists()
+    record = site.record()
+    assert not record.below(BACKUP_FOLDER)
+    if damage != "receipt":
+        assert all(record.says(path, data) for path, data in now.items())
+    assert run(capsys, "--torch", site.root)[0] == 0
+    assert run(capsys, "--check", "--torch", site.root)[0] == 0
+
+
+def test_a_forced_revert_without_a_backup_says_so(site, capsys):
+    code, _, said = run(capsys, "--revert", "--force", "--torch", site.root)
+    assert (code, "no patch file is applied" in said) == (FAILED, True)
+
+
+def test_a_forced_revert_does_not_follow_a_link(site, tmp_path, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("kept\n")
+    (site.root / BACKUP_FOLDER).symlink_to(elsewhere)
+    assert run(capsys, "--revert", "--force", "--torch", site.root)[0] == FAILED
+    assert (elsewhere / "file").read_text() == "kept\n"
+
+
+def test_conda_leaves_the_backup_there_which_is_said(tmp_path, patch, capsys):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    (site.dist_info / "INSTALLER").write_text("conda\n")
+    assert "--revert before conda removes or replaces torch" in run(capsys, patch, "--torch", site.root)[1]
