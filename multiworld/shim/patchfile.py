@@ -140,7 +140,7 @@ def apply_patch(site: TorchSite, patch: PatchFile, *, dry_run: bool = False) -> 
         left = "" if dry_run else left_by(site)
         receipt = receipt_of(site)
         if recover(site, dry_run=dry_run) is Standing.APPLIED and receipt is not None:
-            return _applied_before(site, patch, receipt, files, dry_run=dry_run)
+            return _applied_before(site, patch, receipt, files)
         before, after = _results(site, patch)
         if before is None or after is None:
             says = f"{patch.name} is in this torch already; there is no backup"
@@ -199,7 +199,7 @@ def _check_version(site: TorchSite, patch: PatchFile) -> None:
 
 
 def _applied_before(
-    site: TorchSite, patch: PatchFile, receipt: Mapping[str, Any], files: tuple[str, ...], *, dry_run: bool
+    site: TorchSite, patch: PatchFile, receipt: Mapping[str, Any], files: tuple[str, ...]
 ) -> Outcome:
     if receipt["patch"]["sha256"] != patch.sha256:
         raise InstallError(
@@ -207,17 +207,9 @@ def _applied_before(
             rule="one patch file at a time",
             next_step="Take it back with m8d-post-setup --revert, then apply this one",
         )
-    contents = {entry["path"]: site.read(entry["path"]) for entry in receipt["files"]}
     for entry in receipt["files"]:
-        if sha256_of(contents[entry["path"]]) != entry["after"]:
+        if sha256_of(site.read(entry["path"])) != entry["after"]:
             raise _changed(entry["path"])
-    # A run that was ended before RECORD was written left old rows.
-    record = site.record()
-    for path, data in {**contents, **{path: site.read(path) for path in kept_files(site)}}.items():
-        if data is not None and not record.says(path, data):
-            record.put(path, data)
-    if not dry_run:
-        site.change({}, record)
     return Outcome(changed=False, files=files, says=f"{patch.name} is applied already")
 
 

@@ -100,10 +100,7 @@ def standing_of(site: TorchSite, receipt: Mapping[str, Any]) -> Standing:
     """
     if _of_another_torch(site, receipt):
         return Standing.STALE
-    # A revert that was ended has some files back, and the receipt still says applied.
-    half = receipt["state"] == APPLYING or any(
-        sha256_of(site.read(entry["path"])) == entry["before"] for entry in receipt["files"]
-    )
+    half = receipt["state"] == APPLYING or _ended_early(site, receipt)
     return Standing.HALF_DONE if half else Standing.APPLIED
 
 
@@ -171,6 +168,20 @@ def _require_folder(site: TorchSite) -> None:
             rule="the backup of a patch file is a folder, whose files are removed with it",
             next_step="Remove the link",
         )
+
+
+def _ended_early(site: TorchSite, receipt: Mapping[str, Any]) -> bool:
+    """Tell whether a run ended although the receipt says applied."""
+    record = site.record()
+    for entry in receipt["files"]:
+        data = site.read(entry["path"])
+        now = sha256_of(data)
+        # A revert that was ended has some files back. An apply that was ended before its last step,
+        # RECORD, left rows of the original files. A file that was edited since says nothing.
+        unrecorded = data is not None and now == entry["after"] and not record.says(entry["path"], data)
+        if now == entry["before"] or unrecorded:
+            return True
+    return False
 
 
 def _of_another_torch(site: TorchSite, receipt: Mapping[str, Any]) -> bool:

@@ -159,7 +159,8 @@ def test_a_record_that_was_not_written_is_repaired(site, patch):
     apply_patch(site, read_patch(patch))
     after = site.record_path.read_bytes()
     site.record_path.write_bytes(record)
-    assert not apply_patch(site, read_patch(patch)).changed
+    told = apply_patch(site, read_patch(patch))
+    assert (told.changed, "half done; it is taken back" in told.left) == (True, True)
     assert recorded(site)
     assert sorted(site.record_path.read_bytes().splitlines()) == sorted(after.splitlines())
 
@@ -313,6 +314,44 @@ def test_a_run_that_is_killed_at_any_step_is_taken_back_or_finished_by_the_next(
             break
     assert status == 0
     assert steps > 8, "the run was killed at no step"
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill does: nothing is cleaned up."""
+
+
+def test_a_run_that_is_killed_before_record_is_renamed_is_half_done(site, patch, monkeypatch, capsys):
+    install(site)
+    before = shimkit.tree(site.root)
+    real, left = Path.replace, [2]
+
+    def killed(self, target):
+        left[0] -= target == site.record_path
+        if left[0] == 0:
+            raise KilledError
+        return real(self, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(Path, "replace", killed)
+        apply_patch(site, read_patch(patch))
+    assert (receipt_of(site) or {})["state"] == "applied"
+    assert not recorded(site)
+    code, said, _ = run(capsys, "--check", "--torch", site.root)
+    assert (code, "worlds.patch: half done" in said) == (1, True)
+    code, said, _ = run(capsys, "--torch", site.root)
+    assert (code, "it is taken back." in said) == (0, True)
+    assert shimkit.tree(site.root) == before
+    assert run(capsys, "--check", "--torch", site.root)[0] == 0
+
+
+def test_a_file_that_was_edited_later_is_not_half_done(site, patch, capsys):
+    install(site)
+    apply_patch(site, read_patch(patch))
+    (site.root / FILES[0]).write_bytes(b"edited\n")
+    (site.root / BACKUP_FOLDER / f"{FILES[0]}.orig").write_bytes(b"edited\n")
+    code, said, _ = run(capsys, "--check", "--torch", site.root)
+    assert (code, "worlds.patch: applied" in said) == (0, True)
+    assert run(capsys, "--torch", site.root)[0] == 0
 
 
 @pytest.mark.parametrize("command", [(), ("--uninstall",)])
