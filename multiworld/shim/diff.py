@@ -96,7 +96,7 @@ def apply_diff(diff: FileDiff, before: bytes | None) -> bytes | None:
         before: the file; None if there is none.
 
     Raises:
-        InstallError: a line is not the one the diff was made against.
+        InstallError: a line is not the one the diff was made against, or the file is the same afterwards.
     """
     if diff.creates:
         if before is not None:
@@ -132,7 +132,10 @@ def apply_diff(diff: FileDiff, before: bytes | None) -> bytes | None:
         if made:
             raise _mismatch(diff.path, "it has more lines than the patch gave it")
         return None
-    return b"".join(made)
+    after = b"".join(made)
+    if after == before:
+        raise _refused(f"{diff.path} is the same afterwards", "a file that is named is changed")
+    return after
 
 
 def reversed_diff(diff: FileDiff) -> FileDiff:

@@ -142,6 +142,21 @@ def test_what_does_not_fit_is_told_with_its_line(hunks, says):
     assert "nothing was changed" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("hunks", "before"),
+    [
+        (b"@@ -1 +1 @@\n-a\n+a\n", b"a\nb\n"),
+        (b"@@ -1,2 +1,2 @@\n a\n b\n", b"a\nb\n"),
+        (b"@@ -1 +0,0 @@\n-a\n@@ -2,0 +2 @@\n+a\n", b"a\na\n"),
+    ],
+)
+def test_a_file_that_is_the_same_afterwards_is_refused(hunks, before):
+    (diff,) = parse_diff(b"--- a/torch/x.py\n+++ b/torch/x.py\n" + hunks)
+    for each in (diff, reversed_diff(diff)):
+        with pytest.raises(InstallError, match=r"torch/x\.py is the same afterwards"):
+            apply_diff(each, before)
+
+
 def test_timestamps_and_names_without_prefixes_are_read():
     text = b"--- torch/x.py\t2026-01-01 10:00:00\n+++ torch/x.py\t2026-01-02\n@@ -1 +1 @@ def f():\n-a\n+b\n"
     assert parse_diff(text)[0].path == "torch/x.py"

@@ -265,6 +265,29 @@ def test_a_backup_that_cannot_be_put_back_can_be_discarded(tmp_path, patch, caps
     assert run(capsys, "--check", "--torch", site.root)[0] == 0
 
 
+def test_a_patch_of_which_a_file_does_not_change_is_refused(tmp_path, patch, capsys):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    before = shimkit.tree(site.root)
+    patch.write_bytes(PATCH.replace(b"+Y", b"+y"))
+    code, _, said = run(capsys, patch, "--torch", site.root)
+    assert (code, "torch/distributed/two.py is the same afterwards" in said) == (FAILED, True)
+    assert shimkit.tree(site.root) == before
+
+
+def test_a_file_that_an_older_m8d_did_not_change_is_not_half_done(tmp_path, patch, capsys):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    before = shimkit.tree(site.root)
+    assert run(capsys, patch, "--torch", site.root)[0] == 0
+    receipt = json.loads((site.root / RECEIPT).read_text())
+    path = "torch/distributed/rendezvous.py"
+    same, row = sha256_of(shimkit.RENDEZVOUS), site.record().line(path)
+    receipt["files"].append({"path": path, "before": same, "after": same, "row": row})
+    (site.root / RECEIPT).write_text(json.dumps(receipt))
+    assert "pv2.6.0.patch: applied" in run(capsys, "--check", "--torch", site.root)[1]
+    assert run(capsys, "--revert", "--torch", site.root)[0] == 0
+    assert shimkit.tree(site.root) == before
+
+
 def test_a_forced_revert_without_a_backup_says_so(site, capsys):
     code, _, said = run(capsys, "--revert", "--force", "--torch", site.root)
     assert (code, "no patch file is applied" in said) == (FAILED, True)
