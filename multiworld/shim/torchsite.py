@@ -292,13 +292,20 @@ def keep_to_own(torch: Path, *more: Path) -> None:
 def lies_outside(place: Path, prefix: Path, base: Path) -> bool:
     """Tell whether a folder is not in the virtual environment that runs this; links are followed.
 
+    An environment that lies below it (``v/inner``) is another one.
+
     Args:
         place: the folder.
         prefix: ``sys.prefix``.
         base: ``sys.base_prefix``: the same outside of virtual environments, and nothing lies outside then.
     """
     place, prefix, base = (path.resolve() for path in (place, prefix, base))
-    return prefix != base and prefix not in place.parents
+    if prefix == base:
+        return False
+    if prefix not in place.parents:
+        return True
+    between = place.parents[: place.parents.index(prefix)]
+    return any((folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir() for folder in between)
 
 
 def unwritable(path: Path, exc: OSError) -> InstallError:

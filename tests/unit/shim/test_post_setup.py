@@ -247,6 +247,19 @@ def test_which_torch_lies_outside_of_a_virtual_environment(place, prefix, base, 
     assert lies_outside(Path(place), Path(prefix), Path(base)) is expected
 
 
+@pytest.mark.parametrize("mark", ["pyvenv.cfg", "conda-meta/history"])
+def test_the_torch_of_an_environment_inside_of_another_one_lies_outside_of_that(tmp_path, mark):
+    outer, base = tmp_path / "outer", tmp_path / "usr"
+    places = {each: each / "lib/python3/site-packages/torch" for each in (outer, outer / "inner")}
+    for environment, place in places.items():
+        place.mkdir(parents=True)
+        (environment / mark).parent.mkdir(exist_ok=True)
+        (environment / mark).write_text("")
+    assert [lies_outside(place, outer, base) for place in places.values()] == [False, True]
+    assert [lies_outside(place, outer / "inner", base) for place in places.values()] == [True, False]
+    assert [lies_outside(place, outer, outer) for place in places.values()] == [False, False]
+
+
 @pytest.mark.parametrize("linked", ["torch", "dist-info"])
 @pytest.mark.parametrize("more", [(), ("--uninstall",)])
 def test_a_virtual_environment_does_not_change_what_is_linked_into_it(
