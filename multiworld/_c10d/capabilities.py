@@ -240,23 +240,35 @@ class _Prepared:
         return fresh
 
 
-def _torch() -> Any:
+def _import(name: str) -> Any:
     try:
-        return import_module("torch")
-    except (ImportError, OSError) as exc:  # a library that is missing is one or the other
+        return import_module(name)
+    except Exception as exc:  # torch runs much code of its own and of numpy's, which may raise anything
+        kind = "" if isinstance(exc, (ImportError, OSError)) else f"{type(exc).__name__}: "
         raise ShimError(
-            f"torch cannot be imported: {exc}", next_step="Install it, or correct the installation"
+            f"{name} cannot be imported: {kind}{exc}", next_step="Install it, or correct the installation"
         ) from exc
+
+
+def _torch() -> Any:
+    torch = _import("torch")
+    if not hasattr(torch, "version"):
+        folder = next(iter(getattr(torch, "__path__", ())), torch)
+        raise ShimError(
+            f"{folder} holds no torch: importing it gives an empty module",
+            next_step="Remove what is left there, and install torch",
+        )
+    return torch
 
 
 def _distributed() -> Any:
     """Return torch.distributed; None for a build without."""
-    dist = import_module("torch.distributed")
+    dist = _import("torch.distributed")
     return dist if dist.is_available() else None
 
 
 def _c10d() -> Any:
-    return import_module("torch.distributed.distributed_c10d")
+    return _import("torch.distributed.distributed_c10d")
 
 
 def _folder() -> Path:

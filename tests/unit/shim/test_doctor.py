@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from kits.provenancekit import patched_wheel
 
+from multiworld._c10d import capabilities
 from multiworld._c10d.capabilities import BackendAbility, Build
 from multiworld._core.nccl_policy import Implementation, NcclFacts, decide
 from multiworld.cli import doctor, post_setup
@@ -134,6 +136,44 @@ def test_a_torch_that_is_missing_or_broken(monkeypatch, capsys, arguments):
     assert "torch cannot be imported: why. Install it." in said.out
     if arguments:
         assert json.loads(said.out)["sound"] is False
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.distributed"])
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ImportError("libcudnn.so.9: no such file"), "libcudnn.so.9: no such file"),
+        (ValueError("numpy.dtype size changed"), "ValueError: numpy.dtype size changed"),
+        (RuntimeError("already loaded"), "RuntimeError: already loaded"),
+        (AttributeError("no attribute"), "AttributeError: no attribute"),
+        (SystemError("initialization failed"), "SystemError: initialization failed"),
+    ],
+)
+def test_whatever_importing_torch_raises_is_told(monkeypatch, capsys, name, arguments, error, says):
+    fake = ModuleType("torch")
+    fake.version = fake  # type: ignore[attr-defined]
+
+    def importing(asked):
+        if asked == name:
+            raise error
+        return fake
+
+    monkeypatch.setattr(capabilities, "import_module", importing)
+    assert main(["doctor", *arguments]) == doctor.UNSOUND
+    said = capsys.readouterr()
+    told = json.loads(said.out)["error"] if arguments else said.out
+    assert told.removeprefix("torch cannot be used: ").startswith(f"{name} cannot be imported: {says}")
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+def test_a_torch_of_which_only_the_folder_is_left_is_told(monkeypatch, capsys, arguments):
+    empty = ModuleType("torch")
+    empty.__path__ = ["/t/torch"]
+    monkeypatch.setattr(capabilities, "import_module", lambda _: empty)
+    assert main(["doctor", *arguments]) == doctor.UNSOUND
+    assert "/t/torch holds no torch" in capsys.readouterr().out
 
 
 def test_json_has_everything_in_plain_values(monkeypatch, capsys):
