@@ -14,7 +14,7 @@ from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, remove_left, uninstall
 from multiworld.shim.patchfile import apply_patch, left_by, read_patch, revert_patch
 from multiworld.shim.receipt import Standing, receipt_of, standing_of
-from multiworld.shim.torchsite import find_folder, find_site, keep_to_own
+from multiworld.shim.torchsite import find_folder, find_site, is_there, keep_to_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _uninstall_left(torch_dir: Path | None) -> bool:
     """Remove the loader where torch itself is gone; return False where there is nothing of that kind."""
     torch = find_folder(torch_dir)
-    if (torch / "__init__.py").exists():
+    if is_there(torch / "__init__.py"):
         return False
     if torch_dir is None:
         keep_to_own(torch)

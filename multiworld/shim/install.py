@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multiworld.errors import InstallError
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text, read_loader
 from multiworld.shim.patchfile import recover
-from multiworld.shim.torchsite import ASIDE, remove_file, unwritable
+from multiworld.shim.torchsite import ASIDE, remove_file, unreadable, unwritable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -231,7 +231,7 @@ def _state_without_file(site: TorchSite, *, dangling: bool) -> LoaderState:
             for path in (folder.iterdir() if folder.is_dir() else ())
         )
     except OSError as exc:
-        raise InstallError(f"{folder} cannot be read: {exc.strerror}") from exc
+        raise unreadable(folder, exc) from exc
     return LoaderState.FOREIGN if foreign else LoaderState.ABSENT
 
 

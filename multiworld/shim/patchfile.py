@@ -350,12 +350,18 @@ def _originals(site: TorchSite, receipt: Mapping[str, Any]) -> dict[str, bytes |
 
 
 def _why_lost(site: TorchSite) -> InstallError | None:
-    """Return why an applied patch file cannot be reverted; None if it can, or there is none."""
+    """Return why an applied patch file cannot be reverted; None if it can, or there is none.
+
+    Raises:
+        InstallError: something cannot be read, which says nothing of the backup.
+    """
     try:
         receipt = receipt_of(site)
         if receipt is not None and standing_of(site, receipt) is not Standing.STALE:
             _originals(site, receipt)
     except InstallError as exc:
+        if isinstance(exc.__cause__, OSError):
+            raise
         return exc
     return None
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import InstallError
+from multiworld.shim.torchsite import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,8 +126,19 @@ def discard(site: TorchSite, record: Record | None = None) -> None:
 
 
 def kept_files(site: TorchSite) -> list[str]:
-    """Return the files of the backup folder, by their paths below ``site.root``."""
-    found = (path for path in (site.root / BACKUP_FOLDER).rglob("*") if path.is_file())
+    """Return the files of the backup folder, by their paths below ``site.root``.
+
+    Raises:
+        InstallError: the folder cannot be read.
+    """
+    folder = site.root / BACKUP_FOLDER
+
+    def refuse(exc: OSError) -> None:
+        if not isinstance(exc, FileNotFoundError):
+            raise unreadable(folder, exc) from exc
+
+    # Unlike `rglob`, it says what it could not list.
+    found = [Path(place, name) for place, _, names in os.walk(folder, onerror=refuse) for name in names]
     return [str(path.relative_to(site.root)) for path in found]
 
 

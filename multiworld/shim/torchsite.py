@@ -30,15 +30,18 @@ __all__ = [
     "TorchSite",
     "find_folder",
     "find_site",
+    "is_there",
     "keep_to_own",
     "lies_outside",
     "remove_file",
+    "unreadable",
     "unwritable",
 ]
 
 ASIDE = ".m8d-new"
 """Ending of a file that was written aside and not yet moved to its place."""
 
+_DIST_INFO = re.compile(r"torch-.*\.dist-info")
 _VERSION = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
@@ -73,6 +76,8 @@ class TorchSite:
         path = self.torch / "version.py"
         try:
             found = _VERSION.search(path.read_text(encoding="utf-8"))
+        except PermissionError as exc:
+            raise unreadable(path, exc) from exc
         except (OSError, UnicodeDecodeError) as exc:
             raise InstallError(f"{path} cannot be read: {exc}", next_step="Install torch again") from exc
         if found is None:
@@ -95,6 +100,8 @@ class TorchSite:
         """
         try:
             return Record(self.record_path.read_bytes(), str(self.record_path))
+        except PermissionError as exc:
+            raise unreadable(self.record_path, exc) from exc
         except OSError as exc:
             raise InstallError(
                 f"{self.record_path} cannot be read: {exc.strerror}", next_step="Install torch again"
@@ -111,7 +118,7 @@ class TorchSite:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as exc:
-            raise InstallError(f"{self.root / path} cannot be read: {exc.strerror}") from exc
+            raise unreadable(self.root / path, exc) from exc
 
     def leads_out(self, path: str) -> bool:
         """Tell whether a symbolic link on the way to a file leads out of torch's folder.
@@ -196,14 +203,14 @@ class TorchSite:
             files: other files below `root` that such a run was about to write.
 
         Raises:
-            InstallError: it cannot be removed.
+            InstallError: it cannot be read or removed.
         """
         ours = self.root / folder
-        left = [
-            *ours.rglob(f"*{ASIDE}"),
-            *(_aside(self.root / path) for path in files),
-            _aside(self.record_path),
-        ]
+        try:
+            aside = list(ours.rglob(f"*{ASIDE}"))
+        except OSError as exc:
+            raise unreadable(ours, exc) from exc
+        left = [*aside, *(_aside(self.root / path) for path in files), _aside(self.record_path)]
         try:
             for path in left:
                 if os.path.lexists(path):  # a file system that is read-only refuses also what is not there
@@ -219,10 +226,10 @@ def find_folder(torch_dir: Path | None = None) -> Path:
     """Return the folder of the package, whether or not a torch is in it. Arguments are find_site's.
 
     Raises:
-        InstallError: this interpreter would import none.
+        InstallError: this interpreter would import none, or the folder cannot be read.
     """
     if torch_dir is not None:
-        return torch_dir if (torch_dir / "version.py").is_file() else torch_dir / "torch"
+        return torch_dir if is_there(torch_dir / "version.py") else torch_dir / "torch"
     try:
         return find_torch()
     except MarkerError as exc:
@@ -237,17 +244,21 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
             interpreter would import.
 
     Raises:
-        InstallError: there is none, or it was not installed from a wheel.
+        InstallError: there is none, it was not installed from a wheel, or it cannot be read.
     """
     torch = find_folder(torch_dir)
-    if not (torch / "__init__.py").is_file():
+    if not is_there(torch / "__init__.py"):
         raise InstallError(
             f"there is no torch in {torch_dir or torch}",
             rule="--torch names the folder of the package, or the site-packages that holds it",
             next_step="Name the folder that holds torch/__init__.py",
         )
     root = torch.absolute().parent
-    found = [path for path in sorted(root.glob("torch-*.dist-info")) if _is_torch(path)]
+    try:
+        inside = sorted(root.iterdir())  # `glob` finds nothing in a folder that cannot be read
+    except OSError as exc:
+        raise unreadable(root, exc) from exc
+    found = [path for path in inside if _DIST_INFO.fullmatch(path.name) and _is_torch(path)]
     if not found:
         raise InstallError(
             f"{torch} belongs to no installed distribution: {root} has no torch-*.dist-info",
@@ -260,7 +271,7 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
             rule="one torch is installed in one place",
             next_step="Uninstall torch until pip says that it is not installed, then install one",
         )
-    if not (found[0] / "RECORD").is_file():
+    if not is_there(found[0] / "RECORD"):
         raise InstallError(
             f"{found[0]} has no RECORD",
             rule="without it pip cannot uninstall torch, and what is added would stay behind",
@@ -277,7 +288,8 @@ def keep_to_own(torch: Path, *more: Path) -> None:
         more: other folders that would be changed.
 
     Raises:
-        InstallError: one of them is not in the environment, and so others may use it.
+        InstallError: one of them is not in the environment, and so others may use it; or a folder above it
+            cannot be read.
     """
     for place in (torch, *more):
         if lies_outside(place, Path(sys.prefix), Path(sys.base_prefix)):
@@ -298,6 +310,9 @@ def lies_outside(place: Path, prefix: Path, base: Path) -> bool:
         place: the folder.
         prefix: ``sys.prefix``.
         base: ``sys.base_prefix``: the same outside of virtual environments, and nothing lies outside then.
+
+    Raises:
+        InstallError: a folder between them cannot be read.
     """
     place, prefix, base = (path.resolve() for path in (place, prefix, base))
     if prefix == base:
@@ -305,7 +320,31 @@ def lies_outside(place: Path, prefix: Path, base: Path) -> bool:
     if prefix not in place.parents:
         return True
     between = place.parents[: place.parents.index(prefix)]
-    return any((folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir() for folder in between)
+    return any(is_there(folder / name) for folder in between for name in ("pyvenv.cfg", "conda-meta"))
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether a file or folder exists.
+
+    Raises:
+        InstallError: the folder that holds it cannot be read.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:
+        raise unreadable(path, exc) from exc
+    return True
+
+
+def unreadable(path: Path, exc: OSError) -> InstallError:
+    """Return the error for a place that cannot be read."""
+    denied = isinstance(exc, PermissionError)
+    return InstallError(
+        f"{path} cannot be read: {exc.strerror or exc}",
+        next_step="Run it as a user who may read it" if denied else "Look what is wrong with its file system",
+    )
 
 
 def unwritable(path: Path, exc: OSError) -> InstallError:
@@ -320,8 +359,10 @@ def unwritable(path: Path, exc: OSError) -> InstallError:
 def _is_torch(dist_info: Path) -> bool:
     try:
         text = (dist_info / "METADATA").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as exc:
+        raise unreadable(dist_info / "METADATA", exc) from exc
     return (
         re.search(r"^Name:\s*torch\s*$", text.partition("\n\n")[0], re.MULTILINE | re.IGNORECASE) is not None
     )

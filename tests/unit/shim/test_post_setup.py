@@ -19,6 +19,7 @@ from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
 from multiworld.shim.install import LoaderState, inspect, install, uninstall
 from multiworld.shim.loader import LOADER_ENTRY, LOADER_FOLDER, LOADER_VERSION, loader_text
+from multiworld.shim.receipt import BACKUP_FOLDER, RECEIPT, kept_files
 from multiworld.shim.torchsite import ASIDE, TorchSite, find_site, lies_outside
 
 FAILED = EXIT_CODES[InstallError]
@@ -314,6 +315,64 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_changed(
     assert "use a venv of your own" in said
     monkeypatch.undo()
     assert shimkit.tree(site.root) == before
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Return a function that makes a folder, and what is in it, unreadable; chmod does not keep root out."""
+
+    def make(folder: Path) -> None:
+        def guarded(real, *, itself: bool = False):
+            def function(path, *arguments, **options):
+                if folder in Path(path).parents or (itself and Path(path) == folder):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+                return real(path, *arguments, **options)
+
+            return function
+
+        for name in ("stat", "open", "read_bytes", "read_text"):
+            monkeypatch.setattr(Path, name, guarded(getattr(Path, name)))
+        monkeypatch.setattr(Path, "iterdir", guarded(Path.iterdir, itself=True))
+
+    return make
+
+
+@pytest.mark.parametrize("which", ["root", "torch", "dist_info"])
+@pytest.mark.parametrize("more", [(), ("--check",), ("--uninstall",), ("--revert",)])
+def test_what_cannot_be_read_is_told(site, unreadable, capsys, which, more):
+    unreadable(getattr(site, which))
+    for named in (site.root, site.torch):
+        code, _, said = run(capsys, "--torch", named, *more)
+        assert code == FAILED
+        assert "cannot be read: Permission denied" in said
+        assert "Run it as a user who may read it" in said
+
+
+@pytest.mark.parametrize("more", [(), ("--check",), ("--uninstall",)])
+def test_a_folder_of_torch_that_cannot_be_read_is_told(site, unreadable, capsys, more):
+    unreadable(site.torch / "distributed")
+    code, _, said = run(capsys, "--torch", site.root, *more)
+    assert (code, "cannot be read: Permission denied" in said) == (FAILED, True)
+
+
+@pytest.mark.parametrize("more", [(), ("--check",), ("--revert",), ("--revert", "--force")])
+def test_a_backup_that_cannot_be_read_is_told_and_not_discarded(site, unreadable, capsys, more):
+    (site.root / RECEIPT).parent.mkdir()
+    (site.root / RECEIPT).write_text("{}")
+    unreadable(site.root / BACKUP_FOLDER)
+    code, _, said = run(capsys, "--torch", site.root, *more)
+    assert (code, "receipt.json cannot be read: Permission denied" in said) == (FAILED, True)
+
+
+def test_a_backup_folder_that_cannot_be_listed_is_told(site, monkeypatch):
+    (site.root / BACKUP_FOLDER).mkdir()
+
+    def refusing(place):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(InstallError, match="m8d-backup cannot be read"):
+        kept_files(site)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o700])
