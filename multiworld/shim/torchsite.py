@@ -134,23 +134,34 @@ class TorchSite:
         """Lock this torch against other runs; a killed run leaves no lock.
 
         Raises:
-            InstallError: another run is at work, or the folder cannot be opened.
+            InstallError: another run is at work, or the folder cannot be opened or locked.
         """
         try:
             handle = os.open(self.dist_info, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
             raise unwritable(self.dist_info, exc) from exc
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(handle)
             yield
+        finally:
+            os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise InstallError(
                 f"another m8d-post-setup is at work on {self.torch}",
                 rule="one at a time",
                 next_step="Wait for it, and run again",
             ) from exc
-        finally:
-            os.close(handle)
+        except OSError as exc:
+            raise InstallError(
+                f"{self.dist_info} cannot be locked: {exc.strerror or exc}",
+                rule="one run at a time, which a lock of the file system (flock) ensures",
+                next_step="Turn locks on for that file system (on NFS its lock service), "
+                "or install torch on another one",
+            ) from exc
 
     def change(self, files: Mapping[str, bytes | None], record: Record) -> None:
         """Write and remove files, then RECORD.

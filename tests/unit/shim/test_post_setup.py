@@ -437,6 +437,16 @@ def test_two_runs_at_once_are_refused(site):
     assert install(site)
 
 
+def test_a_lock_that_the_file_system_does_not_give_is_told(site, monkeypatch, capsys):
+    def refusing(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refusing)
+    code, _, said = run(capsys, "--torch", site.root)
+    assert code == FAILED
+    assert f"{site.dist_info} cannot be locked: {os.strerror(errno.ENOLCK)}" in said
+
+
 def test_the_file_modes_are_those_of_a_library(site):
     site.record_path.chmod(0o640)
     install(site)
