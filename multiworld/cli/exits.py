@@ -1,4 +1,4 @@
-"""Exit codes of the commands: 0 good, 1 something to do, 2 wrong arguments, then one per kind of error."""
+"""Exit codes of the commands: 0 good, 1 something to do, 2 wrong arguments, one per kind of error, 130 Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiworld.errors import InstallError, MarkerError, PatchRequiredError, Pro
 if TYPE_CHECKING:
     from multiworld.errors import MultiworldError
 
-__all__ = ["EXIT_CODES", "exit_code"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "exit_code"]
 
 EXIT_CODES: dict[type[MultiworldError], int] = {
     InstallError: 3,
@@ -21,6 +21,9 @@ EXIT_CODES: dict[type[MultiworldError], int] = {
 """The first class that an error is of, in this order."""
 
 _OTHER = 9
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
 
 
 def exit_code(error: MultiworldError) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from multiworld import __version__
 from multiworld.cli import doctor, post_setup, report, sign, verify
 from multiworld.cli.console import UnreadError, complain
-from multiworld.cli.exits import exit_code
+from multiworld.cli.exits import INTERRUPTED, exit_code
 from multiworld.errors import MultiworldError
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MultiworldError as error:
         complain(f"multiworld {args.command}: {error}")
         return exit_code(error)
+    except KeyboardInterrupt:
+        complain(f"multiworld {args.command}: stopped by Ctrl-C; run the same again.")
+        return INTERRUPTED
     except UnreadError:
         return 0
     return code

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld.cli.console import UnreadError, complain, say
-from multiworld.cli.exits import exit_code
+from multiworld.cli.exits import INTERRUPTED, exit_code
 from multiworld.errors import InstallError, MultiworldError
 from multiworld.shim.install import inspect, install, remove_left, uninstall
 from multiworld.shim.patchfile import apply_patch, left_by, read_patch, revert_patch
@@ -139,6 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MultiworldError as error:
         complain(f"m8d-post-setup: {error}")
         return exit_code(error)
+    except KeyboardInterrupt:
+        complain("m8d-post-setup: stopped by Ctrl-C; run the same again.")
+        return INTERRUPTED
     except UnreadError:
         return 0
 

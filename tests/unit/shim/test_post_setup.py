@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from kits import shimkit
 
-from multiworld.cli.exits import EXIT_CODES
+from multiworld.cli.exits import EXIT_CODES, INTERRUPTED
+from multiworld.cli.main import main as multiworld_main
 from multiworld.cli.post_setup import main
 from multiworld.errors import InstallError
 from multiworld.shim.install import LoaderState, inspect, install, uninstall
@@ -447,6 +448,18 @@ def test_a_lock_that_the_file_system_does_not_give_is_told(site, monkeypatch, ca
     assert f"{site.dist_info} cannot be locked: {os.strerror(errno.ENOLCK)}" in said
 
 
+@pytest.mark.parametrize("command", [main, lambda arguments: multiworld_main(["post-setup", *arguments])])
+def test_ctrl_c_is_a_line_and_an_exit_code(site, monkeypatch, capsys, command):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    assert command(["--torch", str(site.root)]) == INTERRUPTED == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("post-setup: stopped by Ctrl-C; run the same again.\n")
+
+
 def test_the_file_modes_are_those_of_a_library(site):
     site.record_path.chmod(0o640)
     install(site)
@@ -516,4 +529,4 @@ def test_help_says_what_is_done(capsys):
 
 def test_exit_codes_are_unique():
     assert len(set(EXIT_CODES.values())) == len(EXIT_CODES)
-    assert not {0, 1, 2} & set(EXIT_CODES.values())
+    assert not {0, 1, 2, INTERRUPTED} & set(EXIT_CODES.values())
