@@ -8,6 +8,7 @@ or removes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -203,7 +204,8 @@ class TorchSite:
             raise InstallError(
                 f"{exc.filename or self.root} cannot be changed: {exc.strerror}",
                 rule="some files were changed before",
-                next_step="Correct its permissions and run the same again: it goes on from there",
+                next_step=f"{'Make room there' if _is_full(exc) else 'Correct its permissions'} "
+                "and run the same again: it goes on from there",
             ) from exc
 
     def clean(self, folder: str, files: Iterable[str] = ()) -> None:
@@ -363,8 +365,14 @@ def unwritable(path: Path, exc: OSError) -> InstallError:
     return InstallError(
         f"{path} cannot be written: {exc.strerror or exc}",
         rule="m8d-post-setup adds a file to torch's folder and a line to its RECORD; nothing was changed",
-        next_step="Run it as the user who owns that folder, or use a venv of your own with its own torch",
+        next_step="Make room there and run it again"
+        if _is_full(exc)
+        else "Run it as the user who owns that folder, or use a venv of your own with its own torch",
     )
+
+
+def _is_full(exc: OSError) -> bool:
+    return exc.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def _is_torch(dist_info: Path) -> bool:

@@ -295,7 +295,7 @@ def test_a_version_that_cannot_be_read_is_told(site, capsys):
 # --- what can go wrong
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("which", ["__init__.py" + ASIDE, "RECORD" + ASIDE])
 def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_changed(
     site, monkeypatch, capsys, code, which
@@ -313,7 +313,8 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_changed(
     assert status == FAILED
     assert os.strerror(code) in said
     assert "nothing was changed" in said
-    assert "use a venv of your own" in said
+    full = code in {errno.ENOSPC, errno.EDQUOT}
+    assert ("Make room there and run it again" in said, "use a venv of your own" in said) == (full, not full)
     monkeypatch.undo()
     assert shimkit.tree(site.root) == before
 
@@ -415,12 +416,13 @@ def test_with_nothing_to_do_a_file_system_that_is_read_only_is_fine(site, monkey
     assert status == 0, said
 
 
-def test_a_move_that_fails_says_that_the_same_run_goes_on(site, monkeypatch):
+@pytest.mark.parametrize(("code", "step"), [(errno.EACCES, "its permissions"), (errno.ENOSPC, "Make room")])
+def test_a_move_that_fails_says_that_the_same_run_goes_on(site, monkeypatch, code, step):
     def refusing(self, target):
-        raise OSError(errno.EIO, "Input/output error", str(self))
+        raise OSError(code, os.strerror(code), str(self))
 
     monkeypatch.setattr(Path, "replace", refusing)
-    with pytest.raises(InstallError, match="goes on from there"):
+    with pytest.raises(InstallError, match=f"{step}.* goes on from there"):
         install(site)
     monkeypatch.undo()
     assert install(site)
