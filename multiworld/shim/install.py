@@ -215,7 +215,7 @@ def remove_left(torch: Path) -> bool:
         found = read_loader(place.read_bytes())
         if found is None or not found.intact:
             return False
-        remove_file(place)
+        remove_file(place, torch.parent)
     except OSError as exc:
         raise unwritable(place, exc) from exc
     return True

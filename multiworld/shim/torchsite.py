@@ -195,7 +195,7 @@ class TorchSite:
         try:
             for path, content in contents.items():
                 if content is None:
-                    remove_file(path)
+                    remove_file(path, self.root)
                 else:
                     _aside(path).replace(path)
             if changes_record:
@@ -421,8 +421,16 @@ def _write_aside(path: Path, data: bytes) -> None:
         os.chown(aside, owner.st_uid, owner.st_gid)
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file, its compiled files, and folders that are empty then."""
+def remove_file(path: Path, root: Path) -> None:
+    """Remove a file, its compiled files, and folders that are empty then.
+
+    Args:
+        path: the file.
+        root: a folder above it, which stays, as those above it do.
+
+    Raises:
+        OSError: the file cannot be removed.
+    """
     path.unlink(missing_ok=True)
     if path.suffix == ".py":
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
@@ -430,5 +438,5 @@ def remove_file(path: Path) -> None:
     with contextlib.suppress(OSError):  # it has other compiled files, or does not exist
         (path.parent / "__pycache__").rmdir()
     with contextlib.suppress(OSError):  # not empty: this folder and all above stay
-        for folder in path.parents:
+        for folder in path.parents[: path.parents.index(root)]:
             folder.rmdir()

@@ -189,6 +189,19 @@ def test_what_is_left_where_conda_has_removed_torch_can_be_uninstalled(site, cap
         assert run(capsys, "--uninstall", "--torch", site.root)[0] == FAILED
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_folder_that_held_nothing_but_torch_stays(tmp_path, capsys, monkeypatch, relative):
+    site = shimkit.make_site(tmp_path / "v/lib/python3/site-packages")
+    install(site)
+    for path in shimkit.FILES:
+        (site.root / path).unlink()
+    shutil.rmtree(site.dist_info)
+    monkeypatch.chdir(site.root)
+    assert run(capsys, "--uninstall", "--torch", "." if relative else site.root)[0] == 0
+    assert shimkit.tree(site.root) == {}
+    assert site.root.is_dir()
+
+
 def test_a_hint_about_conda_is_for_conda_alone(site, capsys):
     (site.dist_info / "INSTALLER").write_text("pip\n")
     assert run(capsys, "--torch", site.root)[1].endswith("multiworld is installed.\n")
