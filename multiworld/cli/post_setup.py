@@ -116,12 +116,14 @@ def execute(args: argparse.Namespace) -> int:
     elif args.revert:
         _tell(revert_patch(site, dry_run=args.dry_run, force=args.force))
     elif args.uninstall:
-        _tell_of_left(site)
+        left = left_by(site)
         done = uninstall(site, force=args.force)
+        _tell_of_left(left)
         say(f"{site.torch}: torch.distributed.multiworld is {'removed' if done else 'not there'}.")
     else:
-        _tell_of_left(site)
+        left = left_by(site)
         done = install(site, force=args.force)
+        _tell_of_left(left)
         say(f"{site.torch}: torch.distributed.multiworld is {'installed' if done else 'there already'}.")
         if site.by_conda:
             say(
@@ -183,15 +185,13 @@ def _check(site: TorchSite, *, as_json: bool) -> int:
     return 0 if found.fine and not next_step else NOT_INSTALLED
 
 
-def _tell_of_left(site: TorchSite) -> None:
-    left = left_by(site)
+def _tell_of_left(left: str) -> None:
     if left:
         say(f"{left}.")
 
 
 def _tell(outcome: Outcome) -> None:
-    if outcome.left:
-        say(f"{outcome.left}.")
+    _tell_of_left(outcome.left)
     for path in outcome.files:
         say(f"  {path}")
     say(f"{outcome.says}.")

@@ -288,6 +288,19 @@ def test_a_file_that_an_older_m8d_did_not_change_is_not_half_done(tmp_path, patc
     assert shimkit.tree(site.root) == before
 
 
+def test_what_cannot_be_taken_back_is_not_announced_as_taken_back(tmp_path, patch, capsys):
+    site = shimkit.make_site(tmp_path / "site", more=MORE)
+    assert run(capsys, patch, "--torch", site.root)[0] == 0
+    for path, data in (
+        ("torch/distributed/two.py", b"edited\n"),
+        ("torch/distributed/__init__.py", b"a\nb\nc\n"),
+    ):
+        (site.root / path).write_bytes(data)
+    for command in ((), ("--uninstall",)):
+        code, said, _ = run(capsys, "--torch", site.root, *command)
+        assert (code, said) == (FAILED, "")
+
+
 def test_a_forced_revert_without_a_backup_says_so(site, capsys):
     code, _, said = run(capsys, "--revert", "--force", "--torch", site.root)
     assert (code, "no patch file is applied" in said) == (FAILED, True)
