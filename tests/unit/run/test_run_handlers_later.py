@@ -8,7 +8,7 @@ from multiworld.run.nodes.handlers import later_rendezvous
 
 
 class Handler:
-    """As torch's, 2.5 to 2.12: what it needs of the first round it keeps, and asserts in each later one."""
+    """As that of torch 2.6: what it needs of the first round it keeps, and asserts in each later one."""
 
     def __init__(self, **kept):
         self.__dict__.update(kept)
