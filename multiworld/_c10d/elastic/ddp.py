@@ -14,6 +14,7 @@ Making such a model communicates nothing: members that go on and newcomers meet 
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
 from multiworld._c10d.gloo import lane_only
+from multiworld._c10d.routing.ended_groups import ended
 from multiworld._c10d.routing.error_owner import guessed, translated
 from multiworld._c10d.routing.state import StandIn, owner_of
 from multiworld._core.reraise import raise_instead
@@ -39,6 +41,11 @@ __all__ = ["explained", "install"]
 
 _c: Any = torch._C._distributed_c10d
 _here = threading.local()
+_OF_CPP = (
+    "_pre_forward", "_post_forward", "_check_and_sync_module_buffers", "_match_all_reduce_for_bwd_pass",
+    "_check_global_requires_backward_grad_sync", "_sync_final_model",
+)  # fmt: skip
+"""Methods of a model that call collectives in C++ (buffers, new buckets), where no other hook sees errors."""
 
 
 def install(patches: Patches) -> None:
@@ -51,6 +58,9 @@ def install(patches: Patches) -> None:
         patches.set(distributed, name, _unless_elastic(vars(distributed)[name]))
     model = distributed.DistributedDataParallel
     patches.set(model, "_ddp_init_helper", _following(vars(model)["_ddp_init_helper"]))
+    for name in _OF_CPP:
+        if name in vars(model):
+            patches.set(model, name, _translated_here(vars(model)[name]))
     name = "_match_unused_params_allreduce"
     if name in vars(model):
         patches.set(model, name, _as_the_reducer(vars(_c.ProcessGroup)["allreduce"]))
@@ -99,6 +109,27 @@ def _unless_elastic(original: Any) -> Any:
                 del args, kwargs, groups  # who keeps the exception need not keep the group
 
     return call
+
+
+def _translated_here(original: Any) -> Any:
+    """Wrap `original`, a method of a model, whose errors are those of the world of the model's group."""
+
+    @functools.wraps(original)
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(model, *args, **kwargs)
+        except RuntimeError as error:
+            try:
+                raise_instead(error, _of_group(error, model.process_group))
+            finally:
+                del model, args, kwargs  # who keeps the exception need not keep the model
+
+    return call
+
+
+def _of_group(error: BaseException, group: Any) -> BaseException | None:
+    owner = owner_of(group)
+    return ended(error, group) if owner is None else translated(error, owner)
 
 
 def _following(original: Any) -> Any:

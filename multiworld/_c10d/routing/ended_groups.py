@@ -1,18 +1,28 @@
-"""Queries without communication (rank, size, backend) before a world's group is made, and after its end.
+"""Process groups before they are made and after their world's end: questions, and errors of operations.
 
 Error handlers ask for rank, size and backend after a breakage, and in a block whose world was closed
 meanwhile. Stock torch answers until the default group is destroyed, even with broken connections; so do
 worlds. A group that is made when it is needed is not made for a question.
+
+A program may keep a group longer than its world. Its operations raise what they do in a world that is over.
 """
 
 from __future__ import annotations
 
+import contextvars
+import copy
 import inspect
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
 
-__all__ = ["QUESTIONS", "Departed", "facts", "facts_before"]
+from multiworld.errors import MultiworldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["QUESTIONS", "Departed", "ended", "facts", "facts_before", "refuse", "remember"]
 
 QUESTIONS = frozenset(
     inspect.unwrap(getattr(c10d, name)).__code__
@@ -31,6 +41,40 @@ QUESTIONS = frozenset(
     if hasattr(c10d, name)
 )
 """The code of functions that communicate nothing: they may have the default group of a world that is over."""
+
+_ends: weakref.WeakKeyDictionary[Any, Exception] = weakref.WeakKeyDictionary()
+"""By process group of a world that is gone, as long as a program keeps it: what its operations raise."""
+
+
+def remember(groups: Iterable[Any], make_error: Callable[[], Exception]) -> None:
+    """Remember what operations on these groups raise from now on.
+
+    Args:
+        groups: of a world that is over.
+        make_error: makes the error of a call in that world. It is not told to the block that this runs in.
+    """
+    error = contextvars.copy_context().run(make_error)
+    for group in groups:
+        _ends[group] = error
+
+
+def refuse(group: Any) -> None:
+    """Raise, if the world of this group is gone: what has ended in C++ says nothing of the world."""
+    known = _ends.get(group)
+    if known is not None:
+        raise copy.copy(known)
+
+
+def ended(error: BaseException, group: Any) -> BaseException | None:
+    """Return what to raise instead of an operation's `error`, where the world of its `group` is gone."""
+    known = _ends.get(group)
+    if (
+        known is None
+        or isinstance(error, MultiworldError)
+        or not isinstance(error, RuntimeError | ValueError)
+    ):
+        return None
+    return copy.copy(known)
 
 
 class Departed:

@@ -26,6 +26,7 @@ from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
+from multiworld._c10d.routing.ended_groups import ended, refuse
 from multiworld._c10d.routing.error_owner import guessed, stays, translated
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, original_world, owner_of, owner_of_name
@@ -151,7 +152,8 @@ def _of_call(error: BaseException, group: Any) -> BaseException | None:
     if group in original_world().pg_map:
         stays(error)
         return None
-    return guessed(error, current())  # of a world that is gone
+    instead = ended(error, group)
+    return guessed(error, current()) if instead is None else instead
 
 
 def _functional(original: Any) -> Any:
@@ -265,6 +267,8 @@ def _posting(original: Any) -> Any:
             if owner is not None and owner.operations is not None and not _compiling():
                 work = owner.operations.run(name, group, args, kwargs, function)
             else:
+                if owner is None:
+                    refuse(group)
                 work = function(group, *args, **kwargs) if kwargs else function(group, *args)
         except Exception as error:
             try:
@@ -312,6 +316,8 @@ def _collective(original: Any) -> Any:
                     raise_instead(error, translated(error, owner))
                 finally:
                     del group, owner, args, kwargs
+        if owner is None:
+            refuse(group)
         return function(group, *args, **kwargs) if kwargs else function(group, *args)
 
     return _dressed(call, original)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts, facts_before
+from multiworld._c10d.routing.ended_groups import QUESTIONS, Departed, facts, facts_before, remember
 from multiworld._c10d.routing.stack import entering
 from multiworld.errors import RouterError, WorldClosedError
 
@@ -409,6 +409,8 @@ class WorldState(c10d._World):
             if _tokens.get(self.token) is self:
                 del _tokens[self.token]
         self.unregister_names()
+        if self._make_error is not None:
+            remember(tuple(self.pg_map), self._make_error)
         group, self._default_pg, self.ready, self._late = self._default_pg, None, None, None
         maps = [each for each in vars(self).values() if isinstance(each, _RoutedMap)]
         if group is not None:

@@ -1,0 +1,100 @@
+"""Process groups and models that a program keeps longer than their generation: what their operations raise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from kits.meetkit import until
+from torch.nn.parallel import DistributedDataParallel
+from worldkit import PATIENCE, outcome
+
+import multiworld as mw
+
+
+def operations(group, peer):
+    """Of all the ways in which torch refuses a group that it does not know any more."""
+    x = torch.ones(1)
+    return {
+        "all_reduce": lambda: dist.all_reduce(x, group=group),
+        "of another dtype": lambda: dist.all_reduce(torch.tensor([True]), group=group),
+        "broadcast": lambda: dist.broadcast(x, 0, group=group),
+        "send": lambda: dist.send(x, peer, group=group),
+        "recv": lambda: dist.recv(x, peer, group=group),
+        "method": lambda: group.allreduce([x]).wait(),
+        "objects": lambda: dist.all_gather_object([None, None], 1, group=group),
+    }
+
+
+def keeps_groups(me, size):
+    w = mw.join("w", me.rank, size, store=me.store, timeout=PATIENCE)
+    with w:
+        kept = [dist.new_group([0, 1]), w.group]
+    w.barrier()
+    if me.rank == 0:
+        w.close()
+    else:
+        until(lambda: w.breakage)
+    until(lambda: not any(w.name in state.name for state in living()))  # its group is freed
+    told = {}
+
+    def ask(when):
+        for group in kept:
+            for name, operation in operations(group, 1 - me.rank).items():
+                began = time.monotonic()
+                told.setdefault(outcome(operation)["kinds"][0], []).append((when, name))
+                me.emit("asked", seconds=time.monotonic() - began)
+
+    ask("outside")
+    w.rejoin()
+    ask("of the generation before")
+    with w:
+        ask("in the next one's block")
+        works = torch.ones(1)
+        dist.all_reduce(works)
+    me.emit("told", told=told, works=works.item())
+    w.close()
+
+
+def living():
+    from multiworld._c10d.routing.state import living as states
+
+    return states()
+
+
+def test_groups_of_a_generation_that_is_over_raise_its_error(cast):
+    members = cast.all(keeps_groups, 2)
+    told = [each.expect("told") for each in members]
+    assert [list(each.told) for each in told] == [["WorldClosedError"], ["BrokenWorldException"]]
+    assert [each.works for each in told] == [2.0, 2.0]
+    assert [each.finish() for each in members] == [0, 0]
+    slow = [
+        seen.seconds for each in members for seen in each.heard if seen.name == "asked" and seen.seconds > 0.9
+    ]
+    assert len(slow) < 3, slow  # the next one's members are not asked whether one was lost
+
+
+def trains(me, size, buffers, steps):
+    w = mw.join("w", me.rank, size, store=me.store, timeout=PATIENCE)
+    with w:
+        norm = [torch.nn.BatchNorm1d(2)] if buffers else []
+        model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), *norm))
+        for _ in range(steps):
+            model(torch.ones(4, 2)).sum().backward()
+        w.barrier()
+        if me.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(lambda: w.breakage)
+        me.emit("told", **outcome(lambda: model(torch.ones(4, 2)).sum().backward()))
+    w.close()
+
+
+@pytest.mark.parametrize(("buffers", "steps"), [(True, 3), (False, 1)])
+def test_a_forward_pass_raises_the_worlds_error_in_the_block(cast, buffers, steps):
+    """It broadcasts buffers, and in the second step the order of buckets, both in C++."""
+    members = cast.all(trains, 2, buffers=buffers, steps=steps)
+    assert members[0].expect("told").kinds[0] == "BrokenWorldException"
