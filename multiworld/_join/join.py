@@ -302,6 +302,8 @@ def _join_assigned(
                 _close_new(handle, world)
                 if world is None and handle is not None and handle._torn and not stopped:  # noqa: SLF001
                     raise _torn(plan) from error
+                if isinstance(error, BrokenWorldException) and not (other or stopped):
+                    raise _without_state(plan, error) from error
                 raise
             tries.known = True
             time.sleep(AGAIN)
@@ -321,6 +323,15 @@ def _torn(plan: JoinPlan) -> StateTransferError:
         f"and none that has a state came within {plan.timeout:g} s",
         rule="A state is a member's own, or another's as a whole",
         next_step="Load its own state again, then join again",
+    )
+
+
+def _without_state(plan: JoinPlan, error: BrokenWorldException) -> JoinTimeoutError:
+    return JoinTimeoutError(
+        plan.name,
+        f"{plan.who} of world {plan.name!r} was let in, and did not get its state within {plan.timeout:g} s: {error}",
+        rule="The members that work let a newcomer in, and send it the state, when each of them calls advance",
+        next_step="See that they call it at least that often, or give a longer timeout",
     )
 
 

@@ -466,6 +466,36 @@ def ends_late(me):
     me.hear()
 
 
+def test_a_newcomer_without_a_state_in_time_is_told_as_all_who_join(cast):
+    """The member that works has let it in, and goes on for longer than its timeout before it advances again."""
+    works = cast.start(advances_until_it_is_told, 0)
+    works.expect("in")
+    comes = cast.start(comes_in_vain, 1)
+    comes.expect("let in")
+    works.say("stop")
+    told = comes.expect("told")
+    assert told.kinds[0] == "JoinTimeoutError"
+    assert "did not get its state within 4 s" in told.text
+    works.say("go on")
+    assert works.expect("told").size == 1
+
+
+def advances_until_it_is_told(me):
+    w = enter(me, "1:2", state=Trained(1, 0), last_call=0)
+    me.emit("in")
+    while not me._conn.poll(0.02):  # as a step takes
+        w.advance()
+    me.hear()
+    me.hear()
+    w.advance()
+    me.emit("told", size=w.world_size)
+
+
+def comes_in_vain(me):
+    mw.subscribe(lambda event: me.emit("let in") if isinstance(event, mw.WorldActive) else None)
+    me.emit("told", **outcome(lambda: enter(me, "1:2", state=Trained(1, 0), timeout=4)))
+
+
 # -- DDP --------------------------------------------------------------------------------------------------------------
 
 
