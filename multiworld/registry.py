@@ -135,7 +135,7 @@ class Registry:
 
         Raises:
             InvalidJoinError: this process is in an active world of that name, or is joining it.
-            StaleGenerationError: `held` is closed, and another handle holds the name since.
+            StaleGenerationError: `held` is not active, and another handle has the name since.
         """
         with self._lock:
             self._check_fork()
@@ -149,13 +149,6 @@ class Registry:
                     next_step="Wait for that join, or use another name",
                 )
             there = self._worlds.get(name)
-            if there is not None and there.state is State.ACTIVE:
-                raise InvalidJoinError(
-                    name,
-                    f"world {name!r} is active in this process: generation {there.generation}, rank {there.rank}",
-                    rule="A process is in a world of a name once",
-                    next_step="Use it, close it first, or use another name",
-                )
             if (
                 held is not None
                 and there is not None
@@ -168,6 +161,13 @@ class Registry:
                     f"generation {there.generation}, which is {there.state}",
                     rule="The latest handle of a name is the one that rejoins",
                     next_step="Use multiworld.worlds()[name], or close that one first",
+                )
+            if there is not None and there.state is State.ACTIVE:
+                raise InvalidJoinError(
+                    name,
+                    f"world {name!r} is active in this process: generation {there.generation}, rank {there.rank}",
+                    rule="A process is in a world of a name once",
+                    next_step="Use it, close it first, or use another name",
                 )
             self._joining[name] = join
             return there if there is not held else None

@@ -64,8 +64,9 @@ def test_a_broken_world_gives_way_to_a_new_handle_and_to_itself():
     assert registry.reserve("w", world) is None
 
 
-def test_an_older_handle_does_not_take_the_name():
-    old, new = FakeWorld(State.CLOSED), FakeWorld(State.BROKEN, 2)
+@pytest.mark.parametrize("state", [State.BROKEN, State.ACTIVE])
+def test_an_older_handle_does_not_take_the_name(state):
+    old, new = FakeWorld(State.CLOSED), FakeWorld(state, 2)
     registry = holding(new)
     with pytest.raises(StaleGenerationError, match=r"since generation 1.*generation 2"):
         registry.reserve("w", old)
