@@ -46,8 +46,8 @@ def later_rendezvous(handler: RendezvousHandler) -> RendezvousInfo:
     """Meet the other nodes in another round than the first.
 
     torch 2.6 (2.13 does not) keeps the address of the store for workers from the first round, and raises
-    AssertionError in each later one on a node that is the first of all then, and was not before: no node could
-    come any more once the first one had left. Forgotten, it is asked for anew.
+    AssertionError in each later one on a node that is the first of all then, and was not before: no node
+    could come any more once the first one had left. Forgotten, it is asked for anew.
     """
     kept = handler.__dict__
     if kept.get("_bootstrap_store_info") is not None and kept.get("_shared_tcp_store_server") is None:
