@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from m8d_build.errors import NotApplied
 from m8d_build.files.blobs import blob_id
 from m8d_build.series.diffs import ABSENT
+from m8d_build.series.paths import require_inside
 from m8d_build.series.read import SERIES, Series, parse_series
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def load_receipt(tree: Path) -> Receipt | None:
     """Read a tree's receipt, None if it has none.
 
     Raises:
-        NotApplied: there is one and it cannot be trusted.
+        NotApplied: there is one and it cannot be trusted: it is damaged, or names what is outside the tree.
     """
     path = tree / RECEIPT
     try:
@@ -129,13 +130,15 @@ def load_receipt(tree: Path) -> Receipt | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return _parse(json.loads(raw))
-    except (ValueError, KeyError, TypeError) as exc:
+        receipt = _parse(json.loads(raw))
+        require_inside(tree, [*receipt.series.paths, *(f.path for f in receipt.files), *receipt.folders])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise NotApplied(
             f"{path} is damaged: {type(exc).__name__}: {exc}",
             rule="it says what was applied, and holds the files as they were before",
             next_step=f"Restore the sources (git checkout, or unpack them again) and delete {path.parent}",
         ) from exc
+    return receipt
 
 
 def _parse(data: dict[str, Any]) -> Receipt:
@@ -146,7 +149,9 @@ def _parse(data: dict[str, Any]) -> Receipt:
     for patch, said in zip(series.patches, data["patches"], strict=True):
         if patch.sha256 != said["sha256"]:
             raise ValueError(f"the text of {patch.name} is not the one its sha256 names")
-    files = tuple(Touched(f["path"], unpack(f["pre"]), f["post_blob"], int(f["mode"])) for f in data["files"])
+    files = tuple(
+        Touched(f["path"], unpack(f["pre"]), f["post_blob"], int(f["mode"]) & 0o777) for f in data["files"]
+    )
     for file, said in zip(files, data["files"], strict=True):
         if file.pre_blob != said["pre_blob"]:
             raise ValueError(f"the stored bytes of {file.path} are not those its blob id names")

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import BuildBusy, DirtyTree, DiskFull, OutputUnwritable, WrongTree
-from m8d_build.series.receipt import pack, unpack
+from m8d_build.series.paths import require_inside
+from m8d_build.series.receipt import RECEIPT, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,7 +128,7 @@ def swap(tree: Path, changes: Sequence[Change], *, drop_folders: Sequence[str] =
     changes = [change for change in changes if change.before != change.after]
     folders = missing_folders(tree, [change.path for change in changes if change.after is not None])
     with _translated(tree):
-        home = tree / HOME
+        home = _home(tree)
         try:
             home.mkdir(exist_ok=True)
             _write(home / ".gitignore", b"*\n")  # git must not take our notes for the tree's
@@ -160,21 +161,21 @@ def repair(tree: Path) -> bool:
         Whether there was anything to put back.
 
     Raises:
-        DirtyTree: a file was changed by another program since, or the journal is damaged.
+        DirtyTree: a file was changed by another program since; or the journal is damaged, or names what is
+            outside the tree.
     """
-    journal = tree / HOME / JOURNAL
-    if not journal.exists():
+    journal = _home(tree) / JOURNAL
+    raw = read_file(tree, f"{HOME}/{JOURNAL}")
+    if raw is None:
         _tidy(tree)
         return False
     try:
-        data = json.loads(journal.read_bytes())
-        changes = [
-            Change(c["path"], unpack(c["before"]), unpack(c["after"]), c["mode"]) for c in data["changes"]
-        ]
-        folders = data["folders"]
+        changes, folders = _parse(tree, raw)
     except (ValueError, KeyError, TypeError) as exc:
         raise DirtyTree(
-            f"{journal} is damaged", next_step=f"Restore the tree and delete {journal.parent}"
+            f"{journal} is damaged: {exc}",
+            rule="it holds files of this tree as they were before a run that was stopped half-way",
+            next_step=f"Restore the tree and delete {journal.parent}",
         ) from exc
     for change in changes:
         _beside(tree / change.path).unlink(missing_ok=True)
@@ -206,6 +207,28 @@ def _dump(changes: Sequence[Change], folders: Sequence[str]) -> bytes:
     return json.dumps({"changes": rows, "folders": list(folders)}).encode()
 
 
+def _parse(tree: Path, raw: bytes) -> tuple[list[Change], list[str]]:
+    data = json.loads(raw)
+    changes = [
+        Change(c["path"], unpack(c["before"]), unpack(c["after"]), int(c["mode"]) & 0o777)
+        for c in data["changes"]
+    ]
+    folders = list(data["folders"])
+    require_inside(tree, [*(change.path for change in changes), *folders], also=RECEIPT)
+    return changes, folders
+
+
+def _home(tree: Path) -> Path:
+    home = tree / HOME
+    if home.is_symlink():
+        raise DirtyTree(
+            f"{home} is a symbolic link",
+            rule="notes about the tree lie in the tree",
+            next_step="Remove the link",
+        )
+    return home
+
+
 def _tidy(tree: Path) -> None:
     """Remove our folder once it holds nothing but the note for git."""
     home = tree / HOME
@@ -230,7 +253,8 @@ def _beside(path: Path) -> Path:
 
 
 def _write_beside(path: Path, data: bytes, mode: int) -> None:
-    with _beside(path).open("wb") as file:
+    _beside(path).unlink(missing_ok=True)
+    with _beside(path).open("xb") as file:  # through no link that the tree came with
         file.write(data)
         file.flush()
         os.fchmod(file.fileno(), mode)

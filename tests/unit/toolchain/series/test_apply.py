@@ -31,7 +31,8 @@ from m8d_build.errors import (
 from m8d_build.files.blobs import blob_id
 from m8d_build.series import transaction as swap_module
 from m8d_build.series.apply import apply_series, patched_files, pristine_files, revert_series, tree_version
-from m8d_build.series.receipt import RECEIPT, load_receipt
+from m8d_build.series.diffs import ABSENT
+from m8d_build.series.receipt import RECEIPT, load_receipt, pack
 from m8d_build.series.transaction import HOME, Change, repair, swap
 from m8d_build.series.verify import verify
 
@@ -452,6 +453,77 @@ def test_a_damaged_journal_is_refused(kit):
     (kit.tree / HOME / "journal.json").write_text("{")
     with pytest.raises(DirtyTree, match="damaged"):
         repair(kit.tree)
+
+
+def journal_of(path: str, *folders: str) -> str:
+    changes = [{"path": path, "before": pack(b"theirs"), "after": None, "mode": 0o644}]
+    return json.dumps({"changes": changes, "folders": folders})
+
+
+def outside(kit) -> list[Path]:
+    return [path for path in kit.tree.parent.rglob("*") if kit.tree not in (path, *path.parents)]
+
+
+OUTSIDE = [
+    "../victim/evil.pth",
+    "{root}/victim/evil.pth",
+    "a/../../victim/evil.pth",
+    "link/evil.pth",
+    ".git/config",
+]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_journal_that_leads_out_of_the_tree_is_damaged(kit, path):
+    (kit.tree.parent / "victim").mkdir()
+    (kit.tree / "link").symlink_to(kit.tree.parent / "victim")
+    (kit.tree / HOME).mkdir()
+    (kit.tree / HOME / "journal.json").write_text(journal_of(path.format(root=kit.tree.parent)))
+    before = outside(kit)
+    with pytest.raises(DirtyTree, match="damaged"):
+        apply(kit)
+    assert outside(kit) == before
+    assert not (kit.tree / ".git").exists()
+
+
+def test_a_journal_removes_no_folder_outside_the_tree(kit):
+    (kit.tree.parent / "victim").mkdir()
+    (kit.tree / HOME).mkdir()
+    (kit.tree / HOME / "journal.json").write_text(journal_of("a", "../victim"))
+    with pytest.raises(DirtyTree, match="damaged"):
+        repair(kit.tree)
+    assert (kit.tree.parent / "victim").is_dir()
+    assert not (kit.tree / "a").exists()
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_receipt_that_leads_out_of_the_tree_is_damaged(kit, path):
+    (kit.tree.parent / "victim").mkdir()
+    (kit.tree / "link").symlink_to(kit.tree.parent / "victim")
+    apply(kit)
+    data = json.loads((kit.tree / RECEIPT).read_text())
+    file = {"path": path.format(root=kit.tree.parent), "mode": 0o644, "pre": pack(b"theirs")}
+    data["files"].append({**file, "pre_blob": blob_id(b"theirs"), "post_blob": ABSENT})
+    (kit.tree / RECEIPT).write_text(json.dumps(data))
+    before = outside(kit)
+    with pytest.raises(NotApplied, match="damaged"):
+        revert_series(kit.tree)
+    assert outside(kit) == before
+    assert not (kit.tree / ".git").exists()
+
+
+def test_notes_go_through_no_link_that_the_tree_came_with(kit):
+    victim = kit.tree.parent / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    (kit.tree / HOME).symlink_to(victim)
+    with pytest.raises(DirtyTree, match="symbolic link"):
+        apply(kit)
+    (kit.tree / HOME).unlink()
+    beside = kit.tree / Path(NCCL).parent / f".{Path(NCCL).name}.m8d-new"
+    beside.symlink_to(victim / "file")
+    apply(kit)
+    assert [path.read_text() for path in victim.iterdir()] == ["mine"]
 
 
 def test_swap_leaves_folders_that_others_use(tmp_path):
