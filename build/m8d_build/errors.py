@@ -1,6 +1,7 @@
 """Errors of the toolchain, each with an exit code of its own (a test holds them unique).
 
-0 is success, 1 an unexpected error (a bug), 2 wrong arguments (argparse), 130 Ctrl-C.
+0 is success, 1 an unexpected error (a bug), 2 wrong arguments (argparse), 130 Ctrl-C; after SIGTERM or SIGHUP
+it is 128 and the signal's number, 143 or 129.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rich.console import Console
 
+from m8d_build.cli._stopping import Stop, stopping
 from m8d_build.errors import BuildError, DiskFull, Interrupted
 from m8d_build.settings import Settings
 
@@ -70,17 +71,22 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
             stream.reconfigure(errors="backslashreplace")
     out = console or Console(highlight=False, width=width)
     messages = console or Console(stderr=True, highlight=False)
+    stop = Stop()
     try:
-        return _run(arguments, out)
+        with stopping() as stop:
+            return _run(arguments, out)
+    except Interrupted as exc:
+        _explain(messages, exc)
+        return stop.exit_code(exc.exit_code)
     except BuildError as exc:
         _explain(messages, exc)
         return exc.exit_code
     except KeyboardInterrupt:
         stopped = Interrupted(
-            "stopped by Ctrl-C", next_step="Run it again: it goes on from the last finished step"
+            f"stopped by {stop.by}", next_step="Run it again: it goes on from the last finished step"
         )
         _explain(messages, stopped)
-        return Interrupted.exit_code
+        return stop.exit_code(stopped.exit_code)
     except OSError as exc:
         if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise

@@ -5,8 +5,11 @@ import fcntl
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -278,6 +281,56 @@ def test_full_disk_unwritable_folder_and_ctrl_c(kit, monkeypatch, command, fault
     monkeypatch.setattr("m8d_build.series.transaction.os.fsync", fsync)
     fails(kit, error, *words)
     assert main(kit, *words)[0] == 0  # and the next run does it
+
+
+STARTS_A_CHILD = """
+import signal, sys
+from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
+from m8d_build import cli, proc
+import m8d_build.cli.verify as command
+def execute(*_):
+    proc.run(["sh", "-c", "echo $$; exec sleep 300"], what="sleep", log=Path(sys.argv[1]))
+command.execute = execute
+sys.exit(cli.main(["verify"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_was_started_ends_with_a_run_that_is_told_to_stop(tmp_path, number):
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'build'}{os.pathsep}{ROOT}"}
+    log = tmp_path / "log"
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_A_CHILD, str(log)], stderr=subprocess.PIPE, text=True, env=environ
+    ) as run:
+        deadline = time.monotonic() + 60
+        said: list[str] = []
+        while len(said) < 2 and time.monotonic() < deadline:
+            said = log.read_text().splitlines() if log.exists() else []
+            time.sleep(0.02)
+        child = int(said[1])
+        run.send_signal(number)
+        messages = run.communicate(timeout=60)[1]
+        assert (run.returncode, messages.startswith("Interrupted: stopped by SIG")) == (128 + number, True), (
+            messages
+        )
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+
+
+def test_the_handlers_of_the_program_that_calls_are_left_alone(kit):
+    def theirs(*_):
+        pass
+
+    before = signal.signal(signal.SIGTERM, theirs)
+    try:
+        hup = signal.getsignal(signal.SIGHUP)
+        assert main(kit, "verify")[0] == 0
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == (theirs, hup)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(main, kit, "verify").result(timeout=60)[0] == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_no_room_outside_our_own_code_is_a_full_disk_too(kit, monkeypatch):
