@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import hashlib
 import io
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
@@ -21,6 +23,11 @@ from multiworld.provenance.statement import (
     statement_bytes,
 )
 
+try:
+    from lzma import LZMAError as _LzmaError
+except ImportError:  # a Python without lzma: zipfile says NotImplementedError
+    _LzmaError = zipfile.BadZipFile  # type: ignore[misc,assignment]
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -28,11 +35,21 @@ if TYPE_CHECKING:
     from multiworld._c10d.marker import Marker
     from multiworld.provenance.statement import Statement
 
-__all__ = ["VerifiedWheel", "file_digest", "record_sha256", "signed_statement", "verify_wheel"]
+__all__ = [
+    "BROKEN_ZIP",
+    "VerifiedWheel",
+    "file_digest",
+    "of_damage",
+    "record_sha256",
+    "signed_statement",
+    "verify_wheel",
+]
 
 _BLOCK = 1 << 20
 _AGAIN = "Take the wheel again from where it came from, or build it again"
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
+# What zipfile and the decompressors raise on bytes that are no whole zip, beside OSError (`of_damage`):
+# RuntimeError where a bit says encrypted, ValueError where a name is not in its encoding.
+BROKEN_ZIP = (zipfile.BadZipFile, zlib.error, _LzmaError, struct.error, EOFError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ def verify_wheel(path: Path, progress: Callable[[int, int], None] = lambda *_: N
             said = f"{dist_info}/{STATEMENT_NAME}"
             data = archive.read(said) if said in digests else None
             marker = archive.read(MARKER_ENTRY) if MARKER_ENTRY in digests else None
-    except _BROKEN as exc:
+    except (*BROKEN_ZIP, OSError) as exc:
         raise _unsound(path, f"cannot be read: {exc}", "it must be a whole wheel") from exc
     _check_record(path, record, digests, f"{dist_info}/RECORD")
     if data is None:
@@ -92,6 +109,14 @@ def verify_wheel(path: Path, progress: Callable[[int, int], None] = lambda *_: N
     if found:
         raise _unsound(path, f"contradicts itself: {'; '.join(found)}", "statement, marker and files agree")
     return VerifiedWheel(path, file_digest(path), len(names), statement)
+
+
+def of_damage(exc: BaseException) -> bool:
+    """Whether damaged bytes of a zip are the cause, where it may be OSError, and the system another.
+
+    bz2 gives no number, and an offset out of range is an invalid argument.
+    """
+    return not isinstance(exc, OSError) or exc.errno in {None, errno.EINVAL}
 
 
 def signed_statement(statement: Statement, name: str, sha256: str) -> bytes:

@@ -108,6 +108,39 @@ def write_wheel(
     return path
 
 
+DAMAGES = ("name", "deflate", "lzma", "bz2", "encrypted", "offset")
+
+
+def damage(path: Path, entry: str, how: str) -> Path:
+    """Damage an entry (ASCII name, not empty) in one of the ways in DAMAGES, without changing its CRC."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        info, directory = archive.getinfo(entry), archive.start_dir
+    name, local = entry.encode(), info.header_offset
+    content = local + 30 + len(name)
+    listed = data.index(b"PK\x01\x02", directory)
+    while data[listed + 46 :][: len(name)] != name:
+        listed = data.index(b"PK\x01\x02", listed + 4)
+    flags, method, begins = 0, zipfile.ZIP_DEFLATED, b"\xff\xff"
+    if how == "name":
+        flags, begins = 0x800, b""  # UTF-8, says the directory
+        data[local + 30] = 0xFF
+    elif how == "encrypted":
+        flags, begins = 0x1, b""
+    elif how == "lzma":
+        method, begins = zipfile.ZIP_LZMA, b"\x09\x04\x00\x00"
+    elif how == "bz2":
+        method = zipfile.ZIP_BZIP2
+    elif how == "offset":  # of the directory: entries seem to begin before the file
+        end = data.rindex(b"PK\x05\x06") + 16
+        data[end : end + 4] = (directory + 1000).to_bytes(4, "little")
+    for header in (local + 6, listed + 8):
+        data[header : header + 4] = flags.to_bytes(2, "little") + method.to_bytes(2, "little")
+    data[content : content + len(begins)] = begins
+    path.write_bytes(data)
+    return path
+
+
 def target_of(path: Path | None = None, **changes: object) -> Target:
     """The target of torch 2.6.0, with one wheel on record if given."""
     known = (

@@ -22,6 +22,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room
 from m8d_build.files.lock import hold
 from m8d_build.progress import Silent
+from multiworld.provenance.wheel import BROKEN_ZIP, of_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -238,7 +239,9 @@ def _fault(path: Path, sha256: str) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as exc:
+    except (*BROKEN_ZIP, OSError) as exc:
+        if not of_damage(exc):
+            raise
         return f"is no whole zip file ({exc})"
     return f"has a damaged member {broken}" if broken else ""
 

@@ -10,7 +10,6 @@ import errno
 import shutil
 import tempfile
 import zipfile
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
+from multiworld.provenance.wheel import BROKEN_ZIP, of_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -202,7 +202,9 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, FileNotFoundError) as exc:
+    except (*BROKEN_ZIP, OSError) as exc:
+        if not isinstance(exc, FileNotFoundError) and not of_damage(exc):
+            raise
         raise WheelInvalid(
             f"{wheel} cannot be read: {exc}",
             rule="it must be a whole wheel",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +16,7 @@ from m8d_build.files.blobs import file_sha256
 from m8d_build.wheel.recordfile import parse_record, record_digest
 from m8d_build.wheel.versionfile import VERSION_ENTRY, parse_version_file
 from multiworld.provenance.statement import MARKER_ENTRY
+from multiworld.provenance.wheel import BROKEN_ZIP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,16 +36,6 @@ CHUNK = 1 << 20
 _ENCRYPTED = 0x1
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")  # signatures over RECORD cannot stand in it
 _AGAIN = "Download the official wheel again, or delete it so that it is downloaded anew"
-# Everything zipfile and zlib raise on bytes that are no whole zip.
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    NotImplementedError,
-    UnicodeDecodeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -120,7 +109,7 @@ class WheelFile:
             raise _invalid(self.path, f"has no {name}", "an official torch wheel has it")
         try:
             archive = zipfile.ZipFile(self.path)
-        except (*_BROKEN, OSError) as exc:
+        except (*BROKEN_ZIP, OSError) as exc:
             raise _damaged(self.path, name, exc) from exc
         with archive:
             yield from self._blocks(archive, info, size)
@@ -130,7 +119,7 @@ class WheelFile:
             with archive.open(info) as stream:
                 while block := stream.read(size):
                     yield block
-        except (*_BROKEN, OSError) as exc:
+        except (*BROKEN_ZIP, OSError) as exc:
             raise _damaged(self.path, info.filename, exc) from exc
 
     def version_file(self) -> VersionFile:
@@ -268,7 +257,7 @@ def open_wheel(path: Path) -> WheelFile:
             _check_end(path, archive, infos)
     except FileNotFoundError as exc:
         raise _invalid(path, "is not there", "it must be an official wheel") from exc
-    except (*_BROKEN, OSError) as exc:
+    except (*BROKEN_ZIP, OSError) as exc:
         raise _invalid(path, f"is no whole zip archive ({exc})", "it is damaged or was cut short") from exc
     metadata, wheel, record = texts
     stated = BytesHeaderParser().parsebytes(metadata)["Version"]

@@ -7,6 +7,7 @@ import shutil
 import zipfile
 
 import pytest
+from kits.fakewheel import DAMAGES, damage
 from kits.provenancekit import DIST_INFO, OVERLAY, marker, patched_wheel, rewritten
 
 from multiworld.errors import ProvenanceError
@@ -86,6 +87,13 @@ def test_what_is_no_wheel_is_told(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", b"")
     with pytest.raises(ProvenanceError, match="has 0 files RECORD"):
+        verify_wheel(path)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_wheel_is_told(tmp_path, how):
+    path = damage(patched_wheel(tmp_path).path, "torch/__init__.py", how)
+    with pytest.raises(ProvenanceError, match="cannot be read"):
         verify_wheel(path)
 
 

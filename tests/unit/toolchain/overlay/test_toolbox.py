@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from kits.fakewheel import DAMAGES, damage
 
 from m8d_build.errors import DiskFull, PrerequisiteMissing, WheelInvalid
 from m8d_build.overlay import toolbox
@@ -124,6 +125,13 @@ def test_a_damaged_member_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"x" * 100, b"x" * 99 + b"y"))
     with pytest.raises(WheelInvalid, match="CRC"):
         extract(path, tmp_path / "into", lambda name: True)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_member_damaged_in_any_way_is_refused(tmp_path: Path, torch: Path, how: str) -> None:
+    damage(torch, "torch/include/a.h", how)
+    with pytest.raises(WheelInvalid, match="cannot be read"):
+        extract(torch, tmp_path / "into", lambda name: True)
 
 
 @pytest.mark.parametrize("name", ["../outside.h", "/absolute.h", "torch/../../outside.h"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from kits.fakewheel import DAMAGES, damage
 
 from m8d_build.environments import download
 from m8d_build.environments.download import Retry, WheelRequest, get_wheel, official_request
@@ -214,6 +215,17 @@ def test_a_damaged_kept_file_is_removed_even_if_no_other_can_be_had(settings, ke
     with pytest.raises(WheelUnreachable):
         get_wheel(DEMO, settings, pip=FakePip([failed(OFFLINE)]), retry=Clock().retry(attempts=1))
     assert leftovers(kept) == []
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_kept_file_without_a_hash_is_fetched_again_however_it_is_damaged(settings, kept, how):
+    kept.mkdir(parents=True)
+    with zipfile.ZipFile(kept / PURE, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("demo.py", "x = 1\n" * 50)
+    damage(kept / PURE, "demo.py", how)
+    pip = FakePip([PURE])
+    assert get_wheel(DEMO, settings, pip=pip) == get_wheel(DEMO, settings, pip=pip) == kept / PURE
+    assert len(pip.commands) == 1
 
 
 def test_a_long_list_of_versions_is_told_short(settings):

@@ -3,7 +3,19 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from kits.fakewheel import COMMIT, METADATA, NAME, VERSION, WHEEL, contents, record_of, target_of, write_wheel
+from kits.fakewheel import (
+    COMMIT,
+    DAMAGES,
+    METADATA,
+    NAME,
+    VERSION,
+    WHEEL,
+    contents,
+    damage,
+    record_of,
+    target_of,
+    write_wheel,
+)
 from packaging.version import Version
 
 from m8d_build.errors import WheelAlreadyPatched, WheelInvalid, WheelMismatch
@@ -69,6 +81,13 @@ def test_a_flipped_byte_in_an_entry_is_found_by_the_deep_check(tmp_path):
     wheel.verify_record()
     with pytest.raises(WheelInvalid, match=r"libtorch_cuda\.so is damaged"):
         wheel.verify_record(deep=True)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_an_entry_damaged_in_any_way_is_refused(tmp_path, how):
+    path = damage(write_wheel(tmp_path), "torch/version.py", how)
+    with pytest.raises(WheelInvalid):
+        open_wheel(path).verify_record(deep=True)
 
 
 def test_an_entry_swapped_with_a_right_crc_is_found_by_the_deep_check(tmp_path):
