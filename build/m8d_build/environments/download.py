@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -178,6 +179,8 @@ def get_wheel(
     reporter = reporter or Silent()
     folder = settings.cache / "wheels"
     with hold(folder, what=f"download {request}", wait=WAIT), needs_room(folder, f"downloading {request}"):
+        for left in folder.glob(".part-*"):  # by a run that was killed: the lock is ours
+            shutil.rmtree(left, ignore_errors=True)
         kept = _kept(request, folder, reporter)
         if kept is not None:
             return kept

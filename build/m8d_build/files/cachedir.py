@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from m8d_build.errors import BuildBusy
 from m8d_build.files.disk import remove_tree
+from m8d_build.files.lock import LOCK_NAME, hold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +20,8 @@ __all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
 DAY = 86400.0
 # Prefix of what is being removed: of a folder under its own name a part would be taken for the whole.
 _ASIDE = ".pruned-"
+_LOCKS = ".locks"  # of the environments, beside them
+_WORK = "work"
 # Folders of the cache and what they are for; an entry is whatever lies directly in one.
 KINDS = {
     "wheels": "official wheels and packages with headers",
@@ -25,6 +30,7 @@ KINDS = {
     "objects": "compiled units",
     "deflate": "compressed parts of patched wheels",
     "envs": "environments of check-wheel and tests-torch",
+    _WORK: "libraries unpacked for a build that runs, or was killed",
 }
 
 
@@ -36,27 +42,34 @@ class Kept:
         kind: one of KINDS.
         path: a file or folder.
         size: bytes on disk.
-        used: seconds since the epoch when it was last read or written.
+        used: seconds since the epoch when it was last read or written; 0 of unfinished work, which no later
+            run takes up.
+        lock: the folder that a run holds that may still work on it; None if there is none.
     """
 
     kind: str
     path: Path
     size: int
     used: float
+    lock: Path | None = None
 
 
 def survey(cache: Path) -> tuple[Kept, ...]:
-    """Return the cache's contents, without locks and unfinished work, whose names begin with a dot.
+    """Return the cache's contents, without locks; with what runs that were killed have left.
 
-    What a `prune` that was interrupted has left is among them, and unused since the epoch.
+    Unfinished work that no lock speaks for is among them once it was not touched for a day.
     """
     found = []
     for kind in KINDS:
-        folder = cache / kind
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name.startswith(_ASIDE):
-                found.append(replace(_entry(kind, path), used=0.0))
-            elif not path.name.startswith("."):
+        for path in _inside(cache / kind):
+            if kind == _WORK:
+                found += [replace(_entry(kind, left), used=0.0, lock=path) for left in _inside(path)]
+            elif path.name.startswith("."):
+                entry = _entry(kind, path)
+                lock = _lock_of(kind, path)
+                if lock is not None or path.name.startswith(_ASIDE) or time.time() - entry.used >= DAY:
+                    found.append(replace(entry, used=0.0, lock=lock))
+            else:
                 found.append(_entry(kind, path))
     return tuple(found)
 
@@ -67,22 +80,49 @@ def unused(entries: Sequence[Kept], days: float, now: float) -> tuple[Kept, ...]
 
 
 def prune(entries: Sequence[Kept]) -> int:
-    """Remove entries; return how many bytes they had.
+    """Remove entries, but for unfinished work that a run holds; return how many bytes they had.
 
     Raises:
         OSError: one cannot be removed.
     """
+    freed = 0
     for entry in entries:
-        path = entry.path
-        if path.is_dir() and not path.is_symlink():
-            if not path.name.startswith(_ASIDE):
-                aside = path.with_name(_ASIDE + path.name)
-                remove_tree(aside)  # of a run that was interrupted
-                path = path.rename(aside)
-            remove_tree(path)
-        else:
-            path.unlink(missing_ok=True)
-    return sum(entry.size for entry in entries)
+        try:
+            with hold(entry.lock, what="prune the cache") if entry.lock else nullcontext():
+                _remove(entry)
+        except BuildBusy:
+            continue  # the run that holds it removes it
+        freed += entry.size
+    return freed
+
+
+def _remove(entry: Kept) -> None:
+    path = entry.path
+    if path.is_dir() and not path.is_symlink():
+        if not path.name.startswith("."):
+            aside = path.with_name(_ASIDE + path.name)
+            remove_tree(aside)  # of a run that was interrupted
+            path = path.rename(aside)
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return what lies in a folder, locks left out."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in found if not path.name.startswith(LOCK_NAME) and path.name != _LOCKS]
+
+
+def _lock_of(kind: str, unfinished: Path) -> Path | None:
+    """Return the folder that the run holds that makes this."""
+    if unfinished.name.startswith(_ASIDE):
+        return None
+    if kind == "wheels":
+        return unfinished.parent
+    if kind == "envs":  # ".part-NAME" and ".old-NAME"
+        return unfinished.parent / _LOCKS / unfinished.name.partition("-")[2]
+    return None
 
 
 def _entry(kind: str, path: Path) -> Kept:

@@ -11,6 +11,7 @@ from rich.console import Console
 from m8d_build.cli import main
 from m8d_build.files import cachedir
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
+from m8d_build.files.lock import hold
 from m8d_build.settings import REPO_ROOT
 
 NOW = 1_000_000_000.0
@@ -65,6 +66,51 @@ def test_what_an_interrupted_run_leaves_is_no_entry_and_goes_with_the_next(
     assert [entry.kind for entry in unused(survey(cache), 45, NOW)] == ["envs"]
     prune(unused(survey(cache), 45, NOW))
     assert [path.name for path in (cache / "envs").iterdir()] == [".locks"]
+
+
+LEFT = ["work/torch-2.6.0-cp311/build", "wheels/.part-abc", "envs/.part-tests-cp311-0"]
+
+
+def leave(cache: Path, *places: str) -> None:
+    for place in places:
+        (cache / place).mkdir(parents=True)
+        (cache / place / "half").write_bytes(b"x" * 5000)
+
+
+def test_what_a_killed_run_leaves_is_shown_and_goes(cache: Path) -> None:
+    leave(cache, *LEFT)
+    with hold(cache / "work/torch-2.6.0-cp311", what="build"):
+        pass  # its lock stays, as that of a killed run does
+    found = [entry for entry in survey(cache) if entry.path.relative_to(cache).as_posix() in LEFT]
+    assert [entry.used for entry in found] == [0.0] * 3
+    assert prune(unused(survey(cache), 45, NOW)) >= 4 * 5000
+    assert not any((cache / place).exists() for place in LEFT)
+    assert {entry.path.name for entry in survey(cache)} == {"old.whl", "new.whl", "a.o"}
+
+
+@pytest.mark.parametrize(
+    ("place", "lock"),
+    [
+        (LEFT[0], "work/torch-2.6.0-cp311"),
+        (LEFT[1], "wheels"),
+        (LEFT[2], "envs/.locks/tests-cp311-0"),
+    ],
+)
+def test_what_a_run_works_on_stays(cache: Path, place: str, lock: str) -> None:
+    leave(cache, place)
+    with hold(cache / lock, what="build"):
+        left = unused([entry for entry in survey(cache) if entry.path == cache / place], 0, NOW)
+        assert (len(left), prune(left)) == (1, 0)
+    assert (cache / place / "half").exists()
+
+
+@pytest.mark.parametrize("place", ["objects/.part-abc", "headers/.torch-abc.xyz", "deflate/.part-abc"])
+def test_unfinished_work_without_a_lock_goes_after_a_day(cache: Path, place: str) -> None:
+    leave(cache, place)
+    assert cache / place not in {entry.path for entry in survey(cache)}
+    for path in (cache / place / "half", cache / place):
+        os.utime(path, (NOW, NOW))
+    assert cache / place in {entry.path for entry in unused(survey(cache), 30, NOW)}
 
 
 def test_a_folder_is_as_young_as_its_youngest_file(cache: Path) -> None:

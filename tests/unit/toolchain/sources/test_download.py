@@ -228,6 +228,13 @@ def test_a_kept_file_without_a_hash_is_fetched_again_however_it_is_damaged(setti
     assert len(pip.commands) == 1
 
 
+def test_what_a_killed_download_left_is_removed(settings, kept):
+    (kept / ".part-abc").mkdir(parents=True)
+    (kept / ".part-abc" / PURE).write_bytes(b"half")
+    get_wheel(DEMO, settings, pip=FakePip([PURE]))
+    assert leftovers(kept) == [PURE, f"{PURE}.sha256"]
+
+
 def test_a_long_list_of_versions_is_told_short(settings):
     many = ", ".join(f"1.{n}" for n in range(30, 90))
     with pytest.raises(WheelUnreachable) as caught:
