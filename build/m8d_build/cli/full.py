@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.cli._common import announce, choose_target, python_tag
+from m8d_build.cli._common import announce, choose_target, positive, python_tag
 from m8d_build.files.blobs import file_sha256
 from m8d_build.full.actions import StandardActions
 from m8d_build.full.build import run_full, unfinished
@@ -61,7 +61,7 @@ def configure_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", metavar="X.Y", help="Python to build for (default: the one running this)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the wheel, the logs and the build go")
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="compilers side by side (default: one per core and 6 GiB)"
+        "--jobs", type=positive, metavar="N", help="compilers side by side (default: one per core and 6 GiB)"
     )
     parser.add_argument(
         "--archs",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from m8d_build.errors import CheckFailed, PrerequisiteMissing, WrongTree
+from m8d_build.errors import BlobMismatch, CheckFailed, PrerequisiteMissing, WrongTree
 from m8d_build.full.portable import Tools, built_wheel, finish_wheel
 from m8d_build.full.steps import Act
 from m8d_build.proc import run
@@ -67,7 +67,11 @@ class StandardActions:
     def _apply(self, tree: Path) -> None:
         if load_receipt(tree) is not None:  # of an earlier run, with another series
             revert_series(tree)
-        apply_series(tree, self.target, self.series)
+        try:
+            apply_series(tree, self.target, self.series)
+        except BlobMismatch as exc:  # which advises --allow-unverified: this build has no such option
+            exc.next_step = f"Use the untouched sources of {self.target.tag}"
+            raise
 
     def _link(self, action: Action) -> None:
         packages = sorted(Path(action["environment"]).glob("lib/python3.*/site-packages"))
@@ -157,7 +161,7 @@ def check_tree(tree: Path, target: Target) -> None:
         )
     found = differences(tree, target)
     if found:
-        raise mismatch(str(tree), found, target)
+        raise mismatch(str(tree), found, target, allowable=False)
 
 
 def submodule_paths(tree: Path) -> tuple[str, ...]:

@@ -53,14 +53,23 @@ def unrecorded(target: Target) -> tuple[str, ...]:
     return tuple(file.path for file in target.files if not file.blob)
 
 
-def mismatch(origin: str, found: Sequence[Difference], target: Target) -> BlobMismatch:
-    """Return the error for a tree that differs; every differing file is listed with both ids."""
+def mismatch(
+    origin: str, found: Sequence[Difference], target: Target, *, allowable: bool = True
+) -> BlobMismatch:
+    """Return the error for a tree that differs; every differing file is listed with both ids.
+
+    Args:
+        origin: where the tree is from.
+        found: what differs.
+        target: what it should be.
+        allowable: whether the command takes --allow-unverified.
+    """
     listed = "".join(f"\n  {difference}" for difference in found)
     return BlobMismatch(
         f"{origin}: {len(found)} of {len(target.files)} files are not those of {target.tag}:{listed}",
         rule="Each file must have the git blob id patches/targets.toml names",
-        next_step=f"Use the untouched sources of {target.tag}, or --allow-unverified if you know why they "
-        "differ",
+        next_step=f"Use the untouched sources of {target.tag}"
+        + (", or --allow-unverified if you know why they differ" if allowable else ""),
     )
 
 

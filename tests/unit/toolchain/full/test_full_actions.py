@@ -118,8 +118,9 @@ def test_a_tree_that_is_not_the_tags_is_refused(tmp_path, name, text, error, mes
     (tree / name).unlink()
     if text is not None:
         (tree / name).write_text(text)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         check_tree(tree, make_target())
+    assert "--allow-unverified" not in str(caught.value), "the full build has no such option"
 
 
 def test_libraries_get_the_names_cmake_looks_for(tmp_path):

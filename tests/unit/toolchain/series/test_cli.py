@@ -93,6 +93,28 @@ def test_wrong_arguments_are_2(words, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--mode", "full", "--wheel", "x.whl", "--allow-unverified"], "--wheel, --allow-unverified"),
+        (["--env", "venv"], "--env"),
+        (["--mode", "overlay", "--archs", "8.0", "--fresh"], "--archs, --fresh"),
+        (["--resume"], "--resume"),
+    ],
+)
+def test_options_of_the_other_mode_are_2(kit, words, shown):
+    code, output = main(kit, "build", "--plan", *words)
+    assert (code, f"excludes {shown}:" in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    "words", [["full", "--jobs", "-3"], ["full", "--jobs", "0"], ["build", "--resume", "--fresh"]]
+)
+def test_arguments_that_say_nothing_are_2(words, capsys):
+    assert cli.main([*words, "--plan"]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
 def test_a_wrong_setting_is_2(kit, monkeypatch):
     monkeypatch.setenv("M8D_JOBS", "many")
     code, output = main(kit, "verify")
