@@ -86,7 +86,7 @@ def run(
     sink = log.open("ab") if log is not None else None
     try:
         if sink is not None:
-            sink.write(f"$ {' '.join(argv)}\n".encode())
+            sink.write(os.fsencode(f"$ {' '.join(argv)}\n"))
             sink.flush()
         try:
             process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def execute(args: argparse.Namespace) -> int:
         aside.write_bytes(envelope)
         aside.replace(out)
     except OSError as exc:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system has none, and refuses all the same
+            aside.unlink(missing_ok=True)
         raise ProvenanceError(
             f"{out} cannot be written: {exc.strerror}", rule="the signature lies beside the wheel"
         ) from exc

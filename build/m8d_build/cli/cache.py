@@ -39,6 +39,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
 
     Raises:
         BuildBusy: another run is pruning.
+        OutputUnwritable: something cannot be removed; all else is.
     """
     freed = 0
     if args.prune:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from m8d_build.errors import BuildBusy
+from m8d_build.errors import BuildBusy, OutputUnwritable
 from m8d_build.files.disk import remove_tree
 from m8d_build.files.lock import LOCK_NAME, hold
 
@@ -83,16 +83,27 @@ def prune(entries: Sequence[Kept]) -> int:
     """Remove entries, but for unfinished work that a run holds; return how many bytes they had.
 
     Raises:
-        OSError: one cannot be removed.
+        OutputUnwritable: one cannot be removed; the others are.
     """
-    freed = 0
+    freed, failed = 0, []
     for entry in entries:
         try:
             with hold(entry.lock, what="prune the cache") if entry.lock else nullcontext():
                 _remove(entry)
         except BuildBusy:
             continue  # the run that holds it removes it
+        except (OSError, OutputUnwritable) as exc:
+            failed.append((entry.path, exc))
+            continue
         freed += entry.size
+    if failed:
+        path, why = failed[0]
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise OutputUnwritable(
+            f"{path}{more} cannot be removed: {why}",
+            rule="files are removed by their owner; all others were removed",
+            next_step="Remove them as the user who made them, or name another cache with --cache",
+        ) from why
     return freed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -175,7 +176,7 @@ def _compile(
         manifest = {
             "schema": CACHE_SCHEMA,
             "unit": job.unit,
-            "files": _dependencies(deps.read_text(), layout),
+            "files": _dependencies(os.fsdecode(deps.read_bytes()), layout),
         }
         target = store / f"{key}.o"
         with tempfile.TemporaryDirectory(prefix=".part-", dir=store) as aside:  # as another build may

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import builtins
+import errno
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -67,6 +69,19 @@ def test_keys_of_openssl_are_taken(tmp_path, capsys):
     wheel = patched_wheel(tmp_path).path
     assert run(capsys, "sign", wheel, "--key", private)[0] == 0
     assert run(capsys, "verify", wheel, "--key", public)[0] == 0
+
+
+def test_a_wheel_on_a_read_only_file_system_is_told(tmp_path, capsys, monkeypatch):
+    wheel = patched_wheel(tmp_path).path
+    private, _ = pair(tmp_path)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("write_bytes", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    code, _, said = run(capsys, "sign", wheel, "--key", private)
+    assert (code, "cannot be written: Read-only file system" in said) == (7, True)
 
 
 def test_an_encrypted_key_takes_its_passphrase(tmp_path, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -98,7 +99,9 @@ def test_a_patched_header_that_hides_one_of_the_toolbox_makes_its_unit_anew(layo
     assert again().path.read_bytes() != before
 
 
-@pytest.mark.parametrize("name", ["c#", "d$$1", "e f", "g:h"])
+@pytest.mark.parametrize(
+    "name", ["c#", "d$$1", "e f", "g:h", pytest.param(os.fsdecode(b"i\xff"), id="not UTF-8")]
+)
 def test_folders_with_names_that_make_would_read_otherwise(tmp_path: Path, name: str) -> None:
     layout = make_layout(tmp_path / name)
     build(layout)

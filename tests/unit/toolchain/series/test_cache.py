@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from m8d_build.cli import main
+from m8d_build.errors import OutputUnwritable
 from m8d_build.files import cachedir
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
 from m8d_build.files.lock import hold
@@ -138,6 +140,21 @@ def test_the_command_shows_and_prunes(cache: Path) -> None:
     assert json.loads(shown(cache, "--json"))["kinds"]["wheels"]["entries"] == 2
     assert "removed" in shown(cache, "--prune", "--days", "0")
     assert survey(cache) == ()
+
+
+def test_files_of_another_user_are_told_and_all_else_goes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> None:
+        if path.name == ".pruned-torch-2.6.0" and path.exists():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path / "bin"))
+
+    monkeypatch.setattr(cachedir, "remove_tree", refused)
+    assert main(["--cache", str(cache), "cache", "--prune", "--days", "0"]) == OutputUnwritable.exit_code
+    said = capsys.readouterr().err
+    assert "torch-2.6.0 cannot be removed" in said
+    assert "Permission denied" in said
+    assert [entry.kind for entry in survey(cache)] == ["envs"]
 
 
 def test_an_empty_cache_is_shown(tmp_path: Path) -> None:

@@ -30,6 +30,13 @@ def test_output_goes_to_the_log_with_the_command_before_it(tmp_path: Path) -> No
     assert {"out", "err"} <= set(text.split())
 
 
+def test_a_folder_whose_name_is_not_utf8_is_logged_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"o\xff")
+    folder.mkdir()
+    proc.run(["ls", folder], what="list", log=folder / "log")
+    assert os.fsencode(f"$ ls {folder}\n") in (folder / "log").read_bytes()
+
+
 def test_a_failure_carries_status_log_and_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     code = "import sys\nfor i in range(100): print('line', i)\nsys.exit(7)"
