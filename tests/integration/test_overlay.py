@@ -431,6 +431,8 @@ def test_an_output_folder_that_cannot_be_written(toy: Toy, tmp_path: Path, share
 def test_two_builds_at_once_in_one_folder(toy: Toy, tmp_path: Path, shared_cache: Path) -> None:
     with hold(tmp_path / "out", what="build something else"):
         refused(command(toy, tmp_path, shared_cache), errors.BuildBusy, "build something else")
+    with hold(shared_cache / "work" / f"torch-2.6.0-{PYTHON}", what="build it into another folder"):
+        refused(command(toy, tmp_path, shared_cache), errors.BuildBusy, "with --cache or M8D_CACHE")
     assert command(toy, tmp_path, shared_cache)[0] == 0
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from m8d_build.cli import print_json
 from m8d_build.cli._common import say
 from m8d_build.files.cachedir import KINDS, prune, survey, unused
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import CACHE_OPTION, hold
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +43,7 @@ def execute(args: argparse.Namespace, settings: Settings, console: Console) -> i
     """
     freed = 0
     if args.prune:
-        with hold(settings.cache, what="prune the cache"):
+        with hold(settings.cache, what="prune the cache", option=CACHE_OPTION):
             freed = prune(unused(survey(settings.cache), args.days, time.time()))
     entries = survey(settings.cache)
     kinds = {

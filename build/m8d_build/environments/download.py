@@ -21,7 +21,7 @@ from m8d_build import proc
 from m8d_build.errors import CommandFailed, PrerequisiteMissing, WheelInvalid, WheelMismatch, WheelUnreachable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import needs_room
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import CACHE_OPTION, hold
 from m8d_build.progress import Silent
 from multiworld.provenance.wheel import BROKEN_ZIP, of_damage
 
@@ -178,7 +178,10 @@ def get_wheel(
         return _given(request, local)
     reporter = reporter or Silent()
     folder = settings.cache / "wheels"
-    with hold(folder, what=f"download {request}", wait=WAIT), needs_room(folder, f"downloading {request}"):
+    with (
+        hold(folder, what=f"download {request}", wait=WAIT, option=CACHE_OPTION),
+        needs_room(folder, f"downloading {request}"),
+    ):
         for left in folder.glob(".part-*"):  # by a run that was killed: the lock is ours
             shutil.rmtree(left, ignore_errors=True)
         kept = _kept(request, folder, reporter)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from m8d_build import proc
 from m8d_build.errors import BuildBusy, CommandFailed, DiskFull, WheelMismatch, WheelUnreachable
 from m8d_build.files.disk import needs_room, remove_tree
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import CACHE_OPTION, hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -208,7 +208,9 @@ class Environments:
     @contextmanager
     def _held(self, name: str, *, wait: float) -> Iterator[None]:
         # The lock lies beside the environment, which is removed while it is held.
-        with hold(self.root / _LOCKS / name, what=f"use the environment {name}", wait=wait):
+        with hold(
+            self.root / _LOCKS / name, what=f"use the environment {name}", wait=wait, option=CACHE_OPTION
+        ):
             yield
 
     def _make(self, recipe: Recipe, base: Environment | None, log: Path) -> None:

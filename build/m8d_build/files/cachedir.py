@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from m8d_build.errors import BuildBusy, OutputUnwritable
 from m8d_build.files.disk import remove_tree
-from m8d_build.files.lock import LOCK_NAME, hold
+from m8d_build.files.lock import CACHE_OPTION, LOCK_NAME, hold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 __all__ = ["KINDS", "Kept", "prune", "survey", "unused"]
@@ -88,7 +89,7 @@ def prune(entries: Sequence[Kept]) -> int:
     freed, failed = 0, []
     for entry in entries:
         try:
-            with hold(entry.lock, what="prune the cache") if entry.lock else nullcontext():
+            with _held(entry):
                 _remove(entry)
         except BuildBusy:
             continue  # the run that holds it removes it
@@ -105,6 +106,12 @@ def prune(entries: Sequence[Kept]) -> int:
             next_step="Remove them as the user who made them, or name another cache with --cache",
         ) from why
     return freed
+
+
+def _held(entry: Kept) -> AbstractContextManager[object]:
+    if entry.lock is None:
+        return nullcontext()
+    return hold(entry.lock, what="prune the cache", option=CACHE_OPTION)
 
 
 def _remove(entry: Kept) -> None:

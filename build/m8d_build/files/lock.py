@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LOCK_NAME", "Holder", "hold", "holder_of"]
+__all__ = ["CACHE_OPTION", "LOCK_NAME", "Holder", "hold", "holder_of"]
 
+CACHE_OPTION = "--cache or M8D_CACHE"
 LOCK_NAME = ".m8d.lock"
 HOLDER_NAME = ".m8d.lock.json"  # beside the lock, not in it: filelock truncates its file in some versions
 
@@ -51,7 +52,12 @@ class Holder:
 
 @contextmanager
 def hold(
-    folder: Path, *, what: str, wait: float = 0.0, clock: Callable[[], float] = time.time
+    folder: Path,
+    *,
+    what: str,
+    wait: float = 0.0,
+    option: str = "--out",
+    clock: Callable[[], float] = time.time,
 ) -> Iterator[Holder]:
     """Hold a folder, made if it is not there, for as long as the context lasts.
 
@@ -62,6 +68,7 @@ def hold(
         folder: what to hold.
         what: what is done there, told to callers that find it held.
         wait: seconds to wait for another holder to finish.
+        option: what names another folder, for the message; ``CACHE_OPTION`` for one in the cache.
         clock: seconds since the epoch.
 
     Raises:
@@ -80,13 +87,13 @@ def hold(
         raise BuildBusy(
             f"{folder} is in use by {held}",
             rule="one build works in a folder at a time",
-            next_step="Wait for it or end it, or use another folder with --out",
+            next_step=f"Wait for it or end it, or use another folder with {option}",
         ) from exc
     except OSError as exc:
         raise OutputUnwritable(
             f"{folder} cannot be locked: {exc.strerror or exc}",
             rule="it must be a folder we may write",
-            next_step="Name another folder with --out (M8D_CACHE for the cache), or correct its permissions",
+            next_step=f"Name another folder with {option}, or correct its permissions",
         ) from exc
     try:
         holder = Holder(os.getpid(), socket.gethostname(), what, clock())

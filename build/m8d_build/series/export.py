@@ -270,7 +270,7 @@ def _write(folder: Path, applied: Series, contents: Mapping[str, bytes], *, dry_
         raise DirtyTree(
             f"changed in {folder} since they were applied: {', '.join(foreign)}",
             rule="export must not lose changes made to the patches themselves",
-            next_step="Move them away or export to another folder with --out, and join the two by hand",
+            next_step="Move them away or export to another folder with --folder, and join the two by hand",
         )
     changes = [Change(name, there[name], data) for name, data in contents.items() if there[name] != data]
     if changes and not dry_run:

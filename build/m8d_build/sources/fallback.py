@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from m8d_build.errors import DiskFull, SourceUnreachable
 from m8d_build.files.disk import needs_room, remove_tree
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import CACHE_OPTION, hold
 from m8d_build.progress import Silent
 from m8d_build.sources.base import SPARSE, SourceTree, Unavailable
 from m8d_build.sources.cache import CacheSource, keep
@@ -120,7 +120,7 @@ def obtain(
         return _first(target, places, settings, wanted, allow_unverified, reporter)
     folder = _folder(settings, target)
     with (
-        hold(folder, what=f"fetch the sources of torch {target.version}", wait=WAIT),
+        hold(folder, what=f"fetch the sources of torch {target.version}", wait=WAIT, option=CACHE_OPTION),
         needs_room(folder, f"fetching the sources of torch {target.version}"),
     ):
         return _first(target, places, settings, wanted, allow_unverified, reporter)

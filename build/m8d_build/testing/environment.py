@@ -22,7 +22,7 @@ from m8d_build.environments.venvs import Environment, Environments, Recipe
 from m8d_build.errors import CommandFailed, UnknownVersion, WheelMismatch, WheelUnreachable
 from m8d_build.files.blobs import file_sha256
 from m8d_build.files.disk import move_into_place, needs_room, remove_tree
-from m8d_build.files.lock import hold
+from m8d_build.files.lock import CACHE_OPTION, hold
 from m8d_build.targets import load_targets
 from m8d_build.testing.versions import ASK
 
@@ -137,7 +137,7 @@ def packages_for(
     name = f"tests-{tag}-{hashlib.sha256(' '.join(needs).encode()).hexdigest()[:12]}"
     root = settings.cache / "envs"
     final, part = root / name, root / f".part-{name}"
-    with hold(root / ".locks" / name, what=f"install {', '.join(needs)}", wait=_WAIT):
+    with hold(root / ".locks" / name, what=f"install {', '.join(needs)}", wait=_WAIT, option=CACHE_OPTION):
         if final.is_dir():
             return final
         added.append(final)

@@ -12,7 +12,7 @@ import pytest
 
 from m8d_build.errors import BuildBusy, DiskFull, OutputUnwritable
 from m8d_build.files import lock
-from m8d_build.files.lock import HOLDER_NAME, hold, holder_of
+from m8d_build.files.lock import CACHE_OPTION, HOLDER_NAME, hold, holder_of
 
 BUILD = Path(lock.__file__).resolve().parents[1]
 HOLDS_UNTIL_ENDED = """
@@ -50,6 +50,16 @@ def test_a_second_holder_is_told_who_holds_it_and_since_when(tmp_path, other_hol
     assert "UTC, for 75 s" in text
     assert str(tmp_path) in text
     assert caught.value.next_step
+
+
+def test_the_advice_is_the_option_that_names_the_folder(tmp_path, other_holder):
+    with pytest.raises(BuildBusy, match="another folder with --out"), hold(tmp_path, what="another"):
+        pass
+    with (
+        pytest.raises(BuildBusy, match="with --cache or M8D_CACHE"),
+        hold(tmp_path, what="x", option=CACHE_OPTION),
+    ):
+        pass
 
 
 def test_a_killed_holder_leaves_the_folder_free(tmp_path, other_holder):
