@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Command", "commands", "main", "print_json"]
 
 BAD_ARGUMENTS = 2
+WITH_VALUE = ("--patches", "--cache")  # before the command, each with a value
 
 
 class Command(Protocol):
@@ -99,17 +100,14 @@ def main(argv: Sequence[str] | None = None, *, console: Console | None = None) -
 
 def _run(arguments: list[str], console: Console) -> int:
     # The command that is asked for is loaded alone: it should not wait for the others' libraries.
-    modules = _modules()
-    words = (word.replace("-", "_") for word in arguments)
-    found = commands(next((word for word in words if word in modules), ""))
+    found = commands(_asked(arguments))
     parser = argparse.ArgumentParser(
         prog="python -m m8d_build",
         description="From an official PyTorch wheel and PyTorch's sources to a patched wheel.",
     )
-    parser.add_argument("--patches", type=Path, metavar="DIR", help="folder with targets.toml and the series")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="downloads and objects (default: M8D_CACHE)"
-    )
+    patches, cache = WITH_VALUE
+    parser.add_argument(patches, type=Path, metavar="DIR", help="folder with targets.toml and the series")
+    parser.add_argument(cache, type=Path, metavar="DIR", help="downloads and objects (default: M8D_CACHE)")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, command in found.items():
         command.configure_parser(subparsers.add_parser(name, help=command.HELP, description=command.HELP))
@@ -128,6 +126,18 @@ def _run(arguments: list[str], console: Console) -> int:
         console.print(str(exc), markup=False)
         return BAD_ARGUMENTS
     return found[args.command].execute(args, settings, console)
+
+
+def _asked(arguments: Sequence[str]) -> str:
+    """Return the module of the command that is asked for, "" if that is not certain."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            name = word.replace("-", "_")
+            return name if name in _modules() else ""
+        if any(option.startswith(word) for option in WITH_VALUE):  # argparse takes shortened ones, too
+            next(words, None)
+    return ""
 
 
 def _explain(console: Console, error: BuildError) -> None:

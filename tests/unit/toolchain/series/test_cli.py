@@ -115,6 +115,19 @@ def test_arguments_that_say_nothing_are_2(words, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("before", [["--cache", "cache"], ["--cach", "targets"], ["--cache=check"]])
+def test_a_folder_may_have_the_name_of_a_command(kit, before, monkeypatch):
+    assert main(kit, *before, "verify") == main(kit, "verify")
+    monkeypatch.chdir(kit.patches.parent)
+    assert cli.main(["--patches", "patches", *before, "verify"]) == 0
+
+
+def test_a_word_that_is_no_command_is_told_all_of_them(capsys):
+    assert cli.main(["nope", "verify"]) == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in COMMANDS)
+
+
 def test_a_wrong_setting_is_2(kit, monkeypatch):
     monkeypatch.setenv("M8D_JOBS", "many")
     code, output = main(kit, "verify")
