@@ -7,19 +7,20 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType, TracebackType
 
-__all__ = ["Finished", "run", "tail_of", "which"]
+__all__ = ["Finished", "Unbroken", "run", "tail_of", "which"]
 
 TAIL_LINES = 30
 CANCEL_POLL = 0.2  # seconds between looks at a cancel event
@@ -36,6 +37,42 @@ class Finished:
 
     stdout: str
     seconds: float
+
+
+class Unbroken:
+    """Holds signals that raise back until a program that is being started is known.
+
+    One that arrives before would leave it running: nothing could name it. Ctrl-C, and what ``cli`` makes of
+    SIGTERM and SIGHUP, raise when the context ends instead.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._came: list[tuple[int, FrameType | None]] = []
+        self._holding = True
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # Python runs handlers there alone
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._before[number] = handler
+                    signal.signal(number, self._note)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holding = False
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for number, frame in self._came:
+            self._before[number](number, frame)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._holding:
+            self._came.append((number, frame))
+        else:  # between the lines above
+            self._before[number](number, frame)
 
 
 def which(program: str, *, why: str, next_step: str) -> str:
@@ -84,28 +121,22 @@ def run(
     environ = {**os.environ, **(env or {})}
     started = time.monotonic()
     sink = log.open("ab") if log is not None else None
+    process: subprocess.Popen[bytes] | None = None
     try:
         if sink is not None:
             sink.write(os.fsencode(f"$ {' '.join(argv)}\n"))
             sink.flush()
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=sink or subprocess.PIPE,
-                stderr=subprocess.STDOUT if sink else subprocess.PIPE,
-                cwd=cwd,
-                env=environ,
-                start_new_session=True,  # so that a deadline or Ctrl-C can end its children too
-            )
-        except OSError as exc:
-            raise CommandFailed(
-                f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log
-            ) from exc
-        try:
+            with Unbroken():
+                process = _start(argv, cwd, environ, sink)
             ended = _finish(process, started + timeout, cancel)
-        except BaseException:
-            _end(process)
+        except BaseException as exc:
+            if process is not None:
+                _end(process)
+            elif isinstance(exc, OSError):
+                raise CommandFailed(
+                    f"cannot {what}: {argv[0]}: {exc.strerror}", next_step=next_step, log=log
+                ) from exc
             raise
         if ended is None:
             _end(process)
@@ -139,6 +170,20 @@ def tail_of(log: Path | None, lines: int = TAIL_LINES) -> str:
         return ""
     with log.open(encoding="utf-8", errors="replace") as file:
         return "".join(deque(file, maxlen=lines)).rstrip()
+
+
+def _start(
+    argv: Sequence[str], cwd: Path | None, environ: Mapping[str, str], sink: BinaryIO | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=sink or subprocess.PIPE,
+        stderr=subprocess.STDOUT if sink else subprocess.PIPE,
+        cwd=cwd,
+        env=environ,
+        start_new_session=True,  # so that a deadline or Ctrl-C can end its children too
+    )
 
 
 def _finish(

@@ -7,10 +7,11 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from m8d_build.errors import CommandFailed, PrerequisiteMissing
 from m8d_build.files.disk import remove_tree
+from m8d_build.proc import Unbroken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,34 +147,42 @@ class _Door:
 
     def run(self, *arguments: str, what: str) -> str:
         self.tree.mkdir(parents=True, exist_ok=True)
-        git = _git_at(self.tree)
-        # Kept in a name: GitPython ends a process whose wrapper is gone.
-        started = git.execute(
-            [str(git.GIT_PYTHON_GIT_EXECUTABLE), *OPTIONS, *arguments],
-            as_process=True,
-            env=self._environment(),
-            start_new_session=True,  # so that git's own children end with it
-        )
-        process = started.proc
-        if process is None:
-            raise CommandFailed(f"could not {what}: git did not start")
-        watch = _Watch(process.pid, self.deadline)
+        watch: _Watch | None = None
         try:
+            with Unbroken():
+                _kept, process = self._start(arguments, what)
+                watch = _Watch(process.pid, self.deadline)
             watch.start()
             out, err = process.communicate()
         except BaseException:  # Ctrl-C: git is in a session of its own and did not get it
+            if watch is None:
+                raise
             watch.stop.set()
             if watch.ident is None:  # no thread could be started
                 watch.run()
             process.communicate()
             raise
         finally:
-            watch.finish()
+            if watch is not None:
+                watch.finish()
         if watch.late:
             raise CommandFailed(f"could not {what} in time", tail=_text(err))
         if process.returncode != 0:
             raise CommandFailed(f"could not {what}: git exited with {process.returncode}", tail=_text(err))
         return _text(out)
+
+    def _start(self, arguments: Sequence[str], what: str) -> tuple[object, Any]:
+        """Start git; GitPython ends the process once its wrapper, which comes first, is gone."""
+        git = _git_at(self.tree)
+        wrapper = git.execute(
+            [str(git.GIT_PYTHON_GIT_EXECUTABLE), *OPTIONS, *arguments],
+            as_process=True,
+            env=self._environment(),
+            start_new_session=True,  # so that git's own children end with it
+        )
+        if wrapper.proc is None:
+            raise CommandFailed(f"could not {what}: git did not start")
+        return wrapper, wrapper.proc
 
     def _environment(self) -> dict[str, str]:
         # Every place git may have been told of by a caller's environment (a hook, say) is named anew.

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -325,25 +324,25 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run unde
 from m8d_build import cli, proc
 import m8d_build.cli.verify as command
 def execute(*_):
-    proc.run(["sh", "-c", "echo $$; exec sleep 300"], what="sleep", log=Path(sys.argv[1]))
+    proc.run(["sh", "-c", "echo $$; exec sleep 300"], what="sleep", log=Path("/dev/stdout"))
 command.execute = execute
 sys.exit(cli.main(["verify"]))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_program_that_was_started_ends_with_a_run_that_is_told_to_stop(tmp_path, number):
+def test_a_program_that_was_started_ends_with_a_run_that_is_told_to_stop(number):
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'build'}{os.pathsep}{ROOT}"}
-    log = tmp_path / "log"
     with subprocess.Popen(
-        [sys.executable, "-c", STARTS_A_CHILD, str(log)], stderr=subprocess.PIPE, text=True, env=environ
+        [sys.executable, "-c", STARTS_A_CHILD],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
     ) as run:
-        deadline = time.monotonic() + 60
-        said: list[str] = []
-        while len(said) < 2 and time.monotonic() < deadline:
-            said = log.read_text().splitlines() if log.exists() else []
-            time.sleep(0.02)
-        child = int(said[1])
+        assert run.stdout is not None
+        assert run.stdout.readline().startswith("$ sh")
+        child = int(run.stdout.readline())
         run.send_signal(number)
         messages = run.communicate(timeout=60)[1]
         assert (run.returncode, messages.startswith("Interrupted: stopped by SIG")) == (128 + number, True), (

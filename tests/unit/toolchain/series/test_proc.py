@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +100,32 @@ def _runs(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
+
+
+def test_a_signal_that_comes_while_a_program_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Popen is broken off where it waits for the program, and says nothing of its process."""
+    started = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self.pid)
+            arrive = signal.getsignal(signal.SIGTERM)
+            assert callable(arrive)
+            arrive(signal.SIGTERM, None)
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            proc.run(["sleep", "300"], what="sleep")
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not _runs(started[0])
 
 
 def test_variables_are_set_on_top_of_ours() -> None:
