@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 
 import pytest
@@ -10,9 +11,9 @@ from kits.meetkit import until
 
 from multiworld.run.events import EventBus, NodeJoined
 from multiworld.run.nodes import slots
-from multiworld.run.nodes.interface import NodesSpec, Stop
+from multiworld.run.nodes.interface import NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.multi import MultiNode
-from multiworld.run.nodes.peer_links import PeerLinks
+from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
 
 SPEC = NodesSpec(
@@ -109,3 +110,43 @@ def test_a_node_is_admitted_after_the_store_was_silent_at_its_admission(store, j
     apply(store, 1, "quick")
     until(lambda: joined() == ["quick"])
     assert len(calls) == 2
+
+
+def lose(nodes, number, epoch, cause="unreachable"):
+    """Tell the watch that the link of that epoch with a node ended just now; see `apply` for its number."""
+    nodes._inbox.put(PeerSignal(f"{number:032x}", epoch, "lost", cause, time.monotonic()))
+
+
+@pytest.mark.parametrize("before", ["store", "rendezvous"])
+def test_a_node_cut_off_after_the_store_was_lost_for_good_ends(store, nodes, joined, monkeypatch, before):
+    apply(store, 1, "other")
+    until(lambda: joined() == ["other"])
+
+    def gone(*_):
+        raise StoreSilentError("Broken pipe", gone=before == "store")
+
+    monkeypatch.setattr(RendezvousStore, "newest", gone)
+    if before == "rendezvous":
+        nodes._inbox.put("gone")
+    lose(nodes, 1, 2)
+    events = []
+    until(lambda: events.extend(nodes.poll()) or any(isinstance(each, Stop) for each in events))
+    lost = next(each for each in events if isinstance(each, Reassigned))
+    assert lost.assignment.slot is None
+    assert "the rendezvous store is gone: it cannot get one" in events[-1].reason
+
+
+def test_a_node_cut_off_after_the_others_have_closed_the_rendezvous_is_done(
+    store, nodes, joined, monkeypatch
+):
+    apply(store, 1, "other")
+    until(lambda: joined() == ["other"])
+
+    def silent(*_):
+        raise StoreSilentError("asleep")
+
+    monkeypatch.setattr(RendezvousStore, "newest", silent)
+    nodes._inbox.put("closed")
+    lose(nodes, 1, 2)
+    events = []
+    until(lambda: events.extend(nodes.poll()) or Over() in events)

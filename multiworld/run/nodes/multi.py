@@ -119,6 +119,7 @@ class MultiNode(Nodes):
         self._answers = True
         self._silent_since: float | None = None
         self._store_gone = False  # for good: torch's TCPStore clients do not connect a second time
+        self._no_rendezvous = ""  # why there is none any more: "closed" or "gone"
         self._next_poll = 0.0
         self._over = False
         self._applications = Applications()
@@ -292,17 +293,26 @@ class MultiNode(Nodes):
             self._take(item)
         elif isinstance(item, PeerSignal):
             self._hear(item)
+        elif item == "close":
+            pass  # it ends the wait for an item
         elif item == "done":
             self._finished.add(self._links.me)
             self._links.done()
-        elif item in {"closed", "gone"} and self._membership is None and not self._over:
-            self._over = True
-            # While this node had no slot: the others have ended the run without it. One whose workers have
-            # ended with 0 needs none.
-            if item == "closed" or self._links.me in self._finished:
-                self._emit(Over())
-            else:
-                self._emit(Stop("this node has no seat, and the rendezvous store is gone: it cannot get one"))
+        else:
+            self._no_rendezvous = item
+            if self._membership is None:
+                self._end_without_slot()
+
+    def _end_without_slot(self) -> None:
+        """End this node: it has no slot, and there is no rendezvous any more that could give it one."""
+        if self._over:
+            return
+        self._over = True
+        # The others have ended the run without it. One whose workers have ended with 0 needs no slot.
+        if self._no_rendezvous == "closed" or self._links.me in self._finished:
+            self._emit(Over())
+        else:
+            self._emit(Stop("this node has no seat, and the rendezvous store is gone: it cannot get one"))
 
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
@@ -376,13 +386,14 @@ class MultiNode(Nodes):
 
     def _store_is_silent(self, error: StoreSilentError) -> None:
         self._answers = False
-        for_good = self._store_gone = error.gone
+        if error.gone and not self._store_gone:
+            self._store_gone = True
+            self._no_rendezvous = self._no_rendezvous or "gone"
+            self._rendezvous.give_up()
         if self._silent_since is None:
             self._silent_since = time.monotonic()
-            what = "no other node can join" if for_good else "no other node can join until it answers again"
+            what = "no other node can join" if error.gone else "no other node can join until it answers again"
             self._note(logging.WARNING, f"rendezvous store lost ({error}): running workers go on, {what}")
-            if for_good:
-                self._rendezvous.give_up()
         if not self._losses.causes:
             self._next_poll = time.monotonic() + 2.0
 
@@ -507,7 +518,7 @@ class MultiNode(Nodes):
             self._note(logging.WARNING, f"{what}; the rest goes on, and a node that comes gets the place")
 
     def _give_up_slot(self, reason: str) -> None:
-        """Give up the slot, end the links, and request a rendezvous to get a slot again.
+        """Give up the slot, end the links, and request a rendezvous to get a slot again, if there can be one.
 
         A node whose workers have ended with 0 keeps its slot: the work is done.
         """
@@ -520,7 +531,10 @@ class MultiNode(Nodes):
             self._assignment = replace(before, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
             self._emit(SlotTaken(time.time(), None, before.nodes))
             self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
-        self._rendezvous.again()
+        if self._no_rendezvous:
+            self._end_without_slot()
+        else:
+            self._rendezvous.again()
 
     def _note(self, level: int, text: str) -> None:
         self._emit(Note(time.time(), level, text))
