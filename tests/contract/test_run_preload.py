@@ -7,9 +7,15 @@ import re
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import runkit
+
+from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
+from multiworld.run.nodes.slots import Assignment
+from multiworld.run.workers.agent import WorkerAgent
+from multiworld.run.workers.node_events import NodeEvents
 
 SLOW = """
 import os
@@ -271,6 +277,60 @@ def test_the_launcher_is_killed_during_the_imports(tmp_path):
         assert run.ended() == -9
         assert run.leftovers() == []
     assert "Traceback" not in run.text()
+
+
+SEAT = Assignment(slot=1, base_rank=2, world_size=4, nodes=2, store="tcp://a:1")
+NO_SEAT = Assignment(slot=None, base_rank=0, world_size=4, nodes=2, store="tcp://a:1")
+MOVED = Assignment(slot=1, base_rank=2, world_size=4, nodes=2, store="tcp://b:1")
+
+
+class Importing:
+    """A fork server whose modules are imported once `events` have come of the other nodes, or never."""
+
+    def __init__(self, events, *, endless):
+        self.news, self.events, self.endless = [], events, endless
+
+    def poll(self):
+        news, self.news = self.news, []
+        return news
+
+    def wait_ready(self, interrupted):
+        assert not interrupted()
+        self.news.extend(self.events)
+        assert interrupted() or not self.endless, "it waits for the modules"
+
+
+def agent_with(imports, started):
+    """An agent with the workers of `SEAT`, which are about to start."""
+    agent = object.__new__(WorkerAgent)
+    wake = SimpleNamespace(listen=lambda _: None, came=lambda _: False)
+    agent._context = SimpleNamespace(wake=wake, signals=(), forks=imports, nodes=imports)
+    agent._events = NodeEvents(imports)
+    agent.assignment = SEAT
+    agent._scaler = SimpleNamespace(signals=())
+    agent._crew = SimpleNamespace(places={2: SimpleNamespace(rank=2, local_rank=0)}, wanted={2})
+    agent._torch_environments, agent._logs = lambda _: {}, SimpleNamespace(prepare=lambda _: None)
+    agent._start = lambda place: started.append(place.rank) or 1
+    return agent
+
+
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("event", [Reassigned(NO_SEAT), Stop("a node was lost"), Over()])
+def test_a_node_that_lost_its_seat_during_the_imports_starts_no_worker(event, endless):
+    started = []
+    agent = agent_with(Importing([event], endless=endless), started)
+    assert agent._start_workers(None) == {}
+    assert started == []
+    assert agent._events.take() == event, "the loop handles it"
+
+
+def test_other_news_during_the_imports_keep_no_worker_back():
+    started = []
+    events = [Lost("b", 0, "crashed", (0, 1), ()), Reassigned(MOVED)]
+    agent = agent_with(Importing(events, endless=False), started)
+    assert agent._start_workers(None) == {0: 1}
+    assert started == [2]
+    assert [agent._events.take() for _ in range(3)] == [*events, None]
 
 
 AT_ONCE = """

@@ -34,6 +34,7 @@ from multiworld.run.nodes.interface import Lost, Over, Reassigned, Stop
 from multiworld.run.view.state import UP_AFTER
 from multiworld.run.workers.contexts import ForkedContext, FunctionContext, ProgramContext, filtered_tails
 from multiworld.run.workers.logs import AskedForLogs, AskingLogs, RunLogs, log_files
+from multiworld.run.workers.node_events import NodeEvents, same_ranks
 from multiworld.run.workers.process import WorkerProcess, message, stop_all
 from multiworld.run.workers.ranks import environment, prefixes, worker_ranks
 from multiworld.run.workers.reaper_client import START
@@ -142,6 +143,7 @@ class WorkerAgent(LocalElasticAgent):
         self._crew = Crew(Retirements(context.grace))
         self._scaler = Scaler(self._crew, context.plan, context.bus, context.tell_retiring, self._start_again)
         self._retired: list[threading.Thread] = []
+        self._events = NodeEvents(context.nodes)
         self._tick = 0.0
         self._done = False
         self._said_group = False
@@ -199,9 +201,11 @@ class WorkerAgent(LocalElasticAgent):
                 self._logs.prepare(self._envs)
         wake, ends, forks = self._context.wake, self._context.signals, self._context.forks
         if forks is not None:
-            forks.wait_ready(lambda: wake.came(ends))
+            forks.wait_ready(lambda: wake.came(ends) or self._events.void(self.assignment))
             if wake.came(ends):
                 return {}  # the loop ends the run
+        if self._events.void(self.assignment):
+            return {}  # the loop handles what the other nodes said: this slot may be another node's
         places = [each for each in self._crew.places.values() if each.rank in self._crew.wanted]
         with starting_workers():
             return {place.local_rank: self._start(place) for place in places}
@@ -422,7 +426,7 @@ class WorkerAgent(LocalElasticAgent):
         if now >= self._tick:
             self._tick = now + self._worker_group.spec.monitor_interval
             result = self._at_interval()
-        for event in nodes.poll():
+        while (event := self._events.take()) is not None:
             result = result or self._on(event)
         over = [process for process in self._crew.processes.values() if process.ended()]
         for process in over:
@@ -489,8 +493,7 @@ class WorkerAgent(LocalElasticAgent):
         return None
 
     def _reassigned(self, assignment: Assignment) -> None:
-        before = None if self.assignment is None else (self.assignment.slot, self.assignment.base_rank)
-        if before == (assignment.slot, assignment.base_rank):
+        if same_ranks(self.assignment, assignment):
             self.assignment = assignment
             self._crew.vacant = assignment.vacant
             return
