@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from multiworld.run.nodes.slots import Membership
 
@@ -81,6 +81,17 @@ class Losses:
     def forget(self) -> None:
         """This node is in no membership."""
         self._present.clear()
+
+    def may_run(self, nodes: Iterable[str], now: float) -> tuple[str, ...]:
+        """Return those of the nodes whose workers may still run at `now`; any thread.
+
+        Args:
+            nodes: ids of nodes that the present membership lists.
+            now: ``time.monotonic()`` seconds.
+        """
+        present = self._present.copy()
+        over = {id_ for id_, loss in present.items() if loss.at + self._patience(loss.cause) <= now}
+        return tuple(id_ for id_ in nodes if id_ not in over)
 
     def due(self, membership: Membership, *, decides: bool, answers: bool) -> float:
         """Return when this node gives the seats of the lost ones away, in ``time.monotonic()`` seconds.

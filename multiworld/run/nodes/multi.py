@@ -240,9 +240,15 @@ class MultiNode(Nodes):
     def _agree(self, info: RendezvousInfo) -> Agreed:
         assert self._node is not None  # noqa: S101  (settle comes first)
         store = RendezvousStore(info.store, patience=STORE_CALL, returns=self._outside)
-        epoch = self._epoch
+        epoch, membership, alive = self._epoch, self._membership, self._links.alive()
+        seen = {self._node.id, *alive}
+        others = () if membership is None else [each.id for each in membership.nodes if each.id not in seen]
         record = slots.NodeRecord(
-            replace(self._node, since=epoch), self._membership, self._links.alive(), tuple(self._finished)
+            replace(self._node, since=epoch),
+            membership,
+            alive,
+            tuple(self._finished),
+            self._losses.may_run(others, time.monotonic()),
         )
         agreement = Agreement(
             store=store,

@@ -21,6 +21,9 @@ _SILENT = {"hung", "unreachable", "failed"}
 def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: str) -> Membership:
     """Return the membership after a rendezvous.
 
+    A node that did not take part keeps its slot while its workers may run: those that lost it remove it when
+    it has had the time to end them (`losses.Losses`).
+
     Args:
         records: of the nodes that took part, by group rank.
         counts: workers of each role of the worlds file, in its order; None: a slot for each node of the first
@@ -32,13 +35,13 @@ def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: 
     )
     epoch = 1 if known is None else known.epoch + 1
     came = {record.node.id: record for record in records}
-    alive = {id_ for record in records for id_ in record.alive}
+    runs = {id_ for record in records for id_ in (*record.alive, *record.silent)}
     nodes: list[Node] = []
     for node in known.nodes if known is not None else ():
         if node.id in came and came[node.id].membership is not None:
             nodes.append(replace(came[node.id].node, since=node.since))
-        elif node.id not in came and node.id in alive:
-            nodes.append(node)  # it lives, and is only late: its slot is not free
+        elif node.id not in came and node.id in runs:
+            nodes.append(node)  # its slot is not free, and its link is the one that it had
     there = {node.id for node in nodes}
     nodes += [replace(record.node, since=epoch) for record in records if record.node.id not in there]
     if known is None:

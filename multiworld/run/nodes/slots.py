@@ -136,12 +136,14 @@ class NodeRecord:
             slot.
         alive: ids of the nodes that it is connected with.
         done: ids of the nodes whose workers, as far as it knows, have ended with 0.
+        silent: ids of the nodes that it is not connected with, and whose workers may still run.
     """
 
     node: Node
     membership: Membership | None = None
     alive: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 def to_json(record: NodeRecord | Membership | Node) -> dict[str, Any]:
@@ -177,4 +179,5 @@ def record_from(data: Mapping[str, Any]) -> NodeRecord:
         None if membership is None else membership_from(membership),
         tuple(map(str, data["alive"])),
         tuple(map(str, data["done"])),
+        tuple(map(str, data.get("silent", ()))),  # earlier versions do not write it
     )

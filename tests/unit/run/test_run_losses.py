@@ -70,3 +70,14 @@ def test_a_loss_is_of_a_link():
     assert not found.causes
     found.follow({("a", 1), ("b", 2)})
     assert found.causes == {"b": "left"}, "it was lost all the same"
+
+
+def test_which_nodes_may_still_run():
+    """All but those that are gone for sure: a rendezvous in which one of these is missing keeps its seat."""
+    found = lost("b", cause="hung", hang_timeout=1.5)
+    found.add("c", 1, "crashed", 100.0)
+    found.add("d", 1, "left", 100.0)
+    assert found.may_run("abcd", 106.4) == ("a", "b")
+    assert found.may_run("abcd", 106.5) == ("a",)
+    found.follow({("b", 2), ("c", 2)})  # both were admitted again
+    assert found.may_run("bc", 106.5) == ("b", "c")

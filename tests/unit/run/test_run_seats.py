@@ -30,9 +30,9 @@ def holders(membership):
     return [slot.holder for slot in membership.slots]
 
 
-def record(membership, name, alive=(), done=()):
+def record(membership, name, alive=(), done=(), silent=()):
     """Of a node that sits at the table."""
-    return NodeRecord(membership.node(name), membership, tuple(alive), tuple(done))
+    return NodeRecord(membership.node(name), membership, tuple(alive), tuple(done), tuple(silent))
 
 
 def test_without_a_worlds_file_everyone_has_a_seat():
@@ -153,6 +153,21 @@ def test_a_node_that_comes_late_and_lives_keeps_its_seat():
     assert after.node("b").since == 1
     after = rank_assignment.form([record(membership, "a"), record(membership, "c")], counts=(2,), token="")
     assert holders(after) == ["a", "c"]
+
+
+def test_a_silent_node_keeps_its_seat_in_a_rendezvous_without_it():
+    """Its workers may run as long as one of the others has not waited long enough."""
+    membership = formed("a", "b", "c", total=3)
+    came = [record(membership, "a"), record(membership, "c", silent="b"), NodeRecord(node("d"))]
+    after = rank_assignment.form(came, counts=(3,), token="")
+    assert holders(after) == ["a", "b", "c"]
+    assert after.node("b").since == 1, "its link is the one that was lost"
+    assert holders(rank_assignment.leave(after, {"b"})) == ["a", "d", "c"]
+    came = [record(membership, "a"), record(membership, "c"), NodeRecord(node("d"))]
+    assert holders(rank_assignment.form(came, counts=(3,), token="")) == ["a", "d", "c"]
+    came = [record(membership, "a", silent="b"), record(membership, "c"), NodeRecord(node("b"))]
+    after = rank_assignment.form(came, counts=(3,), token="")
+    assert after.node("b").since == after.epoch, "it gave its seat up, and is there"
 
 
 def test_who_gave_up_its_seat_is_a_newcomer():
@@ -298,6 +313,12 @@ def test_records_survive_json():
     assert slots.membership_from(json.loads(json.dumps(slots.to_json(membership)))) == membership
     for each in (record(membership, "a", alive="bc", done="b"), NodeRecord(node("x"))):
         assert slots.record_from(json.loads(json.dumps(slots.to_json(each)))) == each
+    assert slots.record_from(
+        json.loads(json.dumps(slots.to_json(record(membership, "a", silent="c"))))
+    ) == record(membership, "a", silent="c")
+    older = slots.to_json(record(membership, "a", silent="c"))
+    del older["silent"]
+    assert slots.record_from(older) == record(membership, "a")
     with pytest.raises((KeyError, TypeError, ValueError)):
         slots.membership_from({"epoch": 1})
 
@@ -311,6 +332,7 @@ steps = st.lists(
         st.tuples(st.just("admit"), st.sets(st.sampled_from(NAMES), min_size=1, max_size=2)),
         st.tuples(st.just("give up"), st.sets(st.sampled_from(NAMES), min_size=1, max_size=1)),
         st.tuples(st.just("late"), st.sets(st.sampled_from(NAMES), min_size=1, max_size=2)),
+        st.tuples(st.just("silent"), st.sets(st.sampled_from(NAMES), min_size=1, max_size=2)),
     ),
     max_size=25,
 )
@@ -347,10 +369,13 @@ def test_seats_are_never_given_twice_and_nobody_who_lives_is_moved(first, total,
             quitting = names & there  # they would not ask if they had not given up
             there |= names
         else:
-            late = names & there if what == "late" else set()
+            late = names & there if what in {"late", "silent"} else set()
             quitting = names & there if what == "give up" else set()
             new = names - there if what == "come" else set()
-            records = [record(before, name, alive=late) for name in sorted(there - late - quitting)]
+            records = [
+                record(before, name, **{"silent" if what == "silent" else "alive": late})
+                for name in sorted(there - late - quitting)
+            ]
             if not records:
                 continue
             records += [NodeRecord(fresh[name]) for name in sorted(new | quitting)]
