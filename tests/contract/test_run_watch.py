@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 import types
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 from kits.meetkit import until
 
+from multiworld.run.errors import RunError
 from multiworld.run.events import EventBus, NodeJoined
-from multiworld.run.nodes import slots
+from multiworld.run.nodes import rank_assignment, slots
+from multiworld.run.nodes.agreement import Agreement
+from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.interface import NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal
@@ -20,6 +24,7 @@ SPEC = NodesSpec(
     run_id="watch", endpoint="127.0.0.1:1", local_addr="127.0.0.1", min_nodes=1, max_nodes=2, capacity=1,
     hang_timeout=60.0,
 )  # fmt: skip
+TOKEN = "ab" * 16
 
 
 class Handler:
@@ -83,11 +88,16 @@ def joined(bus, nodes, monkeypatch):
     return look
 
 
-def apply(store, number, host):
-    node = slots.Node(
-        id=f"{number:032x}", host=host, address="127.0.0.1", port=1, pid=1, capacity=1, role="", store=""
-    )
-    RendezvousStore(store).write(f"apply/{number}", slots.to_json(slots.NodeRecord(node)))
+def node_of(number, host, since=0):
+    return slots.Node(
+        id=f"{number:032x}", host=host, address="127.0.0.1", port=1, pid=1, capacity=1, role="", store="",
+        since=since,
+    )  # fmt: skip
+
+
+def apply(store, number, host, since=0, node=None):
+    record = slots.NodeRecord(node_of(node or number, host, since))
+    RendezvousStore(store).write(f"apply/{number}", slots.to_json(record))
 
 
 def test_a_node_whose_application_is_late_is_admitted(store, joined):
@@ -150,3 +160,29 @@ def test_a_node_cut_off_after_the_others_have_closed_the_rendezvous_is_done(
     lose(nodes, 1, 2)
     events = []
     until(lambda: events.extend(nodes.poll()) or Over() in events)
+
+
+def test_a_new_leader_admits_no_node_that_left_since_it_applied(store, nodes, joined):
+    apply(store, 1, "other")
+    until(lambda: joined() == ["other"])
+    lose(nodes, 1, 2, "crashed")
+    until(lambda: nodes.poll() is not None and nodes._membership.epoch == 3)
+    nodes._applications = Applications()  # as another node that begins to read them
+    apply(store, 2, "late")
+    until(lambda: "late" in joined())
+    assert joined() == ["other", "late"]
+    apply(store, 3, "back", since=4, node=1)
+    until(lambda: joined() == ["other", "late", "back"])
+
+
+def test_an_application_says_which_membership_has_not_its_node(store):
+    """One that was listed before, and removed before it saw that, is not taken for one that came and left."""
+    round_ = RendezvousStore(store)
+    other = slots.NodeRecord(node_of(1, "other"))
+    there = rank_assignment.form([other], counts=None, token=TOKEN)
+    round_.add("membership", 0, slots.to_json(replace(there, epoch=4)))
+    mine = slots.NodeRecord(node_of(2, "mine"))
+    agreement = Agreement(round_, rank=1, size=2, record=mine, after=0, counts=None, token=TOKEN)
+    with pytest.raises(RunError, match="have not let this one in yet"):
+        agreement.membership(time.monotonic() + 60.0, lambda: round_.read("apply/1") is not None)
+    assert slots.record_from(round_.read("apply/1")).node == node_of(2, "mine", since=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from multiworld.logs.source import logger
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.slots import Membership, NodeRecord
 
-__all__ = ["Agreement", "newest_membership"]
+__all__ = ["Agreement", "admissions", "newest_membership"]
 
 _log = logger(__name__)
 
@@ -76,7 +76,7 @@ class Agreement:
                     last = "the other nodes have not let this one in yet"
                     if not applied:
                         number = self.store.count("applies")
-                        self.store.write(f"apply/{number}", slots.to_json(self.record))
+                        self.store.write(f"apply/{number}", slots.to_json(self._application(found[1])))
                         applied = True
             except StoreSilentError as error:
                 last = f"the rendezvous store does not answer: {error}"
@@ -92,6 +92,11 @@ class Agreement:
             next_step="See whether the other nodes run m8d-run with the same --rdzv-id and --worlds, and "
             "look at their logs",
         )
+
+    def _application(self, newest: Membership) -> NodeRecord:
+        """Return this node's record as an application: ``since`` is the latest epoch without this node."""
+        node = self.record.node
+        return replace(self.record, node=replace(node, since=max(node.since, newest.epoch)))
 
     def _decide(self, deadline: float, cancelled: Callable[[], bool]) -> None:
         """Gather the records until the deadline, and write the first membership."""
@@ -131,3 +136,24 @@ def newest_membership(store: RendezvousStore, after: int) -> tuple[int, Membersh
         raise StoreSilentError(
             f"membership/{found[0]} in the rendezvous store is no membership: {error!r}"
         ) from error
+
+
+def admissions(store: RendezvousStore, newest: int) -> dict[str, int]:
+    """Return the epoch in which each node was last admitted, by its id; also of nodes that have left since.
+
+    Args:
+        store: of the round; it keeps all memberships.
+        newest: number of the last membership that is read.
+
+    Raises:
+        StoreSilentError: the store does not answer.
+    """
+    found: dict[str, int] = {}
+    for number in range(newest + 1):
+        data = store.read(f"membership/{number}")
+        try:
+            nodes = () if data is None else slots.membership_from(data).nodes
+        except (KeyError, TypeError, ValueError):
+            continue  # it was no membership for any node
+        found.update((node.id, node.since) for node in nodes if node.since >= found.get(node.id, 0))
+    return found

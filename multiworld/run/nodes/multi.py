@@ -30,7 +30,7 @@ from multiworld.run.errors import RunError
 from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
 from multiworld.run.nodes import rank_assignment, slots, told_snapshot
 from multiworld.run.nodes.address import reachable_address
-from multiworld.run.nodes.agreement import Agreement, newest_membership
+from multiworld.run.nodes.agreement import Agreement, admissions, newest_membership
 from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
@@ -412,22 +412,21 @@ class MultiNode(Nodes):
             or rank_assignment.leader(membership, ()) != self._links.me
         ):
             return
-        come: list[slots.Node] = []
+        come: dict[str, slots.Node] = {}
         read: list[int] = []
         for number in self._applications.due():
             data = store.read(f"apply/{number}")
             if data is None:
                 continue
             read.append(number)
-            try:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # it is no application
                 node = slots.record_from(data).node
-            except (KeyError, TypeError, ValueError):
-                continue
-            there = membership.node(node.id)
-            if there is None or there.since <= node.since:
-                come.append(node)
-        if come:
-            admitted = rank_assignment.admit(membership, come, self._finished)
+                come[node.id] = node  # the last one counts
+        # A leader before this one has read some of them, and what they asked for may be long over.
+        since = admissions(store, self._number) if come else {}
+        new = [node for node in come.values() if since.get(node.id, 0) <= node.since]
+        if new:
+            admitted = rank_assignment.admit(membership, new, self._finished)
             self._decide(store, admitted)
             if self._membership is not admitted:
                 return  # another membership was first, or the store is silent: they are still due
