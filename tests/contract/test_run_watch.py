@@ -12,7 +12,7 @@ from kits.meetkit import until
 
 from multiworld.run.errors import RunError
 from multiworld.run.events import EventBus, NodeJoined
-from multiworld.run.nodes import rank_assignment, slots
+from multiworld.run.nodes import losses, rank_assignment, slots
 from multiworld.run.nodes.agreement import Agreement
 from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.interface import NodesSpec, Over, Reassigned, Stop
@@ -30,8 +30,10 @@ TOKEN = "ab" * 16
 class Handler:
     """A rendezvous handler of one node for which none waits."""
 
+    backend = "c10d"
+
     def get_backend(self):
-        return "c10d"
+        return self.backend
 
     def num_nodes_waiting(self):
         return 0
@@ -186,3 +188,32 @@ def test_an_application_says_which_membership_has_not_its_node(store):
     with pytest.raises(RunError, match="have not let this one in yet"):
         agreement.membership(time.monotonic() + 60.0, lambda: round_.read("apply/1") is not None)
     assert slots.record_from(round_.read("apply/1")).node == node_of(2, "mine", since=4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "cause"), [("c10d", "hung"), ("etcd-v2", "crashed"), ("etcd-v2", "hung")]
+)
+def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_removed(
+    store, bus, monkeypatch, backend, cause
+):
+    monkeypatch.setattr(Handler, "backend", backend)
+    monkeypatch.setattr(losses, "FENCE", 0.3)
+    monkeypatch.setattr(PeerLinks, "update", lambda *_: None)
+    nodes = MultiNode(SPEC, Handler(), bus, None)
+    nodes.settle(types.SimpleNamespace(store=store, rank=0, world_size=1, bootstrap_store_info=None))
+    try:
+        lost, spare = node_of(1, "lost", since=2), node_of(2, "spare", since=2)
+        first = nodes._membership
+        seats = (*first.slots, slots.Slot(1, "", lost.id, lost.id))
+        second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, lost, spare))
+        round_ = RendezvousStore(store)
+        round_.add("membership", 1, slots.to_json(second))
+        until(lambda: nodes._membership.epoch == 2)
+        nodes._inbox.put(PeerSignal(lost.id, 2, "lost", cause, time.monotonic() - 3 * SPEC.hang_timeout))
+        until(lambda: nodes._membership.slot_of(spare.id) == 1)
+        held = [slots.membership_from(round_.read(f"membership/{n}")) for n in range(2, nodes._number + 1)]
+    finally:
+        nodes.close()
+    fenced = (backend, cause) == ("etcd-v2", "hung")
+    assert [each.slots[1].holder for each in held] == [lost.id, spare.id][not fenced :]
+    assert all(each.node(lost.id) is None for each in held)

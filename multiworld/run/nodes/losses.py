@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.slots import Membership
 
-__all__ = ["ORPHANS_GRACE", "STORE_CALL", "Losses"]
+__all__ = ["FENCE", "ORPHANS_GRACE", "STORE_CALL", "Fence", "Losses"]
 
 ORPHANS_GRACE = 0.0
 """Seconds that workers of several nodes have once their launcher is gone: its seat is given away at once."""
 
 STORE_CALL = 2.0
 """Seconds that the rendezvous store has to answer; a partitioned node finds that out in this time."""
+
+FENCE = STORE_CALL + 1.0
+"""Seconds between the removal of a silent node and the takeover of its seat, in a store outside the nodes.
+
+Such a node may reach the store while it sees no other one: it ends its workers when it reads of its removal,
+which it does every 0.1 s, or when a call has not ended in time.
+"""
 
 _GRACE = 3.0
 """Seconds beyond `STORE_CALL` that a node which may be partitioned has to end its workers."""
@@ -33,6 +40,10 @@ _EACH_SEES = 1.0
 
 _SLOW_LEADER = 10.0
 """Seconds after which another node decides, where the leader has not seen the loss itself."""
+
+
+_GONE = {"crashed", "left"}
+"""Causes that the lost node's own kernel has told."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,11 @@ class Losses:
     def causes(self) -> dict[str, str]:
         """Ids of the lost nodes that the present membership lists, and why each link ended."""
         return {node: loss.cause for node, loss in self._present.items()}
+
+    @property
+    def silent(self) -> set[str]:
+        """Ids of those of them whose workers may run."""
+        return {node for node, loss in self._present.items() if loss.cause not in _GONE}
 
     @property
     def connects(self) -> float:
@@ -110,6 +126,30 @@ class Losses:
 
     def _patience(self, cause: str) -> float:
         """Seconds after which the workers of a lost node have ended in any case."""
-        if cause in {"crashed", "left"}:
+        if cause in _GONE:
             return 0.0
         return max(2 * self._hang_timeout, self._hang_timeout + STORE_CALL + _GRACE)
+
+
+class Fence:
+    """Seats of nodes that were removed as silent ones: they are kept for `FENCE`, where the store is outside.
+
+    Such a seat still has its holder, in a membership that does not list that node.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def follow(self, before: Membership | None, after: Membership, now: float) -> None:
+        """There is a newer membership, since `now` in ``time.monotonic()`` seconds."""
+        gone = {slot.holder for slot in after.slots if slot.holder and after.node(slot.holder) is None}
+        new = {node.id: now for node in (() if before is None else before.nodes)}
+        self._since = {id_: at for id_, at in {**new, **self._since}.items() if id_ in gone}
+
+    def kept(self, now: float | None = None) -> set[str]:
+        """Return the holders of these seats; at `now`: of those that are not free yet."""
+        return {id_ for id_, at in self._since.items() if now is None or now < at + FENCE}
+
+    def over(self, now: float, done: Collection[str] = ()) -> bool:
+        """Whether one of the seats is free; `done`: ids of nodes whose workers have ended with 0."""
+        return not self.kept() - self.kept(now) <= set(done)

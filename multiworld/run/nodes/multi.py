@@ -34,7 +34,7 @@ from multiworld.run.nodes.agreement import Agreement, admissions, newest_members
 from multiworld.run.nodes.applications import Applications
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
-from multiworld.run.nodes.losses import STORE_CALL, Losses
+from multiworld.run.nodes.losses import STORE_CALL, Fence, Losses
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal, link_epoch
 from multiworld.run.nodes.rendezvous import Agreed, BackgroundRendezvous
 from multiworld.run.nodes.rendezvous_store import RendezvousStore, StoreSilentError
@@ -115,6 +115,7 @@ class MultiNode(Nodes):
         self._assignment: Assignment | None = None
         self._master: tuple[str, int] | None = None
         self._losses = Losses(spec.hang_timeout)
+        self._fence = Fence()
         self._finished: set[str] = set()
         self._answers = True
         self._silent_since: float | None = None
@@ -240,7 +241,7 @@ class MultiNode(Nodes):
     def _agree(self, info: RendezvousInfo) -> Agreed:
         assert self._node is not None  # noqa: S101  (settle comes first)
         store = RendezvousStore(info.store, patience=STORE_CALL, returns=self._outside)
-        epoch, membership, alive = self._epoch, self._membership, self._links.alive()
+        epoch, membership, alive, now = self._epoch, self._membership, self._links.alive(), time.monotonic()
         seen = {self._node.id, *alive}
         others = () if membership is None else [each.id for each in membership.nodes if each.id not in seen]
         record = slots.NodeRecord(
@@ -248,7 +249,7 @@ class MultiNode(Nodes):
             membership,
             alive,
             tuple(self._finished),
-            self._losses.may_run(others, time.monotonic()),
+            (*self._losses.may_run(others, now), *self._fence.kept(now)),
         )
         agreement = Agreement(
             store=store,
@@ -426,7 +427,7 @@ class MultiNode(Nodes):
         since = admissions(store, self._number) if come else {}
         new = [node for node in come.values() if since.get(node.id, 0) <= node.since]
         if new:
-            admitted = rank_assignment.admit(membership, new, self._finished)
+            admitted = rank_assignment.admit(membership, new, self._keep_slots(membership))
             self._decide(store, admitted)
             if self._membership is not admitted:
                 return  # another membership was first, or the store is silent: they are still due
@@ -443,16 +444,27 @@ class MultiNode(Nodes):
         ):
             self._give_up_slot("it can reach neither the rendezvous store nor a majority of the other nodes")
             return
-        if not causes:
-            return
         decides = rank_assignment.leader(membership, causes) == self._links.me
-        if now < self._losses.due(membership, decides=decides, answers=self._answers):
+        if causes:
+            due = now >= self._losses.due(membership, decides=decides, answers=self._answers)
+        else:
+            due = decides and self._answers and self._fence.over(now, self._finished)
+        if not due:
             return
-        after = rank_assignment.leave(membership, causes, self._finished)
+        after = rank_assignment.leave(membership, causes, self._keep_slots(membership))
         if self._answers:
             self._decide(self._store, after)
         else:
             self._apply(after)
+
+    def _keep_slots(self, membership: Membership) -> set[str]:
+        """Return ids of nodes that keep their slots when they are removed, and of those that were."""
+        if not self._outside:
+            return self._finished
+        if not self._answers:  # each node decides on its own, and at another time
+            return self._finished | self._fence.kept()
+        silent = {id_ for id_ in self._losses.silent if membership.slot_of(id_) is not None}
+        return self._finished | silent | self._fence.kept(time.monotonic())
 
     def _decide(self, store: RendezvousStore, membership: Membership) -> None:
         """Write a membership under the next number; adopt the other one if another node was first."""
@@ -487,6 +499,8 @@ class MultiNode(Nodes):
             # Done, but another node that does not know of it has the seat, and does the work again.
             self._finished.discard(me)
             self._links.not_done()
+        if self._outside:
+            self._fence.follow(old, membership, time.monotonic())
         self._losses.follow({(node.id, link_epoch(mine, node)) for node in membership.nodes})
         self._links.update(membership)
         for node in membership.nodes:

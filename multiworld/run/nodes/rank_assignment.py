@@ -48,7 +48,8 @@ def form(records: Sequence[NodeRecord], *, counts: Sequence[int] | None, token: 
         slots = _first_slots(nodes, counts)
     else:
         token = known.token
-        slots = _vacated(known.slots, there | {id_ for record in records for id_ in record.done})
+        done = {id_ for record in records for id_ in record.done}
+        slots = _vacated(known.slots, there | runs | done)
     return _made(epoch, token, "" if known is None else known.store_node, slots, nodes)
 
 
@@ -58,7 +59,8 @@ def leave(membership: Membership, gone: Collection[str], done: Collection[str] =
     Args:
         membership: before.
         gone: ids of the lost nodes.
-        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
+        done: ids of nodes whose workers have ended with 0, or may run: they keep their slots, also when they
+            are gone.
     """
     nodes = [node for node in membership.nodes if node.id not in gone]
     slots = _vacated(membership.slots, {node.id for node in nodes} | set(done))
@@ -78,7 +80,7 @@ def admit(membership: Membership, nodes: Sequence[Node], done: Collection[str] =
     Args:
         membership: before.
         nodes: that applied.
-        done: ids of nodes whose workers have ended with 0: they keep their slots, also when they are gone.
+        done: see `leave`.
     """
     epoch = membership.epoch + 1
     new = {node.id for node in nodes}

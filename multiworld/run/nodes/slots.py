@@ -136,7 +136,8 @@ class NodeRecord:
             slot.
         alive: ids of the nodes that it is connected with.
         done: ids of the nodes whose workers, as far as it knows, have ended with 0.
-        silent: ids of the nodes that it is not connected with, and whose workers may still run.
+        silent: ids of the nodes that it is not connected with, and whose workers may still run; also of some
+            that were removed.
     """
 
     node: Node

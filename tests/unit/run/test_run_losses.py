@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_run_seats import formed
 
-from multiworld.run.nodes.losses import STORE_CALL, Losses
+from multiworld.run.nodes import rank_assignment
+from multiworld.run.nodes.losses import FENCE, STORE_CALL, Fence, Losses
 
 FOUR = formed("a", "b", "c", "d")
 HANG = 1.5
@@ -81,3 +82,46 @@ def test_which_nodes_may_still_run():
     assert found.may_run("abcd", 106.5) == ("a",)
     found.follow({("b", 2), ("c", 2)})  # both were admitted again
     assert found.may_run("bc", 106.5) == ("b", "c")
+
+
+def test_only_silent_nodes_may_read_their_removal_late():
+    found = lost("b", cause="hung")
+    found.add("c", 1, "crashed", 100.0)
+    found.add("d", 1, "left", 100.0)
+    found.add("a", 1, "failed", 100.0)
+    assert found.silent == {"a", "b"}
+
+
+def test_the_seat_of_a_node_that_reads_its_removal_late_is_kept():
+    assert FENCE > STORE_CALL
+    membership, fence = formed("a", "b", "c", "d", total=3), Fence()
+    fence.follow(None, membership, 90.0)
+    assert (fence.kept(90.0), fence.over(200.0)) == (set(), False)
+    without = rank_assignment.leave(membership, {"b"}, {"b"})
+    assert [slot.holder for slot in without.slots] == ["a", "b", "c"]
+    fence.follow(membership, without, 100.0)
+    fence.follow(without, rank_assignment.admit(without, formed("e").nodes, {"b"}), 101.0)
+    assert fence.kept(100.0 + FENCE - 0.01) == fence.kept() == {"b"}
+    assert not fence.over(100.0 + FENCE - 0.01)
+    assert fence.kept(100.0 + FENCE) == set()
+    assert fence.over(100.0 + FENCE)
+    assert not fence.over(100.0 + FENCE, done={"b"})
+    fence.follow(without, rank_assignment.leave(without, ()), 110.0)
+    assert fence.kept() == set()
+
+
+def test_a_seat_that_was_kept_for_another_reason_is_not_given_away():
+    """Its node was done and left before this one came, which therefore does not know it."""
+    without, fence = rank_assignment.leave(formed("a", "b"), {"b"}, {"b"}), Fence()
+    fence.follow(None, without, 100.0)
+    assert not fence.over(200.0)
+
+
+def test_a_node_that_comes_back_before_its_seat_is_given_away_has_it():
+    fence, membership = Fence(), formed("a", "b", "c", total=2)
+    without = rank_assignment.leave(membership, {"b"}, {"b"})
+    fence.follow(membership, without, 100.0)
+    back = rank_assignment.admit(without, [membership.node("b")], {"b"})
+    assert [slot.holder for slot in back.slots] == ["a", "b"]
+    fence.follow(without, back, 101.0)
+    assert fence.kept() == set()

@@ -170,6 +170,15 @@ def test_a_silent_node_keeps_its_seat_in_a_rendezvous_without_it():
     assert after.node("b").since == after.epoch, "it gave its seat up, and is there"
 
 
+def test_the_seat_of_a_node_that_was_removed_and_may_run_is_kept_in_a_rendezvous():
+    without = rank_assignment.leave(formed("a", "b", "c", total=2), {"b"}, {"b"})
+    came = [record(without, "a", silent="b"), record(without, "c"), NodeRecord(node("d"))]
+    after = rank_assignment.form(came, counts=(2,), token="")
+    assert holders(after) == ["a", "b"]
+    assert after.node("b") is None
+    assert holders(rank_assignment.leave(after, ())) == ["a", "c"]
+
+
 def test_who_gave_up_its_seat_is_a_newcomer():
     membership = formed("a", "b")
     after = rank_assignment.form(
