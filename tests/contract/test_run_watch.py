@@ -12,9 +12,10 @@ from kits.meetkit import until
 
 from multiworld.run.errors import RunError
 from multiworld.run.events import EventBus, NodeJoined
-from multiworld.run.nodes import losses, rank_assignment, slots
+from multiworld.run.nodes import losses, rank_assignment, slots, votes
 from multiworld.run.nodes.agreement import Agreement
 from multiworld.run.nodes.applications import Applications
+from multiworld.run.nodes.beginnings import SAID
 from multiworld.run.nodes.interface import NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.peer_links import PeerLinks, PeerSignal
@@ -217,3 +218,52 @@ def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_re
     fenced = (backend, cause) == ("etcd-v2", "hung")
     assert [each.slots[1].holder for each in held] == [lost.id, spare.id][not fenced :]
     assert all(each.node(lost.id) is None for each in held)
+
+
+@pytest.fixture
+def spare(store, nodes, monkeypatch):
+    """Make this node a spare; two others have seats, two more do not. The rendezvous store is gone.
+
+    Returns what the last two say of each other and of those with seats.
+    """
+    monkeypatch.setattr(PeerLinks, "update", lambda *_: None)
+    first = nodes._membership
+    others = [node_of(number, f"other{number}", since=2) for number in range(1, 5)]
+    seats = tuple(replace(first.slots[0], holder=each.id, last=each.id) for each in others[:2])
+    second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, *others))
+    said = [{"node": each.id, **votes.says(second, list)} for each in others[2:]]
+    monkeypatch.setattr(nodes._asking, "_told", lambda _: [{SAID: each} for each in said])
+    RendezvousStore(store).add("membership", 1, slots.to_json(second))
+    until(lambda: nodes._membership.epoch == 2)
+
+    def gone(*_):
+        raise StoreSilentError("Broken pipe", gone=True)
+
+    monkeypatch.setattr(RendezvousStore, "newest", gone)
+    return said
+
+
+def lost_long_ago(nodes, number, cause):
+    nodes._inbox.put(PeerSignal(f"{number:032x}", 2, "lost", cause, time.monotonic() - 3 * SPEC.hang_timeout))
+
+
+def test_without_a_store_a_spare_takes_a_silent_nodes_seat_when_a_majority_has_lost_it(nodes, spare):
+    seen, me = spare[0]["sees"], nodes._links.me
+    lost_long_ago(nodes, 1, "hung")
+    until(lambda: nodes._asking.again)  # the answer is there
+    assert nodes._membership.slot_of(me) is None, "only the link between the two is broken"
+    spare[0]["sees"] = seen[:1] + seen[2:]
+    asked = nodes._asking.again
+    until(lambda: nodes._asking.again > asked)
+    assert nodes._membership.slot_of(me) is None, "two of five have lost it"
+    spare[1]["sees"] = seen[:1] + seen[2:]
+    until(lambda: nodes._membership.slot_of(me) == 0)
+
+
+def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, spare):
+    """Also while it does not see another one that the others see."""
+    lost_long_ago(nodes, 1, "hung")
+    until(lambda: nodes._asking.again)
+    lost_long_ago(nodes, 2, "crashed")
+    until(lambda: nodes._membership.slot_of(nodes._links.me) == 1)
+    assert nodes._membership.slots[0].holder == f"{1:032x}"

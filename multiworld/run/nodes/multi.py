@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 from multiworld.logs.source import logger
 from multiworld.run.errors import RunError
 from multiworld.run.events import NodeJoined, NodeLost, Note, RunEvent, SlotTaken
-from multiworld.run.nodes import rank_assignment, slots, told_snapshot
+from multiworld.run.nodes import rank_assignment, slots, told_snapshot, votes
 from multiworld.run.nodes.address import reachable_address
 from multiworld.run.nodes.agreement import Agreement, admissions, newest_membership
 from multiworld.run.nodes.applications import Applications
+from multiworld.run.nodes.asking import Asking
 from multiworld.run.nodes.beginnings import SAID, Beginnings
 from multiworld.run.nodes.interface import Lost, NodeEvent, Nodes, NodesSpec, Over, Reassigned, Stop
 from multiworld.run.nodes.losses import STORE_CALL, Fence, Losses
@@ -116,6 +117,7 @@ class MultiNode(Nodes):
         self._master: tuple[str, int] | None = None
         self._losses = Losses(spec.hang_timeout)
         self._fence = Fence()
+        self._asking = Asking(self._told)
         self._finished: set[str] = set()
         self._answers = True
         self._silent_since: float | None = None
@@ -141,10 +143,12 @@ class MultiNode(Nodes):
         return [each for each in found if each]
 
     def _says(self) -> dict[str, Any]:
-        """Return what `Beginnings` on another node has to know of this one; in any thread."""
+        """Return what `Beginnings` and `votes` on another node have to know of this one; in any thread."""
         assignment = self._assignment  # first: what is said after it is younger than what it is said to know
         store = "" if assignment is None else assignment.store
-        return {"node": self._links.me, "store": store, "members": self._working.members()}
+        membership, now = self._membership, time.monotonic()
+        seen = votes.says(membership, lambda nodes: self._losses.may_run(nodes, now))
+        return {"node": self._links.me, "store": store, "members": self._working.members(), **seen}
 
     def settle(self, info: RendezvousInfo) -> Assignment:
         """See `Nodes.settle`."""
@@ -451,11 +455,19 @@ class MultiNode(Nodes):
             due = decides and self._answers and self._fence.over(now, self._finished)
         if not due:
             return
-        after = rank_assignment.leave(membership, causes, self._keep_slots(membership))
+        keep = self._keep_slots(membership)
+        after = rank_assignment.leave(membership, causes, keep)
         if self._answers:
             self._decide(self._store, after)
-        else:
-            self._apply(after)
+            return
+        if after.slot_of(self._links.me) != membership.slot_of(self._links.me):
+            # What looks like a silent node may be a broken link to it.
+            silent = self._losses.silent
+            gone = (causes.keys() - silent) | self._asking.agreed(membership, self._links.me, silent, now)
+            if not gone:
+                return
+            after = rank_assignment.leave(membership, gone, keep)
+        self._apply(after)
 
     def _keep_slots(self, membership: Membership) -> set[str]:
         """Return ids of nodes that keep their slots when they are removed, and of those that were."""

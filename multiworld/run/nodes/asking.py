@@ -1,0 +1,48 @@
+"""Asks the other launchers which nodes they have lost, without waiting for their answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from multiworld._net.blocking import BlockingCall
+from multiworld.run.nodes import votes
+from multiworld.run.nodes.beginnings import SAID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from multiworld.run.nodes.slots import Membership
+
+__all__ = ["Asking"]
+
+_ANSWER = 0.5  # seconds that the others have to answer
+_EVERY = 1.0  # seconds between an answer and the next question
+
+
+class Asking:
+    """See the module; used by one thread.
+
+    Args:
+        told: returns the snapshots of the other launchers, of those that answer within so many seconds.
+
+    Attributes:
+        again: when it asks again, in ``time.monotonic()`` seconds; 0.0 before the first answers.
+    """
+
+    def __init__(self, told: Callable[[float], list[dict[str, Any]]]) -> None:
+        self._told = told
+        self._asked: BlockingCall[list[dict[str, Any]]] | None = None
+        self.again = 0.0
+
+    def agreed(self, membership: Membership, me: str, lost: Collection[str], now: float) -> set[str]:
+        """Return those of the lost nodes that a majority has lost; none while the answers are not there."""
+        if not lost:
+            return set()
+        if self._asked is None and now >= self.again:
+            self._asked = BlockingCall(partial(self._told, _ANSWER), name="m8d-nodes-lost")
+        if self._asked is None or not self._asked.wait(0.0):
+            return set()
+        asked, self._asked, self.again = self._asked, None, now + _EVERY
+        said = [found for each in asked.result() if isinstance(found := each.get(SAID), dict)]
+        return votes.agreed(membership, me, lost, said)
