@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import math
 import socket
 import sys
 import time
@@ -39,7 +40,7 @@ from multiworld.run.errors import WRONG, ArgumentsError, PlanError, RunError, us
 from multiworld.run.events import EventBus, Note, RunEnded, RunStarted
 from multiworld.run.nodes.handlers import static_master, torch_handler
 from multiworld.run.nodes.interface import NodesSpec
-from multiworld.run.nodes.losses import ORPHANS_GRACE
+from multiworld.run.nodes.losses import ORPHANS_GRACE, Losses
 from multiworld.run.nodes.multi import MultiNode
 from multiworld.run.nodes.rendezvous import shut_down
 from multiworld.run.nodes.secure_rendezvous import secure_handler
@@ -261,7 +262,8 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     control_path = choose(config.run_id)
     secured = _secured(run, control_path, parts)
     # Before the rendezvous, which may wait long: the keys of a launcher that is killed meanwhile are removed.
-    reaper = ReaperClient(_orphans_grace(run), time.monotonic, "" if secured is None else secured.folder)
+    keys = "" if secured is None else secured.folder
+    reaper = ReaperClient(_orphans_grace(run), time.monotonic, keys, _patience(run))
     parts.callback(reaper.close)
     forks = _forks(run, parts)
     handler, address, port = _rendezvous(config, secured, parts)
@@ -316,7 +318,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
         signals = numbers(names or _SIGNALS)
         agent = _group_agent(run, spec, reaper, environment, signals, stores, parts, secured)
     else:
-        nodes.append(_nodes(run, spec, state))
+        nodes.append(_nodes(run, spec, state, reaper))
         context = AgentContext(
             nodes=nodes[0],
             restarts=Restarts(
@@ -355,6 +357,13 @@ def _orphans_grace(run: _Run) -> float:
     if run.config.max_nodes > 1 and run.options.restart == "worker":
         return ORPHANS_GRACE
     return run.grace
+
+
+def _patience(run: _Run) -> float:
+    """Return the seconds that this launcher may stand still: then other nodes may have its ranks."""
+    if run.config.max_nodes > 1 and run.options.restart == "worker":
+        return Losses(run.options.node_hang_timeout).connects
+    return math.inf
 
 
 def _rendezvous(
@@ -440,7 +449,7 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
     return End(1, reason, f"m8d-run: {reason}")
 
 
-def _nodes(run: _Run, spec: WorkerSpec, state: RunState) -> Nodes:
+def _nodes(run: _Run, spec: WorkerSpec, state: RunState, reaper: ReaperClient) -> Nodes:
     config, options = run.config, run.options
     if config.max_nodes == 1:
         if run.plan is None:
@@ -458,7 +467,8 @@ def _nodes(run: _Run, spec: WorkerSpec, state: RunState) -> Nodes:
         on_loss=options.on_node_loss,
         hang_timeout=options.node_hang_timeout,
     )
-    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan, partial(state.snapshot, after=0))
+    snapshot = partial(state.snapshot, after=0)
+    return MultiNode(asked, spec.rdzv_handler, run.bus, run.plan, snapshot, reaper)
 
 
 def _group_agent(

@@ -50,9 +50,30 @@ def bus():
     return EventBus()
 
 
+class Signs:
+    """Counts what a small program beside the launcher is told."""
+
+    def __init__(self):
+        self.alives = self.seatlesses = self.frees = 0
+
+    def alive(self):
+        self.alives += 1
+
+    def seatless(self):
+        self.seatlesses += 1
+
+    def free(self):
+        self.frees += 1
+
+
 @pytest.fixture
-def nodes(store, bus):
-    made = MultiNode(SPEC, Handler(), bus, None)
+def signs():
+    return Signs()
+
+
+@pytest.fixture
+def nodes(store, bus, signs):
+    made = MultiNode(SPEC, Handler(), bus, None, signs=signs)
     made.settle(types.SimpleNamespace(store=store, rank=0, world_size=1, bootstrap_store_info=None))
     yield made
     made.close()
@@ -267,3 +288,50 @@ def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, sp
     lost_long_ago(nodes, 2, "crashed")
     until(lambda: nodes._membership.slot_of(nodes._links.me) == 1)
     assert nodes._membership.slots[0].holder == f"{1:032x}"
+
+
+def loses_its_seat(nodes, store):
+    RendezvousStore(store).add(
+        "membership",
+        1,
+        slots.to_json(replace(nodes._membership, nodes=(), epoch=nodes._membership.epoch + 1)),
+    )
+    until(lambda: nodes._membership is None)
+
+
+def test_a_seat_that_is_lost_while_the_agent_is_at_something_long(nodes, store, signs):
+    until(lambda: signs.alives > 3)
+    assert (signs.seatlesses, signs.frees) == (0, 0), "the agent has not polled, and need not"
+    loses_its_seat(nodes, store)
+    until(lambda: signs.seatlesses == 1)
+    before = signs.alives
+    until(lambda: signs.alives > before + 3)
+    assert signs.seatlesses == 1
+    nodes.close()
+    assert signs.frees == 1
+
+
+def test_an_agent_that_hears_of_the_loss_ends_the_workers_itself(nodes, store, signs):
+    until(lambda: nodes.poll() or nodes._membership is not None)
+    loses_its_seat(nodes, store)
+    before = signs.alives
+    until(lambda: nodes.poll() or signs.alives > before + 5)
+    assert signs.seatlesses == 0
+
+
+def test_a_slow_store_is_no_dead_thread(nodes, signs):
+    store, before = nodes._store, signs.alives
+    assert store is not None
+    store.read("nothing")  # in the time that it takes others
+    assert signs.alives > before
+
+
+def test_a_dead_thread_shows_no_life(nodes, signs, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(MultiNode, "_turn", fails)
+    assert isinstance(ends(nodes), Stop)
+    before = signs.alives
+    nodes._thread.join(60)
+    assert signs.alives == before

@@ -15,6 +15,7 @@ implementation watch the other nodes meanwhile; their events wait in `Nodes.poll
             Lost:   nothing to do; the log has it already
             Stop:   end the workers and the run with an error
             Over:   end the agent; its workers have ended long since
+        if all own workers were ended for it, because this launcher stood still: nodes.stood_still()
         if all own workers have ended with 0 (once): nodes.done()
     nodes.close()                   # or close(failed="rank 3 failed ...") when this node ends the whole run
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from multiworld.run.nodes.slots import Assignment
 
-__all__ = ["Lost", "NodeEvent", "Nodes", "NodesSpec", "Over", "Reassigned", "Stop"]
+__all__ = ["LifeSigns", "Lost", "NodeEvent", "Nodes", "NodesSpec", "Over", "Reassigned", "Stop"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,19 @@ class NodesSpec:
     timeout: float = 60.0
 
 
+class LifeSigns(Protocol):
+    """Gets the signs of life of a `Nodes`; without them this node's workers are ended. See `ReaperClient`."""
+
+    def alive(self) -> None:
+        """The other nodes are watched, and this one's seat is not lost unnoticed."""
+
+    def seatless(self) -> None:
+        """This node has lost its seat, and its agent has not polled since: the workers are to end."""
+
+    def free(self) -> None:
+        """There will be no more signs, and the workers may go on: the run ends for all nodes."""
+
+
 class Nodes(Protocol):
     """The other nodes of a run."""
 
@@ -143,6 +157,9 @@ class Nodes(Protocol):
 
     def done(self) -> None:
         """Tell the others that all workers of this node have ended with 0. Never blocks; once is enough."""
+
+    def stood_still(self) -> None:
+        """Give the seat up, and request one anew: the workers were ended meanwhile. Never blocks."""
 
     def snapshots(self, timeout: float) -> list[dict[str, Any]]:
         """Ask the other nodes' launchers for their snapshots. Any thread but those of the implementation.

@@ -82,7 +82,8 @@ class Losses:
         """Seconds that a node has to connect with another one: if it takes longer, it does not see that one.
 
         The other nodes may be connected with each other already, and with this one: what was cut off
-        meanwhile is lost to them, and `due` in them does not wait for connections.
+        meanwhile is lost to them, and `due` in them does not wait for connections. A launcher that stands
+        still for so long loses its workers (`multiworld.run.workers.orphan_reaper`).
         """
         return max(2 * self._hang_timeout, self._hang_timeout + _GRACE)
 

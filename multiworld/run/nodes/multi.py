@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
     from multiworld.run.events import EventBus
+    from multiworld.run.nodes.interface import LifeSigns
     from multiworld.run.nodes.slots import Assignment, Membership
     from multiworld.run.worldsfile.worlds_plan import WorldsPlan
 
@@ -69,6 +70,8 @@ _TELLS = 10.0
 One that is done and cannot tell the others counts as lost.
 """
 
+_LATE = 0.5  # seconds in which the agent ends the workers of a lost seat, unless it is at something long
+
 
 class MultiNode(Nodes):
     """The other nodes of a run of several.
@@ -80,6 +83,7 @@ class MultiNode(Nodes):
         bus: gets NodeJoined, NodeLost, SlotTaken and notes.
         plan: of the worlds file.
         snapshot: returns what other nodes' launchers get when they ask for this one's. Quick.
+        signs: gets a sign of life every 0.5 s and after each answer of the store, from ``m8d-nodes``.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class MultiNode(Nodes):
         bus: EventBus,
         plan: WorldsPlan | None,
         snapshot: Callable[[], dict[str, Any]] = dict,
+        signs: LifeSigns | None = None,
     ) -> None:
         self._spec, self._handler, self._bus, self._plan = spec, handler, bus, plan
         self._ready: deque[NodeEvent | RunEvent] = deque()
@@ -126,6 +131,9 @@ class MultiNode(Nodes):
         self._next_poll = 0.0
         self._over = False
         self._applications = Applications()
+        self._signs = signs
+        self._seatless_at = float("inf")  # since when the agent is to know it
+        self._polled_at = 0.0  # by the agent's thread
 
     # -- the agent's thread
 
@@ -181,6 +189,7 @@ class MultiNode(Nodes):
 
     def poll(self) -> list[NodeEvent]:
         """See `Nodes.poll`."""
+        self._polled_at = time.monotonic()
         with contextlib.suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
@@ -201,11 +210,17 @@ class MultiNode(Nodes):
         """See `Nodes.done`."""
         self._inbox.put("done")
 
+    def stood_still(self) -> None:
+        """See `Nodes.stood_still`."""
+        self._inbox.put("stood still")
+
     def close(self, failed: str = "") -> None:
         """See `Nodes.close`."""
         if self._closing:
             return
         self._closing = True
+        if self._signs is not None:
+            self._signs.free()
         tells = bool(failed) or self._links.me in self._finished
         self._rendezvous.stop()
         self._inbox.put("close")
@@ -278,6 +293,7 @@ class MultiNode(Nodes):
 
     def _run(self) -> None:
         while not self._closing:
+            self._show_life()
             try:
                 item = self._inbox.get(timeout=self._pause())
             except queue.Empty:
@@ -296,6 +312,18 @@ class MultiNode(Nodes):
                 self._emit(Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}"))
                 return
 
+    def _show_life(self) -> None:
+        """Show that this thread goes on, and that the loss of a seat does not wait for the agent.
+
+        Only then does the agent's thread matter: it may start hundreds of workers, which takes its time.
+        """
+        if self._signs is None:
+            return
+        if self._polled_at < self._seatless_at < time.monotonic() - _LATE:
+            self._seatless_at = float("inf")
+            self._signs.seatless()
+        self._signs.alive()
+
     def _pause(self) -> float:
         return _POLL_SOON if self._losses.causes else _POLL
 
@@ -309,6 +337,9 @@ class MultiNode(Nodes):
         elif item == "done":
             self._finished.add(self._links.me)
             self._links.done()
+        elif item == "stood still":
+            if self._membership is not None:
+                self._give_up_slot("it stood still, and its workers were ended")
         else:
             self._no_rendezvous = item
             if self._membership is None:
@@ -328,6 +359,7 @@ class MultiNode(Nodes):
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""
         self._store, self._number, self._master = agreed.store, agreed.number, agreed.master
+        self._store.answered = self._show_life  # a slow store is no dead thread
         self._applications = Applications()
         self._apply(agreed.membership)
 
@@ -562,6 +594,7 @@ class MultiNode(Nodes):
             self._assignment = replace(before, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
             self._emit(SlotTaken(time.time(), None, before.nodes))
             self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
+            self._seatless_at = time.monotonic()
         if self._no_rendezvous:
             self._end_without_slot()
         else:

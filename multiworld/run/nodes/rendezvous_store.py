@@ -50,6 +50,9 @@ class RendezvousStore:
         patience: seconds that one call may take.
         returns: whether the store may work again after an error; torch's TCPStore clients do not connect
             twice.
+
+    Attributes:
+        answered: called after each call that the store answered, in the caller's thread.
     """
 
     def __init__(self, store: Store, *, patience: float = 5.0, returns: bool = False) -> None:
@@ -57,6 +60,7 @@ class RendezvousStore:
         self._returns = returns
         self._patience = patience
         self._hangs: threading.Event | None = None
+        self.answered: Callable[[], None] = lambda: None
 
     def write(self, key: str, data: dict[str, Any]) -> None:
         """Write a note.
@@ -132,7 +136,7 @@ class RendezvousStore:
                 over.set()
 
         try:
-            return in_time(
+            found = in_time(
                 run,
                 deadline=time.monotonic() + self._patience,
                 clock=time.monotonic,
@@ -148,3 +152,5 @@ class RendezvousStore:
             raise StoreSilentError(
                 f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", gone=not self._returns
             ) from error
+        self.answered()
+        return found

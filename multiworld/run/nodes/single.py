@@ -75,6 +75,9 @@ class SingleNode:
         self._events.append(Over())
         self._theirs.send(b".")
 
+    def stood_still(self) -> None:
+        """Do nothing: no other node could have the seat."""
+
     def snapshots(self, timeout: float) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return none: there is no other node."""
         return []

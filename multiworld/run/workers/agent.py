@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from signal import Signals
@@ -420,7 +420,7 @@ class WorkerAgent(LocalElasticAgent):
         return first - time.monotonic()
 
     def _step(self) -> RunResult | None:
-        nodes = self._context.nodes
+        context, nodes = self._context, self._context.nodes
         now = time.monotonic()
         result = None
         if now >= self._tick:
@@ -429,6 +429,11 @@ class WorkerAgent(LocalElasticAgent):
         while (event := self._events.take()) is not None:
             result = result or self._on(event)
         over = [process for process in self._crew.processes.values() if process.ended()]
+        stood = context.reaper.ended_workers()  # after the look at the processes: it is said before they end
+        if stood is not None:
+            over = []  # no failures
+            if result is None:
+                self._stood_still(stood)
         for process in over:
             result = _with(result, self._over(process))
         if result is None:
@@ -500,6 +505,8 @@ class WorkerAgent(LocalElasticAgent):
         # The next holder of these ranks may start at once.
 
         self._end(Signals.SIGKILL, 0.0)
+        self._tell_stood_still(self._context.reaper.ended_workers())
+        self._context.reaper.renew()
         self._take(assignment)
         self._crew.values.clear()
         self._done = False
@@ -507,6 +514,27 @@ class WorkerAgent(LocalElasticAgent):
             worker = self._worker_group.workers[local_rank]
             worker.id = pid
             self._record("START", worker)
+
+    def _stood_still(self, seconds: float) -> None:
+        """Give the seat up: the reaper has ended the workers, for it may be another node's by now.
+
+        Args:
+            seconds: for which this launcher stood still; 0: it was only late with the news of a lost seat.
+        """
+        self._tell_stood_still(seconds)
+        if self.assignment is not None:
+            seatless = replace(self.assignment, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
+            self._reassigned(seatless)
+        if seconds:
+            self._context.nodes.stood_still()
+
+    def _tell_stood_still(self, seconds: float | None) -> None:
+        if seconds:
+            self._note(
+                logging.WARNING,
+                f"this launcher stood still for {seconds:.0f} s or longer: its workers were ended, for "
+                "another node may have their ranks",
+            )
 
     def _note(self, level: int, text: str) -> None:
         self._context.bus.publish(Note(time.time(), level, text))

@@ -1,17 +1,25 @@
-"""The orphan reaper, a small program that ends all workers after the launcher was killed.
+"""The orphan reaper, a small program that ends all workers after the launcher was killed, or stands still.
 
-The launcher starts it (`multiworld.run.workers.reaper_client`) with two arguments, so that it has them from
-its first moment on: the seconds between SIGTERM and SIGKILL, and the folder of files to remove when all
-workers have ended, in hexadecimal ("": none). It writes to its standard input, a line each:
+The launcher starts it (`multiworld.run.workers.reaper_client`) with three arguments, so that it has them from
+its first moment on: the seconds between SIGTERM and SIGKILL, the folder of files to remove when all workers
+have ended, in hexadecimal ("": none), and the seconds that the launcher may stand still ("inf": for ever). It
+writes to its standard input, a line each:
 
     starting TOKEN        a process whose environment has M8D_START=TOKEN is about to be started
     started TOKEN PID START GROUP   it runs; START: field 22 of /proc/PID/stat; GROUP 1: a group leader
     gone PID              it has ended, and was waited for
+    alive                 the launcher does not stand still
+    seatless              the node has lost its seat, and the launcher is late with the end of its workers
+    renewed N             all workers told of before have ended; those that come now are the launcher's Nth
+    free                  from now on the launcher may stand still: the run ends for all nodes
     bye                   the run is over: this program ends
 
 When the launcher dies without a goodbye, each worker that is left gets SIGTERM, and SIGKILL after the grace
-period; then the run's keys are removed. It imports nothing but the standard library and runs without
-site-packages: about 10 MB, up in 20 ms.
+period; then the run's keys are removed. Where the launcher stands still while workers run, or is late, each
+worker gets SIGKILL, and so does each that is told of until the next ``renewed``; before the first of them
+this program writes ``ended N SECONDS`` to its standard output (N: of the last ``renewed``, else 0; SECONDS:
+for which the launcher stood still, 0 after ``seatless``). It imports nothing but the standard library and
+runs without site-packages: about 10 MB, up in 20 ms.
 """
 
 from __future__ import annotations
@@ -23,10 +31,55 @@ import sys
 import time
 from contextlib import suppress
 
-__all__ = ["OrphanReaper", "main", "start_time"]
+__all__ = ["DeadManSwitch", "OrphanReaper", "main", "start_time"]
 
 _LOOK_FOR_STARTING = 3.0  # seconds: longer than any fork takes to reach its exec
 _GIVE_UP = 10.0  # seconds after SIGKILL in which a process ends, unless it waits for a device in the kernel
+_WAIT = 1.0  # seconds; for launchers whose forked workers hold the pipe open
+WAIT_SWITCHED = 0.25
+"""Seconds of one wait, where the launcher must not stand still."""
+
+_COUNTS = 2 * WAIT_SWITCHED  # seconds, at most, of a wait that took longer
+
+
+class DeadManSwitch:
+    """Decides whether the launcher stands still. Pure.
+
+    It adds up what this program itself has waited for a sign of life, and of each wait at most 0.5 s: after
+    a suspended machine or a frozen container, which stopped both, the launcher has time for a sign first.
+
+    Args:
+        patience: seconds without a sign of life; infinity: the launcher may stand still.
+
+    Attributes:
+        waited: seconds since the last sign.
+    """
+
+    def __init__(self, patience: float = float("inf")) -> None:
+        self._patience = patience
+        self.waited = 0.0
+
+    @property
+    def on(self) -> bool:
+        """Whether the launcher must not stand still."""
+        return self._patience != float("inf")
+
+    @property
+    def due(self) -> bool:
+        """Whether the launcher stands still."""
+        return self.waited >= self._patience
+
+    def off(self) -> None:
+        """From now on the launcher may stand still."""
+        self._patience = float("inf")
+
+    def wait(self, seconds: float) -> None:
+        """One wait is over, in which no sign came yet."""
+        self.waited += min(seconds, _COUNTS)
+
+    def sign(self) -> None:
+        """The launcher lives."""
+        self.waited = 0.0
 
 
 class OrphanReaper:
@@ -35,15 +88,21 @@ class OrphanReaper:
     Args:
         grace: seconds between SIGTERM and SIGKILL.
         keys: folder of files that end with the run; "": there is none.
+        patience: seconds that the launcher may stand still while workers run.
 
     Attributes:
         bye: whether the launcher has ended the run itself.
         starting: tokens of processes that may have been started since.
         workers: start time of each, and whether it leads its process group, by pid.
+        switch: tells whether the launcher stands still.
     """
 
-    def __init__(self, grace: float, keys: str = "") -> None:
+    def __init__(self, grace: float, keys: str = "", patience: float = float("inf")) -> None:
         self._grace, self._keys = grace, keys
+        self.switch = DeadManSwitch(patience)
+        self._late = False
+        self._renewed = 0
+        self._ending_since: float | None = None
         self.bye = False
         self.starting: set[str] = set()
         self.workers: dict[int, tuple[int, bool]] = {}
@@ -68,6 +127,15 @@ class OrphanReaper:
                 handle = self._handles.pop(int(pid), None)
                 if handle is not None:
                     os.close(handle)
+            case ["alive"]:
+                self.switch.sign()
+            case ["seatless"]:
+                self._late = True
+            case ["renewed", number]:
+                self._renewed, self._late, self._ending_since = int(number), False, None
+                self.switch.sign()
+            case ["free"]:
+                self.switch.off()
             case ["bye"]:
                 self.bye = True
             case _:
@@ -80,6 +148,35 @@ class OrphanReaper:
         if hasattr(os, "pidfd_open") and not leads:
             with suppress(OSError):
                 self._handles[pid] = os.pidfd_open(pid)
+
+    # while the launcher lives
+
+    def waited(self, seconds: float) -> None:
+        """This program has waited for the launcher, which may stand still where it has no workers."""
+        if self.workers or self.starting:
+            self.switch.wait(seconds)
+        else:
+            self.switch.sign()
+
+    def judge(self) -> str:
+        """Decide whether all workers end at once; return what the launcher is told first, "": nothing."""
+        if self._ending_since is not None or not (self._late or self.switch.due):
+            return ""
+        if not (self.starting or any(map(self._lives, self.workers))):
+            return ""  # none runs that could be ended: the launcher finds by itself how they ended
+        self._ending_since = time.monotonic()
+        return f"ended {self._renewed} {0.0 if self._late else self.switch.waited:.1f}\n"
+
+    def kill(self) -> None:
+        """After `judge` has decided so: SIGKILL to all workers, and to those that come until ``renewed``."""
+        if self._ending_since is None:
+            return
+        if self.starting and time.monotonic() < self._ending_since + _LOOK_FOR_STARTING:
+            self._find_starting()
+        for pid, (start, _) in self.workers.items():
+            fields = _stat(pid, dead=True)  # one that has ended keeps its number: its group is still its own
+            if fields and int(fields[19]) == start:
+                self._send(pid, signal.SIGKILL)
 
     # after the launcher's death
 
@@ -147,14 +244,14 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields 3 and on of /proc/PID/stat; [] for no process, or a zombie."""
+def _stat(pid: int, *, dead: bool = False) -> list[str]:
+    """Fields 3 and on of /proc/PID/stat; [] for no process, or (but for `dead`) a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  (pathlib needs too much memory)
             fields = file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return []
-    return [] if fields[0] in {"Z", "X"} else fields
+    return [] if fields[0] in {"Z", "X"} and not dead else fields
 
 
 def start_time(pid: int) -> int:
@@ -181,7 +278,7 @@ def main(arguments: list[str]) -> None:
     """Listen on standard input until the launcher says goodbye or dies.
 
     Args:
-        arguments: of the command line: grace and keys, see `OrphanReaper`.
+        arguments: of the command line: grace, keys and patience, see `OrphanReaper`.
     """
     for number in signal.valid_signals():
         if number not in {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
@@ -190,14 +287,15 @@ def main(arguments: list[str]) -> None:
             with suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    reaper = OrphanReaper(float(arguments[0]), os.fsdecode(bytes.fromhex(arguments[1])))
+    reaper = OrphanReaper(float(arguments[0]), os.fsdecode(bytes.fromhex(arguments[1])), float(arguments[2]))
     launcher = os.getppid()
     poll = select.poll()
     poll.register(0, select.POLLIN)
     while True:
-        # The timeout is for launchers whose forked workers hold the pipe open.
-
-        if poll.poll(1000):
+        began = time.monotonic()
+        heard = poll.poll(1e3 * (WAIT_SWITCHED if reaper.switch.on else _WAIT))
+        reaper.waited(time.monotonic() - began)
+        if heard:
             data = os.read(0, 65536)
             reaper.hear(data)
             if reaper.bye:
@@ -206,6 +304,11 @@ def main(arguments: list[str]) -> None:
                 break
         if os.getppid() != launcher:
             break
+        if not poll.poll(0):  # it knows all that the launcher has told
+            if said := reaper.judge():
+                with suppress(OSError):  # the launcher has died just now
+                    os.write(1, said.encode())
+            reaper.kill()
     reaper.end_all()
     reaper.remove_keys()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -34,12 +35,23 @@ class ReaperClient:
         grace: seconds that workers have between SIGTERM and SIGKILL.
         clock: monotonic seconds.
         keys: path of a folder of files that is removed after the workers; "": none.
+        patience: seconds without `alive` after which the reaper ends the workers; infinity: it does not.
     """
 
-    def __init__(self, grace: float, clock: Callable[[], float], keys: str = "") -> None:
+    def __init__(
+        self,
+        grace: float,
+        clock: Callable[[], float],
+        keys: str = "",
+        patience: float = float("inf"),
+    ) -> None:
         self._grace = grace
         self._keys = keys
         self._clock = clock
+        self._patience = patience
+        self._lock = threading.Lock()  # guards the pipe, which other threads write to as well
+        self._renewed = 0
+        self._heard = b""
         self._run = uuid.uuid4().hex
         self._starts = 0
         self._starting: set[str] = set()
@@ -64,26 +76,32 @@ class ReaperClient:
         self._process = subprocess.Popen(
             # By its bare name, and the folder in hexadecimal: a `pkill -f multiworld` or `-f m8d-run` must
             # miss it, so that it ends the workers of a killed launcher.
-            [sys.executable, "-I", "-S", _PROGRAM.name, str(self._grace), os.fsencode(self._keys).hex()],
+            [
+                sys.executable, "-I", "-S", _PROGRAM.name, str(self._grace), os.fsencode(self._keys).hex(),
+                str(self._patience),
+            ],
             cwd=_PROGRAM.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True, bufsize=0, env={},
         )  # fmt: skip
-        if self._process.stdin is not None:
-            os.set_blocking(self._process.stdin.fileno(), False)
-        self._say(*(f"starting {token}" for token in self._starting), *self._workers.values())
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                os.set_blocking(stream.fileno(), False)
+        renewed = [f"renewed {self._renewed}"] if self._renewed else []
+        self._say(*renewed, *(f"starting {token}" for token in self._starting), *self._workers.values())
 
     def _say(self, *lines: str) -> None:
-        if self._process is None or self._process.stdin is None:
-            return
-        data = "".join(line + "\n" for line in lines).encode()
-        try:
-            heard = os.write(self._process.stdin.fileno(), data) == len(data)
-        except BlockingIOError:
-            heard = False
-        except OSError:
-            return  # it has died: check() starts another one, which gets the full state
-        if not heard:
-            self._process.kill()  # it does not read: check() starts another one
+        with self._lock:
+            if self._process is None or self._process.stdin is None:
+                return
+            data = "".join(line + "\n" for line in lines).encode()
+            try:
+                heard = os.write(self._process.stdin.fileno(), data) == len(data)
+            except BlockingIOError:
+                heard = False
+            except OSError:
+                return  # it has died: check() starts another one, which gets the full state
+            if not heard:
+                self._process.kill()  # it does not read: check() starts another one
 
     def token(self) -> str:
         """Announce a start; return the token that the process gets in its environment as `START`."""
@@ -115,6 +133,47 @@ class ReaperClient:
         if self._workers.pop(pid, None) is not None:
             self._say(f"gone {pid}")
 
+    def alive(self) -> None:
+        """Show that this launcher does not stand still. From any thread, at least every second."""
+        self._say("alive")
+
+    def seatless(self) -> None:
+        """Have the workers ended, which the agent is late with. From any thread."""
+        self._say("seatless")
+
+    def free(self) -> None:
+        """From now on this launcher may stand still: the run ends for all nodes. From any thread."""
+        if self._patience != float("inf"):
+            self._patience = float("inf")
+            self._say("free")
+
+    def ended_workers(self) -> float | None:
+        """Tell whether the reaper has ended the workers since the last `renew`. It says so once.
+
+        It is known before any of them has ended.
+
+        Returns:
+            Seconds for which this launcher had stood still at least, 0 after `seatless`; None: it has not.
+        """
+        self._hear(self._process)
+        *lines, self._heard = self._heard.split(b"\n")
+        found = None
+        for line in lines:
+            _, number, seconds = line.split()
+            if int(number) == self._renewed:  # else it speaks of workers that were ended anyway
+                found = float(seconds)
+        return found
+
+    def _hear(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is not None and process.stdout is not None:
+            with suppress(BlockingIOError):
+                self._heard += os.read(process.stdout.fileno(), 4096)
+
+    def renew(self) -> None:
+        """All workers have ended: those that are started from now on may run."""
+        self._renewed += 1
+        self._say(f"renewed {self._renewed}")
+
     def check(self) -> bool:
         """Start the orphan reaper again if it died, at most once a second; return whether that was done."""
         if self._process is not None and self._process.poll() is not None:
@@ -141,12 +200,14 @@ class ReaperClient:
         self._drop()
 
     def _drop(self, *, kill: bool = True) -> None:
-        process, self._process = self._process, None
+        with self._lock:
+            process, self._process = self._process, None
         if process is None:
             return
         if kill and process.poll() is None:
             process.kill()
             process.wait(10.0)
+        self._hear(process)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()

@@ -7,6 +7,7 @@ from test_run_seats import formed
 
 from multiworld.run.nodes import rank_assignment
 from multiworld.run.nodes.losses import FENCE, STORE_CALL, Fence, Losses
+from multiworld.run.workers import orphan_reaper
 
 FOUR = formed("a", "b", "c", "d")
 HANG = 1.5
@@ -37,6 +38,14 @@ def test_a_node_cut_off_while_it_connects_knows_it_before_its_seat_is_given_away
     noticed = 100.0 + Losses(hang_timeout).connects
     others = lost("b", cause="unreachable", at=100.0 + hang_timeout, hang_timeout=hang_timeout)
     assert noticed + STORE_CALL <= others.due(FOUR, decides=True, answers=True)
+
+
+@pytest.mark.parametrize("hang_timeout", [0.3, 1.0, 2.0, 5.0, 60.0])
+def test_workers_of_a_launcher_that_stands_still_end_before_their_seat_is_given_away(hang_timeout):
+    """It stops at 100.0, in which moment its orphan reaper has heard of it, and the others half a timeout ago."""
+    ended = 100.0 + Losses(hang_timeout).connects + 2 * orphan_reaper.WAIT_SWITCHED
+    others = lost("b", cause="hung", at=100.0 + hang_timeout / 2, hang_timeout=hang_timeout)
+    assert ended + 1.0 <= others.due(FOUR, decides=True, answers=True)
 
 
 def test_the_last_loss_counts():
