@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from kits.meetkit import until
+from torch.distributed import device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from worldkit import PATIENCE, outcome
 
 import multiworld as mw
+
+TORCH = tuple(int(each) for each in torch.__version__.split(".")[:2])
 
 
 def operations(group, peer):
@@ -98,3 +101,32 @@ def test_a_forward_pass_raises_the_worlds_error_in_the_block(cast, buffers, step
     """It broadcasts buffers, and in the second step the order of buckets, both in C++."""
     members = cast.all(trains, 2, buffers=buffers, steps=steps)
     assert members[0].expect("told").kinds[0] == "BrokenWorldException"
+
+
+def finds_groups_by_name(me, size):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    w = mw.join("w", me.rank, size, store=me.store, timeout=PATIENCE)
+    with w:
+        mesh = dist.init_device_mesh("cpu", (size,))
+        sharded = distribute_tensor(torch.ones(2, 1), mesh, [Shard(0)])
+        w.barrier()
+        if me.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(lambda: w.breakage)
+        for freed in (False, True):
+            if freed:
+                until(lambda: not living())
+            me.emit("told", **outcome(sharded.full_tensor))
+            if hasattr(device_mesh, "_resolve_process_group"):  # torch 2.6 finds them by their ranks
+                me.emit("told", **outcome(lambda: dist.all_reduce(torch.ones(1), group=mesh.get_group())))
+    me.emit("over")
+    w.close()
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="this torch finds no group by its name")
+def test_groups_that_are_found_by_name_raise_the_worlds_error_in_the_block(cast):
+    """Also once they are freed, and their names with them."""
+    members = cast.all(finds_groups_by_name, 2)
+    members[0].expect("over")
+    assert {each.kinds[0] for each in members[0].heard if each.name == "told"} == {"BrokenWorldException"}

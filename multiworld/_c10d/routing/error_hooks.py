@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
-from torch.distributed import c10d_logger
+from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import P2POp
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -96,6 +96,9 @@ def install(patches: Patches) -> None:
         packet = getattr(torch.ops._c10d_functional, name, None)
         if packet is not None:
             patches.set(packet, "_op", _functional(vars(packet)["_op"]))
+    for module in (device_mesh, distributed_c10d):
+        if "_resolve_process_group" in vars(module):
+            patches.set(module, "_resolve_process_group", _resolving(vars(module)["_resolve_process_group"]))
     patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
 
 
@@ -180,6 +183,22 @@ def _functional(original: Any) -> Any:
         return found
 
     return _dressed(call, original)
+
+
+def _resolving(original: Any) -> Any:
+    """`original`, which finds a group by its name: meshes and DTensors ask so before each operation."""
+
+    @functools.wraps(original)
+    def resolve(name: str) -> Any:
+        try:
+            return original(name)
+        except RuntimeError as error:
+            state: WorldState | None = current()
+            # A group that was freed after its world's end has no name any more.
+            known = state is not None and name.startswith(state.prefix)
+            raise_instead(error, translated(error, state if known else None))
+
+    return resolve
 
 
 def _named_among(args: tuple[Any, ...]) -> WorldState | None:
