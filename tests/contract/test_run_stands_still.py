@@ -75,7 +75,9 @@ def test_a_rank_does_not_run_twice_while_its_launcher_is_stopped(nodes):
     first.signal(signal.SIGCONT)
     first.wait_line("event=note .*this launcher stood still for 5 s or longer")
     first.wait_line("event=seat seat=-")
-    first.wait_line("event=node-joined", count=4)  # it sees both others for the second time: it is a spare now
+    first.wait_line(
+        "event=node-joined", count=4
+    )  # it sees both others for the second time: it is a spare now
     assert is_living(again.pid)
     assert first.told("done") == []
     end(runs)
