@@ -56,7 +56,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """What needs no CUDA wheel, without what takes long: about eleven minutes (`-- ARGS` go to pytest)."""
+    """What needs no CUDA wheel, without what takes long: about eight minutes (`-- ARGS` go to pytest)."""
     session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
     if session.posargs:
