@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kits import shimkit
@@ -222,11 +223,16 @@ def test_a_patch_of_the_version_file_is_no_other_torch(site, tmp_path, capsys):
     assert shimkit.tree(site.root) == before
 
 
-def test_an_older_receipt_is_compared_by_its_version(tmp_path, patch, capsys):
+def applied(tmp_path, patch, capsys) -> tuple[TorchSite, dict[str, bytes | None], Any]:
+    """Apply the patch to a torch; return that, what its tree was before, and the receipt."""
     site = shimkit.make_site(tmp_path / "site", more=MORE)
     before = shimkit.tree(site.root)
     assert run(capsys, patch, "--torch", site.root)[0] == 0
-    receipt = json.loads((site.root / RECEIPT).read_text())
+    return site, before, json.loads((site.root / RECEIPT).read_text())
+
+
+def test_an_older_receipt_is_compared_by_its_version(tmp_path, patch, capsys):
+    site, before, receipt = applied(tmp_path, patch, capsys)
     del receipt["version_file"]
     (site.root / RECEIPT).write_text(json.dumps(receipt))
     assert "pv2.6.0.patch: applied" in run(capsys, "--check", "--torch", site.root)[1]
@@ -275,10 +281,7 @@ def test_a_patch_of_which_a_file_does_not_change_is_refused(tmp_path, patch, cap
 
 
 def test_a_file_that_an_older_m8d_did_not_change_is_not_half_done(tmp_path, patch, capsys):
-    site = shimkit.make_site(tmp_path / "site", more=MORE)
-    before = shimkit.tree(site.root)
-    assert run(capsys, patch, "--torch", site.root)[0] == 0
-    receipt = json.loads((site.root / RECEIPT).read_text())
+    site, before, receipt = applied(tmp_path, patch, capsys)
     path = "torch/distributed/rendezvous.py"
     same, row = sha256_of(shimkit.RENDEZVOUS), site.record().line(path)
     receipt["files"].append({"path": path, "before": same, "after": same, "row": row})
