@@ -591,7 +591,7 @@ class MultiNode(Nodes):
         if membership is not None:
             self._links.update(replace(membership, nodes=()))
         if before is not None and before.slot is not None and self._links.me not in self._finished:
-            self._assignment = replace(before, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
+            self._assignment = before.without_slot()
             self._emit(SlotTaken(time.time(), None, before.nodes))
             self._emit(Reassigned(self._assignment, f"this node has lost its seat: {reason}"))
             self._seatless_at = time.monotonic()

@@ -8,7 +8,7 @@ changes it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Assignment:
     size: int | None = None
     starting: tuple[int, ...] | None = None
     vacant: tuple[int, ...] = ()
+
+    def without_slot(self) -> Assignment:
+        """Return what is left of it when the node has lost its slot."""
+        return replace(self, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
 
 
 @dataclass(frozen=True)

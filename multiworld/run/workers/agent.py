@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from signal import Signals
@@ -523,8 +523,7 @@ class WorkerAgent(LocalElasticAgent):
         """
         self._tell_stood_still(seconds)
         if self.assignment is not None:
-            seatless = replace(self.assignment, slot=None, base_rank=0, base_role_rank=0, role_world_size=0)
-            self._reassigned(seatless)
+            self._reassigned(self.assignment.without_slot())
         if seconds:
             self._context.nodes.stood_still()
 
