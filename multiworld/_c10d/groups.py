@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.late_group import LateGroup
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["Group", "backends", "build", "may_be_late"]
+__all__ = ["Group", "backends", "build", "check_backend", "may_be_late"]
 
 _SETTLE = 0.25
 """Seconds to wait for gloo to close its sockets. Longer is no use: then user code holds a Work or a group of
@@ -55,12 +55,11 @@ def build(spec: GroupSpec, state: WorldState, *, late: bool = False) -> Group:
         late: do not make it now, but by `Group.make`.
 
     Raises:
-        BackendError: this torch has no such backend, or it could not be built.
+        BackendError: it could not be built.
         JoinAbandonedError: a member went away meanwhile.
         JoinTimeoutError: the others did not come in time.
         Exception: what `spec.check_cancelled` raised.
     """
-    _validate(spec)
     group = Group(spec, state)
     if not late:
         group.make()
@@ -173,23 +172,33 @@ def _available(name: str) -> bool:
     return True if ask is None else bool(ask())
 
 
-def _validate(spec: GroupSpec) -> None:
+def check_backend(world: str, backend: str, device: torch.device | None) -> None:
+    """Check, without the other members, that this process can build a world's backend.
+
+    Args:
+        world: its name, for the error.
+        backend: as in `GroupSpec`.
+        device: as in `GroupSpec`.
+
+    Raises:
+        BackendError: this torch has no such backend, or it is NCCL and finds no GPU.
+    """
     register = getattr(
         c10d.Backend, "_ensure_backend_registered", None
     )  # torch 2.14: some only when asked for
-    for part in spec.backend.split(","):
+    for part in backend.split(","):
         name = part.rpartition(":")[2].strip().lower()
         if register is not None:
             register(name)
         if name == "undefined" or name not in c10d.Backend.backend_list or not _available(name):
             raise BackendError(
-                spec.world,
-                f"backend={spec.backend!r}",
+                world,
+                f"backend={backend!r}",
                 rule=f"This torch ({torch.__version__}) can build: {', '.join(backends())}",
                 next_step="Choose one of them, or register it with torch.distributed.Backend.register_backend",
             )
-    if nccl.is_nccl(spec.backend):
-        nccl.validate(spec)
+    if nccl.is_nccl(backend):
+        nccl.check_gpu(world, backend, device)
 
 
 def _explained(spec: GroupSpec, error: Exception) -> Exception:

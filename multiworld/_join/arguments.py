@@ -114,6 +114,10 @@ class JoinPlan:
             return torch.device("cuda", self.gpu)
         return found
 
+    def group_device(self) -> torch.device | None:
+        """The device that its process group is made for; None: its backend has none of its own."""
+        return self.torch_device() if self.device is not None or self.uses_nccl else None
+
 
 def make_plan(
     name: str,

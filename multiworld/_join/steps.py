@@ -6,6 +6,7 @@ All of them or none. `multiworld._join.join` loads this, and torch with it, at t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import time
@@ -32,9 +33,10 @@ from multiworld._join import lane, secure
 from multiworld._net.stores.address import is_list
 from multiworld._net.stores.held_worlds import held
 from multiworld._net.stores.opening import in_time_for, open_in_time
-from multiworld._net.stores.rendezvous import JoinRequest, Rendezvous
+from multiworld._net.stores.rendezvous import REFUSING, JoinRequest, Rendezvous
 from multiworld._net.stores.torchstore import PollingStore
 from multiworld.errors import (
+    BackendError,
     JoinAbandonedError,
     JoinError,
     JoinTimeoutError,
@@ -124,6 +126,7 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
     watchdog = registry.watchdog()
     secure.check(terms.plan, watchdog.secure)
     router.install()
+    _check_backend(terms, watchdog)
     capabilities.prepare_nccl(terms.plan.name, terms.plan.backend)
     attempt = _Attempt(terms)
     with contextlib.ExitStack() as holds:
@@ -151,6 +154,20 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
                     next_step="Join again",
                 ) from exc
             raise
+
+
+def _check_backend(terms: Terms, watchdog: Watchdog) -> None:
+    """Raise at once where this process cannot build the backend; members that wait for it are told."""
+    plan = terms.plan
+    try:
+        groups.check_backend(plan.name, plan.backend, plan.group_device())
+    except BackendError as error:
+        if plan.assigned or plan.world_size == 1:  # the others do not need it, or there are none
+            raise
+        soon = dataclasses.replace(terms, deadline=min(terms.deadline, time.monotonic() + REFUSING))
+        with contextlib.ExitStack() as holds, contextlib.ExitStack() as undo, contextlib.suppress(JoinError):
+            _agree(soon, watchdog, holds, undo, lambda _: None, unable=error)
+        raise
 
 
 class _Attempt:
@@ -268,7 +285,7 @@ def _with_members(
             rank=roster.rank,
             size=roster.size,
             backend=plan.backend,
-            device=plan.torch_device() if plan.device is not None or plan.uses_nccl else None,
+            device=plan.group_device(),
             gpu=plan.gpu,
             timeout=plan.timeout,
             store=polling,
@@ -310,8 +327,12 @@ def _agree(
     holds: contextlib.ExitStack,
     undo: contextlib.ExitStack,
     begun: Callable[[Rendezvous], object],
+    *,
+    unable: JoinError | None = None,
 ) -> tuple[StoreHandle, Rendezvous, Roster, Door | None]:
     """Open the store and meet the others there, until the deadline; `begun` is told before a claim is made.
+
+    Where this process is `unable` to join, the others are told of that there, and it is raised.
 
     A server that goes away is waited for, as one that has not come yet is: rank 0 may be on its way out of
     its last generation, or have died, and its successor serves the same address again.
@@ -341,6 +362,7 @@ def _agree(
             cancelled=cancelled,
             more_lost=terms.more_lost,
             held=partial(held, store.store, plan.name) if plan.served else None,
+            unable=unable,
         )
         begun(rendezvous)
         try:

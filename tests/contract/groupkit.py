@@ -118,7 +118,9 @@ class Member:
     def build(self, name="w", generation=1, **changes):
         router.install()
         state = WorldState(name=name, generation=generation)
-        return groups.build(self.spec(name, generation, **changes), state)
+        spec = self.spec(name, generation, **changes)
+        groups.check_backend(name, spec.backend, spec.device)
+        return groups.build(spec, state)
 
 
 def _fine():

@@ -114,6 +114,26 @@ def test_a_backend_nobody_has(cast):
     all_raise(members, "BackendError", "carrier-pigeon", "gloo")
 
 
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_backend_that_one_member_does_not_have(cast, lacks):
+    members = [
+        cast.start(joins, rank, world_size=2, backend="carrier-pigeon" if rank == lacks else "gloo")
+        for rank in range(2)
+    ]
+    all_raise(members, "BackendError", "carrier-pigeon", "gloo")
+
+
+def test_a_backend_that_is_not_there_is_told_before_the_others_come(cast):
+    all_raise(
+        [cast.start(joins, 0, world_size=2, backend="carrier-pigeon")], "BackendError", "can build: gloo"
+    )
+    with socket.socket() as free:  # bound and not listening
+        free.bind(("127.0.0.1", 0))
+        store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        members = [cast.start(joins, 1, world_size=2, store=store, backend="carrier-pigeon")]
+        all_raise(members, "BackendError", "can build: gloo")
+
+
 def test_not_everyone_comes(cast):
     members = [cast.start(joins, rank, world_size=3, timeout=4.0) for rank in range(2)]
     all_raise(members, "JoinTimeoutError", "2")

@@ -319,12 +319,8 @@ def test_nccls_names_and_devices():
 def test_nccls_devices_are_checked(monkeypatch, device, count, text):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    values = dict.fromkeys(
-        ("generation", "rank", "size", "timeout", "store", "local_host", "check_cancelled")
-    )
-    spec = GroupSpec(**values, world="w7", backend="nccl", device=torch.device(device))
     with pytest.raises(BackendError, match=text) as caught:
-        nccl.validate(spec)
+        nccl.check_gpu("w7", "nccl", torch.device(device))
     assert caught.value.world == "w7"
     assert caught.value.next_step
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
     "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
-    "validate", "wake", "works_need",
+    "wake", "works_need",
 ]  # fmt: skip
 
 SINGLE = {
@@ -70,25 +70,24 @@ def is_nccl(backend: str) -> bool:
     return any(part.rpartition(":")[2].strip().lower().startswith("nccl") for part in backend.split(","))
 
 
-def validate(spec: GroupSpec) -> None:
+def check_gpu(world: str, backend: str, device: torch.device | None) -> None:
     """Check that NCCL has what it needs in this process.
 
     Raises:
         BackendError: there is no GPU, or `device` is no GPU of this host.
     """
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = spec.device
     if have == 0:
         why = "this torch sees no CUDA device"
-    elif device is not None and device.type != "cuda" and "gloo" not in spec.backend.lower():
+    elif device is not None and device.type != "cuda" and "gloo" not in backend.lower():
         why = f"device={str(device)!r} is no CUDA device"
     elif device is not None and device.type == "cuda" and device.index is not None and device.index >= have:
         why = f"device={str(device)!r}, and there are {have}"
     else:
         return
     raise BackendError(
-        spec.world,
-        f"backend={spec.backend!r}: {why}",
+        world,
+        f"backend={backend!r}: {why}",
         rule="Every member of an NCCL world has a CUDA device of its own",
         next_step='Check nvidia-smi and CUDA_VISIBLE_DEVICES, give device="cuda:0", or use backend="gloo"',
     )

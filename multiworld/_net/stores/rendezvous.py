@@ -30,7 +30,6 @@ from multiworld._net.stores.probe import answers
 from multiworld._net.stores.record import StoreLike, WorldRecord
 from multiworld.errors import (
     BrokenWorldException,
-    InvalidJoinError,
     JoinAbandonedError,
     JoinError,
     JoinTimeoutError,
@@ -45,7 +44,10 @@ if TYPE_CHECKING:
     from multiworld._core.membership.ledger import Attempt, Failure, Ledger
     from multiworld._core.membership.roster import Endpoint, Roster
 
-__all__ = ["BEAT_EVERY", "LOST_AFTER", "PARTING", "JoinRequest", "Rendezvous", "StoreLike", "least_pause"]
+__all__ = [
+    "BEAT_EVERY", "LOST_AFTER", "PARTING", "REFUSING", "JoinRequest", "Rendezvous", "StoreLike",
+    "least_pause",
+]  # fmt: skip
 
 BEAT_EVERY = 0.25
 """Seconds between the signs of life of a member that waits for others."""
@@ -107,6 +109,7 @@ class Rendezvous:
         more_lost: returns ranks of the request's past generation that were lost since the request was made.
         held: returns what a world of which the store knows nothing waits for before it may begin there; ""
             where it may. None: the store decides, if it is a list (see `majority.may_follow`).
+        unable: why this process cannot join; `agree` tells the members that wait for it, and raises it.
         clock: monotonic seconds.
         sleep: waits that many seconds.
         probe: which endpoints accept connections; see `answers`. Members listen at theirs while they live.
@@ -122,6 +125,7 @@ class Rendezvous:
         cancelled: Callable[[], bool] = lambda: False,
         more_lost: Callable[[], frozenset[int]] = frozenset,
         held: Callable[[], str] | None = None,
+        unable: JoinError | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         probe: Callable[[Iterable[Endpoint], float], Mapping[Endpoint, bool | None]] = answers,
@@ -132,6 +136,7 @@ class Rendezvous:
         may_begin: Callable[[], bool] = getattr(store, "may_begin", _always)
         self._held = held or (lambda: "" if may_begin() else refusals.MOVED)
         self._held_for = ""
+        self._unable = unable
         self._deadline = deadline
         self._last_call = last_call
         self._enough_since: float | None = None
@@ -170,7 +175,7 @@ class Rendezvous:
             The roster, the same on all members but for their own rank and ``hang_timeout``.
 
         Raises:
-            InvalidJoinError: an argument breaks a rule; raised on waiting members, too.
+            InvalidJoinError: an argument breaks a rule; raised on waiting members, too, as `unable` is.
             RankTakenError: another process claims the rank or seat, or an active generation holds it until
                 the deadline.
             MismatchError: members disagree about size, backend or device.
@@ -183,7 +188,9 @@ class Rendezvous:
         """
         try:
             validate(self.request)
-        except InvalidJoinError as error:
+            if self._unable is not None:
+                raise self._unable
+        except JoinError as error:
             self._refuse(error)
             raise
         return self._within(self._agree, max(self._deadline, self._clock()) + _SLACK)
@@ -632,7 +639,7 @@ class Rendezvous:
         with contextlib.suppress(JoinError):  # the store failed
             self._leave(refusals.failure_from(told, self.request))
 
-    def _refuse(self, error: InvalidJoinError) -> None:
+    def _refuse(self, error: JoinError) -> None:
         """Tell the members that wait for this one that it cannot join.
 
         Repeated for a while, because they may start to wait a moment later. A refusal left in the store would
