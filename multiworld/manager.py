@@ -81,8 +81,15 @@ class WorldManager:
                 rule="The store needs a TCP port, 1 to 65535, the same on every member",
                 next_step="Give one, as in port=29500",
             )
-        self.add_world(world_name, backend)
+        if not isinstance(addr, str) or not addr:
+            raise InvalidJoinError(
+                world_name,
+                f"world {world_name!r}: addr {addr!r}",
+                rule="The store is at a host, by name or address, the same on every member",
+                next_step='Give one, as in addr="127.0.0.1"',
+            )
         host = f"[{addr}]" if ":" in addr else addr
+        self.add_world(world_name, backend)
         joining = asyncio.ensure_future(
             join_async(
                 world_name,

@@ -193,6 +193,14 @@ def test_a_port_that_is_none_is_refused(port):
         asyncio.run(WorldManager().initialize_world("w", 0, 2, port=port))
 
 
+@pytest.mark.parametrize("addr", [None, 7, ""])
+def test_an_address_that_is_none_is_refused_and_leaves_no_name(addr):
+    manager = WorldManager()
+    for _ in range(2):
+        with pytest.raises(InvalidJoinError, match=f"addr {addr!r}"):
+            asyncio.run(manager.initialize_world("w", 0, 2, addr=addr, port=1))
+
+
 # -- removed while it is initialized ----------------------------------------------------------------------------------
 
 
