@@ -62,7 +62,7 @@ class WorldWork:
         """Block until the operation is done, as ``Work.wait`` does; at once when it is done already.
 
         Args:
-            timeout: None waits as long as the world's own timeout allows.
+            timeout: None, or 0, waits as long as the world's own timeout allows.
 
         Raises:
             BrokenWorldException: the world broke, or this operation showed that it is broken.
@@ -71,7 +71,7 @@ class WorldWork:
             return True
         if self._turn is None:
             return self._wait(timeout)
-        if timeout is None:  # another thread's wait ends at the world's timeout
+        if not timeout:  # another thread's wait ends at the world's timeout
             with self._turn:
                 return self._wait_once(None)
         if not self._turn.acquire(timeout=_seconds(timeout)):

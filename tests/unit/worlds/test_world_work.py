@@ -36,14 +36,14 @@ class World:
 def test_threads_that_wait_for_one_receive_wait_for_it_once():
     receive = Receive()
     work = WorldWork(receive, World(), once=True)
-    with ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(work.wait)]
         assert receive.begun.wait(PATIENCE)
-        waiting += [threads.submit(work.wait), threads.submit(work.wait, dt.timedelta.max)]
+        waiting += [threads.submit(work.wait, each) for each in (None, dt.timedelta(0), dt.timedelta.max)]
         with pytest.raises(TimeoutError, match="another thread waits"):
             work.wait(dt.timedelta(seconds=0.05))
         receive.may_end.set()
-        assert [each.result(PATIENCE) for each in waiting] == [True] * 3
+        assert [each.result(PATIENCE) for each in waiting] == [True] * 4
     assert work.wait()
     assert receive.waits == 1
 
