@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from multiworld._core.lane.operations import Receive, Send
 from multiworld._net.lane.awaiting import Watch
+from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
     from multiworld._net.lane.endpoint import Endpoint
     from multiworld._net.lane.waiting import Operation
 
 __all__ = ["LOOK_EVERY", "Background", "Progressing", "background"]
+
+_log = logger(__name__)
 
 LOOK_EVERY = 0.002
 """Seconds until an operation that was posted is taken on."""
@@ -62,12 +65,28 @@ class Background:
         self._posted.append((endpoint, operation))
         with self._lock:
             if self._loop is None:
-                _know_forks()
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run, args=(self._loop,), daemon=True, name="m8d-lane").start()
+                self._start()
             elif self._asleep:
                 self._asleep = False
                 self._loop.call_soon_threadsafe(self._look, 0)
+
+    def _start(self) -> None:
+        """Start the thread. If the process gets none, the next operation tries again.
+
+        What was posted gets on where a caller waits for it: to raise would say that it was not posted.
+        """
+        _know_forks()
+        try:
+            loop = self._loop = asyncio.new_event_loop()
+        except OSError as error:
+            _log.warning("operations that no caller waits for stand still: %s", error)
+            return
+        try:
+            threading.Thread(target=self._run, args=(loop,), daemon=True, name="m8d-lane").start()
+        except RuntimeError as error:
+            _log.warning("operations that no caller waits for stand still: %s", error)
+            loop.close()
+            self._loop = None
 
     def dismiss(self) -> None:
         """End the thread if it has nothing to do; another one is started when there is."""

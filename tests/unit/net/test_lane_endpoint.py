@@ -1115,6 +1115,22 @@ def test_posted_operations_get_on_by_themselves(pair):
     until(lambda: again.done)
 
 
+def test_a_thread_that_cannot_start_is_tried_again_with_the_next_operation(pair, monkeypatch):
+    def none_left(*_):
+        raise RuntimeError("can't start new thread")
+
+    background = Background()
+    receives = [pair[1].post_receive(0, 0, tag, buffer(8)) for tag in range(2)]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        background.take_on(pair[1], receives[0])
+    background.take_on(pair[1], receives[1])
+    for tag in range(2):
+        pair[0].send(1, 0, tag, memoryview(payload(8, tag)), soon())
+    until(lambda: all(each.done for each in receives))
+    until(lambda: background._loop is None)
+
+
 def in_last_turn(background, call):
     """Make `call` in the loop of the background, once that has ended, in the turn in which it does."""
     loop, over = background._loop, threading.Event()
