@@ -71,11 +71,18 @@ class Pool:
         self.run(outcome_of(fn, loop, future))
         return future
 
-    def run(self, job: Job) -> None:
+    def run(self, job: Job, *, later: bool = False) -> None:
         """Run `job` on a thread, at once where the limit allows; it must not raise.
 
         If it returns a callable, that is called once the thread is available again, so that a job started
         because of it needs no other thread.
+
+        Args:
+            job: to be run.
+            later: where the pool has no threads, and the process gets none: `job` waits for the next one.
+
+        Raises:
+            RuntimeError: the same, without `later`.
         """
         with self._lock:
             if self._sleeping:
@@ -98,7 +105,7 @@ class Pool:
         try:
             _Waiter(self, job, name).start()
         except RuntimeError as error:  # the host has no thread left for this process
-            self._missed(job, error, reap=reap)
+            self._missed(job, None if later else error, reap=reap)
             return
         if reap:
             try:
@@ -106,16 +113,16 @@ class Pool:
             except RuntimeError:  # tried again with the next thread
                 self._reaping = False
 
-    def _missed(self, job: Job, error: RuntimeError, *, reap: bool) -> None:
+    def _missed(self, job: Job, error: RuntimeError | None, *, reap: bool) -> None:
         """Give `job`, for which no thread could be started, to the next idle thread.
 
         Raises:
-            RuntimeError: `error`, if the pool has no threads.
+            RuntimeError: `error`, if it is given and the pool has no threads.
         """
         with self._lock:
             self._threads -= 1
             self._reaping = self._reaping and not reap
-            if not self._threads:
+            if not self._threads and error is not None:
                 raise error
             if not self._sleeping:
                 self._jobs.append(job)

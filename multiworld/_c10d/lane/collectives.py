@@ -165,7 +165,7 @@ class GenerationCollectives:
 
     def _failed(self, error: Exception) -> None:
         # No caller waits, perhaps for long: the other members must hear of it now.
-        pool.run(lambda: _ignore(self.explained(error)))
+        pool.run(lambda: _ignore(self.explained(error)), later=True)
 
     def _of(self, group: Any) -> GroupCollectives | None:
         if group not in self._known:  # another thread may have been first

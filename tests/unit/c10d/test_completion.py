@@ -86,6 +86,9 @@ def test_a_thread_that_cannot_be_started_costs_nothing_but_its_job(pool, monkeyp
         with pytest.raises(RuntimeError, match="start new thread"):
             pool.run(lambda: None)
     assert pool.threads == 0
+    waits = threading.Event()
+    pool.run(waits.set, later=True)  # where no caller can be told
+    assert not waits.is_set()
     fails[0] = False
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
     pool.run(lambda: (begun.set(), go.wait(PATIENCE))[2:] or None)
@@ -95,6 +98,7 @@ def test_a_thread_that_cannot_be_started_costs_nothing_but_its_job(pool, monkeyp
     assert not done.is_set()
     go.set()
     assert done.wait(PATIENCE)
+    assert waits.wait(PATIENCE)
 
 
 def test_nothing_is_held_by_a_sleeping_thread(pool):
