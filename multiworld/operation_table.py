@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multiworld._core.reraise import not_a_tensor, raise_instead
+from multiworld._core.reraise import no_tensor, not_a_tensor, raise_instead
 from multiworld.errors import WrongDeviceError
 from multiworld.events import State
 from multiworld.work import WorldWork
@@ -183,10 +184,12 @@ def call(gen: Generation, row: Operation, args: tuple[Any, ...], async_op: bool)
         args: as in ``row.parameters``.
         async_op: as in torch.
     """
+    from torch import Tensor  # noqa: PLC0415  (a world exists, so torch is loaded)
+
     for arg in args:
-        for tensor in arg if isinstance(arg, list) else (arg,):
-            if (device := getattr(tensor, "device", None)) is not None:
-                check_device(gen, device)
+        for each in arg if isinstance(arg, list) else (arg,):
+            if isinstance(each, Tensor):  # NumPy's numbers, which may be ranks and sizes, have a device, too
+                check_device(gen, each)
     while len(args) > row.required and args[-1] is None:
         args = args[:-1]
     if row.by_name:
@@ -223,10 +226,14 @@ def inside(gen: Generation, name: str, *args: Any, **kwargs: Any) -> Any:
 # -- arguments and errors ------------------------------------------------------------------------------------
 
 
-def check_device(gen: Generation, device: Any) -> None:
-    """Raise if the backend cannot reach `device`: gen's own error, where it is over already."""
-    if device.type in gen.device_types:
+def check_device(gen: Generation, tensor: Tensor) -> None:
+    """Raise if the backend cannot reach the tensor's device: gen's own error, where it is over already."""
+    device = tensor.device
+    kind = getattr(device, "type", None)
+    if kind in gen.device_types:
         return
+    if kind is None:  # a NumPy array has a device, which is a text
+        raise no_tensor(tensor)
     if gen.state is not State.ACTIVE:
         raise gen.error()
     raise WrongDeviceError(
@@ -240,7 +247,7 @@ def check_device(gen: Generation, device: Any) -> None:
 def flat(gen: Generation, tensor: Tensor) -> Tensor:
     """Return what is given to the process group to send `tensor`, or to receive into it."""
     # torch takes a meta tensor, and sends nothing.
-    check_device(gen, tensor.device)
+    check_device(gen, tensor)
     # As torch's own functions do: complex numbers travel as pairs of reals.
     if tensor.is_complex():
         import torch  # noqa: PLC0415
@@ -250,7 +257,8 @@ def flat(gen: Generation, tensor: Tensor) -> Tensor:
 
 
 def peer(gen: Generation, rank: int) -> int:
-    """Return `rank`; raise ValueError if no other member has it."""
+    """Return `rank` as an int; raise TypeError if it is none, ValueError if no other member has it."""
+    rank = index(rank)  # the lane finds its connection by it
     if 0 <= rank < gen.size and rank != gen.rank:
         return rank
     raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["not_a_tensor", "raise_instead"]
+__all__ = ["no_tensor", "not_a_tensor", "raise_instead"]
 
 
 def raise_instead(error: BaseException, instead: BaseException | None) -> NoReturn:
@@ -26,6 +26,9 @@ def not_a_tensor(error: Exception) -> TypeError | None:
     """Return a TypeError if `error` shows that an operation was given no tensor; None otherwise."""
     if not isinstance(error, AttributeError) or error.name != "device":
         return None
-    return TypeError(
-        f"{error.obj!r:.80} is a {type(error.obj).__name__}, and an operation takes a torch.Tensor"
-    )
+    return no_tensor(error.obj)
+
+
+def no_tensor(given: object) -> TypeError:
+    """Return what an operation raises that was given this instead of a tensor."""
+    return TypeError(f"{given!r:.80} is a {type(given).__name__}, and an operation takes a torch.Tensor")

@@ -10,6 +10,7 @@ import tempfile
 import time
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 from worldkit import SOON, left_over, threads_ended
@@ -226,6 +227,46 @@ def test_what_is_no_tensor(alone, name, arguments):
         getattr(alone, name)(*arguments)
     with pytest.raises(TypeError, match=r"[Tt]ensor"):
         asyncio.run(getattr(alone.aio, name)(*arguments))
+
+
+def test_numbers_of_numpy(alone):
+    zero, ones, twos = np.int64(0), torch.ones(2), torch.full((2,), 2.0)
+    room = torch.zeros(2)
+    alone.gather(ones, [room], zero)
+    assert room.equal(ones)
+    alone.scatter(room, [twos], zero)
+    assert room.equal(twos)
+    alone.all_to_all_single(room, ones, [np.int64(2)], [np.int64(2)])
+    assert room.equal(ones)
+    with torch.profiler.profile():  # torch's own function
+        alone.broadcast(ones, zero)
+        alone.reduce(ones, zero)
+    for name, arguments in (("all_reduce", ()), ("broadcast", (0,)), ("send", (0,)), ("irecv", (0,))):
+        with pytest.raises(TypeError, match=r"[Tt]ensor"):
+            getattr(alone, name)(np.ones(3), *arguments)
+
+
+def odd_ranks(me, size):
+    with contextlib.closing(mw.join("w1", me.rank, size, store=me.store, timeout=4 * SOON)) as w:
+        for other in (torch.tensor(1 - me.rank), np.int64(1 - me.rank)):
+            room = torch.zeros(1)
+            work = w.irecv(room, other, tag=torch.tensor(3))
+            w.send(torch.ones(1), other, tag=np.int64(3))
+            work.wait()
+            assert room.item() == 1
+            assert w.recv(room, other) == 1 - me.rank if me.rank else w.send(room, other) is None
+        for wrong in ((1 - me.rank) * 1.0, "0", None if me.rank else [1]):
+            with pytest.raises(TypeError):
+                w.send(torch.ones(1), wrong)
+            with pytest.raises(TypeError):
+                w.irecv(torch.ones(1), [] if wrong is None else wrong)
+            with pytest.raises(TypeError):
+                asyncio.run(w.aio.send(torch.ones(1), wrong))
+        w.barrier()
+
+
+def test_ranks_that_are_no_plain_ints(cast):
+    assert [each.finish() for each in cast.all(odd_ranks, 2)] == [0, 0]
 
 
 @pytest.mark.parametrize(

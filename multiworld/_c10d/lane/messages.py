@@ -95,7 +95,7 @@ class Messages:
             return
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = tensors.sendable(tensor)
-        if not 0 <= index(tag) <= MAX_TAG:
+        if not 0 <= (tag := index(tag)) <= MAX_TAG:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
@@ -124,7 +124,7 @@ class Messages:
         given = tensor
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             given = tensors.landing(tensor)
-        if not 0 <= index(tag) <= MAX_TAG:
+        if not 0 <= (tag := index(tag)) <= MAX_TAG:
             raise _bad_tag(tag)
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
         now, size = time.monotonic(), len(view)
@@ -184,7 +184,7 @@ class Messages:
         """Begin to send; the caller waits for it."""
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = tensors.sendable(tensor)
-        if not 0 <= index(tag) <= MAX_TAG:
+        if not 0 <= (tag := index(tag)) <= MAX_TAG:
             raise _bad_tag(tag)
         address = tensor.data_ptr()
         view = _view(address or tensors.nowhere(tensor), tensor.nbytes, _READ_WRITE)
@@ -208,7 +208,7 @@ class Messages:
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             given = tensors.landing(tensor)
             landed = functools.partial(tensors.copied_back, given, tensor)
-        if not 0 <= index(tag) <= MAX_TAG:
+        if not 0 <= (tag := index(tag)) <= MAX_TAG:
             raise _bad_tag(tag)
         view = _view(given.data_ptr() or tensors.nowhere(given), given.nbytes, _READ_WRITE)
         now = time.monotonic()
@@ -327,7 +327,7 @@ class Messages:
             else:
                 future.set_result(work.result())
 
-        if not self.endpoint.when_over(work.operation, lambda: pool.run(complete)):
+        if not self.endpoint.when_over(work.operation, lambda: pool.run(complete, later=True)):
             complete()
 
 
