@@ -57,6 +57,26 @@ def test_sizes_that_differ_break_the_world_and_end_no_process(cast, counts, way)
     assert [each.finish() for each in members] == [0] * len(counts)
 
 
+def over_and_claimed(me, size):
+    with world(me, size, timeout=TIMEOUT) as w:
+        work = w.all_reduce(torch.ones(1), async_op=True)
+        work.wait()
+        collective = work._collective
+        collective._deadline = 0.0  # it was over long ago
+        with collective._claim:  # as a thread has it that has just found it over
+            thread = threading.Thread(target=collective.wait)
+            thread.start()
+            thread.join(SOON)
+            assert not thread.is_alive()
+        with collective._claim:
+            collective.wait()
+        w.barrier()
+
+
+def test_a_collective_that_is_over_is_not_late(cast):
+    assert [each.finish() for each in cast.all(over_and_claimed, 2)] == [0, 0]
+
+
 def checked(me, size, lane):
     """M8D_CHECK=1: all members hear of it, each what the others called, and the world goes on."""
     os.environ["M8D_CHECK"], os.environ["M8D_LANE"] = "1", lane

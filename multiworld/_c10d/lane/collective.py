@@ -181,9 +181,13 @@ class Collective:
             TimeoutError: it is not over.
             KeyboardInterrupt: it goes on.
         """
+        if self.done:
+            return
         deadline = time.monotonic() + timeout if timeout else self._deadline
         claim = self._claim
         if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):
+            if self.done:  # just now
+                return
             raise self._late(timeout or self.timeout)
         interrupted = True
         try:
