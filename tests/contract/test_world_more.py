@@ -19,6 +19,7 @@ from test_world import tell_error
 from worldkit import PATIENCE, SOON, free_port
 
 import multiworld as mw
+from multiworld import aio
 from multiworld._core.liveness import detector
 from multiworld._generation.process_totals import process_totals
 from multiworld.events import Breakage, Cause
@@ -570,10 +571,16 @@ def test_a_close_ends_what_is_awaited(cast):
 def parent(me, size):
     w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
     w.barrier()
+    # Its own message and collective are for the parent alone, also where the child waits first.
+    room, total = number(), number(1)
+    receive, reduce = w.irecv(room, 1 - me.rank), w.all_reduce(total, async_op=True)
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            for work in (receive, reduce):
+                with pytest.raises(mw.WorldClosedError, match="forked"):
+                    work.wait()
             with pytest.raises(mw.WorldClosedError, match="forked"):
                 w.all_reduce(number())
             with pytest.raises(mw.WorldClosedError, match="forked"), w:
@@ -588,6 +595,11 @@ def parent(me, size):
         lambda: ended or ended.extend([p for p in [os.waitpid(pid, os.WNOHANG)] if p[0]]) or ended
     )
     assert ended == [(pid, 0)]
+    w.send(number(7), 1 - me.rank)
+    receive.wait()
+    assert room.item() == 7
+    reduce.wait()
+    assert total.item() == size
     t = number(1)
     w.all_reduce(t)
     assert t.item() == size

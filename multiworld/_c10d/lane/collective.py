@@ -183,6 +183,7 @@ class Collective:
         """
         if self.done:
             return
+        self.endpoint.require_own()
         deadline = time.monotonic() + timeout if timeout else self._deadline
         claim = self._claim
         if not claim.acquire(blocking=False) and not claim.acquire(timeout=seconds_until(deadline)):

@@ -240,6 +240,8 @@ class Messages:
             error = operation.error
         except TimeoutError:
             error = self._late(operation, timeout or self.timeout)
+        except ConnectionAbortedError as forked:
+            error = ConnectionAbortedError(*forked.args)  # without its frames, which would hold it
         if error is not None:
             self.raise_explained(error)
 

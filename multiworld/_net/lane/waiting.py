@@ -77,7 +77,9 @@ class Waiting:
 
         Raises:
             TimeoutError: it is not over at the deadline; it goes on.
+            ConnectionAbortedError: in a forked child.
         """
+        self.require_own()
         turn: threading.Lock | None = None
         try:
             while True:
@@ -106,6 +108,11 @@ class Waiting:
             except BaseException as error:
                 self._leave_in_doubt(error)
                 raise
+
+    def require_own(self) -> None:
+        """Raise ConnectionAbortedError in a forked child: the connections are its parent's."""
+        if os.getpid() != self._pid:
+            raise ConnectionAbortedError(f"process {os.getpid()} was forked from the one of this connection")
 
     def _leave_in_doubt(self, error: BaseException) -> None:
         """The thread was interrupted as it gave up the lead: end the lane, as others would wait for it."""
