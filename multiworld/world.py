@@ -181,7 +181,9 @@ class World(Selecting, ObjectCollectives):
         if self._elastic is None:
             from multiworld._c10d.elastic import group  # noqa: PLC0415  (a world exists, so torch is loaded)
 
-            self._elastic = group.ElasticGroup(lambda: self._gen)
+            with self._watch_lock:
+                if self._elastic is None:
+                    self._elastic = group.ElasticGroup(lambda: self._gen)
         return self._elastic
 
     @property
@@ -190,7 +192,9 @@ class World(Selecting, ObjectCollectives):
         if self._aio is None:
             from multiworld.aio import Aio  # noqa: PLC0415  (asyncio is loaded by those who await)
 
-            self._aio = Aio(self)
+            with self._watch_lock:
+                if self._aio is None:  # one: its operations take turns
+                    self._aio = Aio(self)
         return self._aio
 
     def __repr__(self) -> str:

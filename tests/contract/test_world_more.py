@@ -644,6 +644,28 @@ def test_a_fork_returns_in_the_child_while_another_thread_reads_the_totals(cast)
     runs(cast, counted_by_another_thread)
 
 
+def two_threads_ask(me, size):
+    w = alone(me)
+    others, init, seen = threading.Event(), aio.Aio.__init__, []
+
+    def slow(self, world):
+        others.wait(0.5)
+        init(self, world)
+
+    aio.Aio.__init__ = slow
+    threads = [threading.Thread(target=lambda: seen.append(w.aio)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert seen[0] is seen[1] is w.aio
+    w.close()
+
+
+def test_threads_that_ask_for_the_awaitable_methods_get_the_same_ones(cast):
+    runs(cast, two_threads_ask)
+
+
 # -- joining --------------------------------------------------------------------------------------------------------
 
 
