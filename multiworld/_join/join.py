@@ -360,11 +360,13 @@ def _join_once(
             kept.callback(world._join_ended)  # noqa: SLF001  (joins make worlds)
             world._join_began(machine)  # noqa: SLF001
         try:
-            _begins(plan)
             if old is not None or world is not None:
                 kept.callback(steps.keep_devices())
                 kept.callback(registry.watchdog().keep())
                 _retire(plan, old, world, kept, tries.lingering, deadline)
+            _begins(
+                plan
+            )  # which is told after the end of the generation before: `_retire` waits for the verdict
             past, lost, left = _past(world, tries.gone) if plan.assigned else (None, (), ())
             terms = steps.Terms(
                 plan,

@@ -21,6 +21,7 @@ from worldkit import PATIENCE, SOON, free_port
 import multiworld as mw
 from multiworld import aio
 from multiworld._core.liveness import detector
+from multiworld._generation.operations import GenerationOperations
 from multiworld._generation.process_totals import process_totals
 from multiworld.events import Breakage, Cause
 from multiworld.registry import registry
@@ -642,6 +643,30 @@ def counted_by_another_thread(me, size):
 
 def test_a_fork_returns_in_the_child_while_another_thread_reads_the_totals(cast):
     runs(cast, counted_by_another_thread)
+
+
+def rejoins_while_the_verdict_is_told(me, size):
+    w = mw.join("w1", me.rank, size, store=me.store, timeout=60)
+    told, later = [], GenerationOperations.report_later
+    mw.events.subscribe(lambda event: told.append(type(event).__name__))
+    GenerationOperations.report_later = lambda self, breakage: (time.sleep(0.5), later(self, breakage))
+    me.emit("in")
+    me.hear()
+    with pytest.raises(mw.BrokenWorldException):
+        w.recv(number(), 1)
+    with pytest.raises(mw.JoinError):
+        w.rejoin(timeout=1)
+    me.emit("told", events=[each for each in told if each in {"WorldBroken", "WorldJoining"}])
+
+
+def test_a_breakage_is_told_before_the_join_that_mends_it(cast):
+    one, other = cast.all(rejoins_while_the_verdict_is_told, 2)
+    for each in (one, other):
+        each.expect("in")
+    one.say("go")
+    other.kill()
+    assert one.expect("told").events == ["WorldBroken", "WorldJoining"]
+    assert one.finish() == 0
 
 
 def two_threads_ask(me, size):
