@@ -84,6 +84,10 @@ class _World:
     received: int = 0
 
 
+_KEPT = (WorldJoining, WorldActive, WorldBroken)
+"""Events after which something of their world is under way."""
+
+
 @dataclass(frozen=True)
 class _Span:
     """A span that is over.
@@ -133,7 +137,9 @@ class Spans:
             self._make(each)
 
     def _take(self, event: Event) -> Iterator[_Span]:
-        world = self._worlds.setdefault(event.world, _World())
+        world = self._worlds.get(event.world) or _World()
+        if isinstance(event, _KEPT):  # others come after the close, too
+            self._worlds[event.world] = world
         if isinstance(event, WorldJoining):
             world.joining = event.at
         elif isinstance(event, WorldActive):
@@ -143,7 +149,7 @@ class Spans:
                 yield _Span("multiworld.join", world.joining, event.at, _about(event, ""), (), event.error)
             world.joining = None
             if event.world not in registry.worlds():
-                del self._worlds[event.world]
+                self._worlds.pop(event.world, None)
         elif isinstance(event, WorldBroken):
             world.broke = event.breakage, event.generation, _shared(event)
         elif isinstance(event, WorldStateReceived):
@@ -159,7 +165,7 @@ class Spans:
             if world.broke is not None and world.broke[0].cause is not Cause.LEFT:
                 error = MultiworldError(f"world {event.world!r} was closed before it was active again")
                 yield _recovery(event, world.broke, _about(event, world.broke[2]), (), error)
-            del self._worlds[event.world]
+            self._worlds.pop(event.world, None)
 
     def _active(self, event: WorldActive, world: _World) -> Iterator[_Span]:
         shared = _shared(event)

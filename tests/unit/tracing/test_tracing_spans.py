@@ -31,6 +31,7 @@ from multiworld.events import (
     WorldJoining,
     WorldReady,
     WorldStateReceived,
+    WorldUnblocked,
     bus,
 )
 from multiworld.tracing import generation_ids, spans, trace_worlds
@@ -265,6 +266,7 @@ def test_worlds_that_are_gone_are_not_kept(traced):
     traced.joins(1)
     assert list(kept) == ["w"]
     bus.publish(WorldClosed("w", 1, 0, 30.0))
+    bus.publish(WorldUnblocked("w", 1, 0, 30.5, 2, 0.5))  # told late
     assert kept == {}
 
 
