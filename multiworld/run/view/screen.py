@@ -49,6 +49,9 @@ _AGES = 1.0
 _MOST_OUTPUT = 1_000_000
 """Characters of workers' output shown per tick; older ones are left out (the log files have them)."""
 
+_LONGEST_LINE = 10_000
+"""Characters of a line that is not ended yet, after which it is shown as one."""
+
 _STOP_TIMEOUT = 2.0
 _NOT_COLOUR = re.compile(
     r"\x1b\[[0-9;:<=>?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[^\[\]]"
@@ -207,6 +210,8 @@ class _Above:
                 return False
             who = threading.get_ident()
             whole, end, rest = (self._begun.pop(who, "") + text).rpartition("\n")
+            if len(rest) > _LONGEST_LINE:  # a worker that prints dots, say, and no line end for hours
+                whole, end, rest = whole + end + rest, "\n", ""
             if rest:
                 self._begun[who] = rest
             if end:

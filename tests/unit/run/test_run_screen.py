@@ -192,6 +192,14 @@ def test_output_goes_above_the_picture_which_is_then_drawn_again():
         assert "half and half" in bed.tick()
 
 
+def test_a_line_without_an_end_is_shown_in_parts():
+    above = _Above()
+    for _ in range(35):
+        assert above.put("." * 1000)
+    assert [len(each) for each in above.take().splitlines()] == [11_000] * 3
+    assert [len(each) for each in above._begun.values()] == [2000]
+
+
 def test_lines_of_many_threads_are_not_mixed_and_a_flood_is_cut():
     import threading
 
