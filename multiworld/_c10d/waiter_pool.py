@@ -208,7 +208,7 @@ pool = Pool()
 """The process's pool."""
 
 ending = Pool(name="m8d-waiter-ending")
-"""For what ends a world, or reports about its end: it must not wait for the operations of others."""
+"""For what ends a world, or reports about it: that must not wait for the operations of others."""
 
 
 class _Without:

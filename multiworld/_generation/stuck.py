@@ -1,7 +1,7 @@
 """Notices operations that wait for long, asks the other members what they do, and tells who is missing.
 
 One thread for all worlds of the process looks at the logs of their operations; it exists while there are
-worlds. What is asked and told then has a thread of the pool.
+worlds. What is asked and told then has a thread of a pool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from multiworld import settings
-from multiworld._c10d.waiter_pool import pool
+from multiworld._c10d.waiter_pool import ending
 from multiworld._core.operations.log import GROUP, KIND, NUMBER, PEER, TAG
 from multiworld.events import WorldStuck, bus
 from multiworld.logs.source import about, logger
@@ -164,7 +164,7 @@ class StuckWatch:
         if due:
             place.asking = True
             try:
-                pool.run(lambda: self._ask(gen, place, due))
+                ending.run(lambda: self._ask(gen, place, due))
             except RuntimeError:  # no thread: at the next look
                 place.asking = False
 
@@ -193,7 +193,7 @@ class StuckWatch:
                         if rank in operation.missing and gen.rank == min(operation.waiting):
                             stacks[rank] = gen.operations.stack_from_outside(rank)
                     _tell(gen, operation, {rank: stack for rank, stack in stacks.items() if stack})
-        except Exception:  # noqa: BLE001  (logged: a thread of the pool must not raise)
+        except Exception:  # noqa: BLE001  (logged: a thread of a pool must not raise)
             _log.exception(
                 "world %r: who is missing could not be found out",
                 gen.world,

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from multiworld import settings
-from multiworld._c10d.waiter_pool import pool
+from multiworld._c10d.waiter_pool import ending
 from multiworld._net.launcher_connection import ControlClient
 from multiworld.events import (
     MemberBusy,
@@ -152,7 +152,7 @@ class LauncherReports:
     def _look(self, question: dict[str, Any]) -> None:
         """Answer how this process's worlds stand, in another thread: members are asked."""
         with contextlib.suppress(RuntimeError):  # the host has no thread left for this process
-            pool.run(lambda: self._answer(question))
+            ending.run(lambda: self._answer(question))
 
     def _answer(self, question: dict[str, Any]) -> None:
         client = self.client

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from multiworld._c10d.waiter_pool import LIMIT, ending, pool
 from multiworld._core.operations.log import ENDED, OperationLog
 from multiworld._core.operations.report import MemberReport
 from multiworld._core.operations.waiting import pending_operations
@@ -75,6 +76,25 @@ def test_what_was_told_is_known_as_long_as_it_waits_and_an_idle_receive_is_not(w
     assert watch.first_told(gen, gen.waiting()) is None
     watch.remove(gen)
     assert watch.first_told(gen, [stuck]) is None
+    holds(lambda: watch._thread is None)
+
+
+def test_receives_that_take_all_threads_do_not_keep_it_from_telling(watch, heard):
+    ends = threading.Event()
+    try:
+        while pool.threads < LIMIT:
+            pool.run(lambda: ends.wait(PATIENCE) and None)
+        gen = Generation()
+        watch.add(gen)
+        gen.calls("all_reduce")
+        assert heard.get(timeout=PATIENCE).operation.kind == "all_reduce"
+    finally:
+        ends.set()
+        watch.remove(gen)
+        for each in (pool, ending):
+            holds(lambda each=each: len(each._sleeping) == each.threads)
+            each.dismiss()
+        holds(lambda: not [each for each in threading.enumerate() if each.name.startswith("m8d-waiter-")])
     holds(lambda: watch._thread is None)
 
 
