@@ -13,6 +13,7 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.metrics.api import put_metric
 
 from multiworld.run.events import NodeLost, WorkerRestarting, WorldChanged
+from multiworld.run.view.renumbering import Renumbering
 
 if TYPE_CHECKING:
     from multiworld.run.events import RunEvent
@@ -39,9 +40,12 @@ class ElasticFeed:
         self._destination = destination
         self._common = {"node": node, "run_id": run_id}
         self._broken: dict[str, int] = {}
+        self._renumbering = Renumbering()
 
     def __call__(self, event: RunEvent) -> None:
         """Record one event."""
+        if self._renumbering.begins(event) and isinstance(event, WorldChanged):
+            self._broken.pop(event.world, None)
         match event:
             case WorldChanged(state="broken", cause=cause) if cause != _LEFT:
                 if self._first(event):

@@ -14,6 +14,7 @@ from multiworld.run.events import (
     WorkerStopped,
     WorldChanged,
 )
+from multiworld.run.view.renumbering import Renumbering
 
 if TYPE_CHECKING:
     from multiworld.run.events import RunEvent
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["LogFilter"]
 
 _BAD = {"broken", "failed"}
+_MOST = 512  # worlds that are remembered; the one that was told first is forgotten first
 
 
 class LogFilter:
@@ -35,9 +37,11 @@ class LogFilter:
         self._workers: set[int] = set()
         self._failures = self._restarts = self._broken = 0
         self._told: dict[str, set[tuple[str, int]]] = {}  # of worlds that are not active again
+        self._renumbering = Renumbering()
 
     def picks(self, event: RunEvent) -> bool:
         """Count `event`; return whether it has a line in a log that is not verbose."""
+        anew = self._renumbering.begins(event)
         match event:
             case RunStarted(at=at):
                 self._began = at
@@ -52,7 +56,7 @@ class LogFilter:
             case WorkerEnded() | WorkerStopped():
                 return False
             case WorldChanged():
-                return self._world(event)
+                return self._world(event, anew=anew)
         return True
 
     def summary(self, at: float) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class LogFilter:
             "worlds_broken": self._broken,
         }
 
-    def _world(self, change: WorldChanged) -> bool:
+    def _world(self, change: WorldChanged, *, anew: bool) -> bool:
         told = self._told.get(change.world, set())
         if change.state in _BAD and change.cause != "left":
             what = (change.state, change.generation)
@@ -78,8 +82,12 @@ class LogFilter:
                 return False
             self._broken += change.state == "broken"
             self._told.setdefault(change.world, set()).add(what)
+            if len(self._told) > _MOST:
+                del self._told[next(iter(self._told))]
             return True
-        if change.state == "active" and told and change.generation > max(number for _, number in told):
-            del self._told[change.world]
-            return True
-        return False
+        healed = change.state == "active" and (
+            anew or change.generation > max((number for _, number in told), default=change.generation)
+        )
+        if healed:
+            self._told.pop(change.world, None)
+        return healed

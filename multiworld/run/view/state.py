@@ -31,6 +31,7 @@ from multiworld.run.events import (
     WorldChanged,
 )
 from multiworld.run.view.messages import describe, level_of, natural, one_line
+from multiworld.run.view.renumbering import Renumbering
 from multiworld.run.view.world_state import OVER, range_state, world_state
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class RunState:
         self._notes: dict[str, dict[int | None, str]] = {}  # by world and lost seat: why it is not whole
         self._busy: dict[str, str] = {}
         self._faults = FaultTimeline()
+        self._renumbering = Renumbering()
         self._totals = {"failures": 0, "restarts": 0, "nodes_lost": 0}
         self._broken: Counter[str] = Counter()
         self._other_nodes: dict[str, _OtherNode] = {}
@@ -145,6 +147,8 @@ class RunState:
             text = _TOKEN.sub("?token=...", one_line(describe(event)))[:_LONGEST_TEXT]
             rank = getattr(event, "rank", None)
             self._count(event)
+            if self._renumbering.begins(event):
+                self._faults.closed(getattr(event, "world", ""))
             self._fold(event, text)
             if isinstance(event, StateProgress | CallsRaised):
                 return  # the one comes ten times a second, the other is a step of a fault

@@ -50,6 +50,15 @@ def test_a_breakage_is_one_metric_and_an_event_of_each_member(told):
     event.serialize()
 
 
+def test_a_world_that_begins_anew_breaks_anew(told):
+    _, metrics = told
+    feed = ElasticFeed("null", "alpha", "job7")
+    again = h.WorkerStarted(3.0, 0, "worker", 0, 0, 77, 1), h.WorldChanged(4.0, 0, "w", "active", 1, size=2)
+    for each in (broken(0), broken(1), *again, broken(0), broken(1)):
+        feed(each)
+    assert metrics == [("worlds.broken.crashed", 1, "multiworld")] * 2
+
+
 def test_the_rest(told):
     events, metrics = told
     feed = ElasticFeed("null", "alpha", "job7")

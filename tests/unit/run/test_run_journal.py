@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kits.runstatekit import ANYTHING, AT, begun, killed
+from kits.runstatekit import ANYTHING, AT, begun, killed, run_of
 
 from multiworld.logs.lines import as_json, as_text
 from multiworld.run import events as h
@@ -116,6 +116,52 @@ def test_a_log_that_is_not_verbose_has_what_people_have_to_know():
         "restarts": "1",
         "worlds_broken": "1",
     }
+
+
+def anew(at, generation=1):
+    """Both members of world "w" are started again, and join it at a store that knows nothing of it."""
+    return [
+        *(h.WorkerStarted(at, rank, "worker", rank, rank, 5000 + rank, 1) for rank in range(2)),
+        *(h.WorldChanged(at + 1, rank, "w", "active", generation, size=2) for rank in range(2)),
+    ]
+
+
+def lost(at, generation=1):
+    return [
+        h.WorldChanged(at + rank / 9, rank, "w", "broken", generation, "lost", "crashed") for rank in (0, 1)
+    ]
+
+
+def test_a_world_whose_numbers_begin_anew_is_told_again():
+    log_filter = LogFilter()
+    told = [
+        log_filter.picks(each)
+        for each in (*anew(AT), *lost(AT + 2), *anew(AT + 4), *lost(AT + 6), *anew(AT + 8))
+    ]
+    begins, breaks, heals = [True, True, False, False], [True, False], [True, True, True, False]
+    assert told == [*begins, *breaks, *heals, *breaks, *heals]
+    assert log_filter.summary(AT)["worlds_broken"] == 2
+    state = run_of(*anew(AT), *lost(AT + 2), *anew(AT + 4), *lost(AT + 6))
+    assert state.snapshot()["totals"]["broken"] == {"crashed": 2}
+    assert [each["over"] for each in state.snapshot()["faults"]] == [False, True]
+
+
+def test_a_member_that_says_late_that_it_was_active_begins_nothing_anew():
+    log_filter = LogFilter()
+    begun, (first, second) = anew(AT), lost(AT + 2)
+    assert [log_filter.picks(each) for each in (*begun[:3], first, begun[3], second)][2:] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_worlds_that_break_once_are_forgotten():
+    log_filter = LogFilter()
+    for number in range(2000):
+        log_filter.picks(h.WorldChanged(AT, 0, f"w{number}", "broken", 1, "lost", "crashed"))
+    assert len(log_filter._told) == len(log_filter._renumbering._broken) == 512
 
 
 @given(st.lists(ANYTHING, max_size=60))
