@@ -273,6 +273,8 @@ class RunState:
                 worker = self._workers.get(rank)
                 if worker is not None and worker.state in _LIVE:
                     worker.state, worker.since, worker.last = "retiring", at, text
+                elif worker is not None and worker.state == "restarting":  # it was not started again yet
+                    worker.state, worker.since, worker.last = "stopped", at, text
             case WorldChanged():
                 self._world(event, text)
             case CallsRaised(rank=rank, world=world, generation=generation):

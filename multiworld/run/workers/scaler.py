@@ -183,7 +183,8 @@ class Scaler:
         crew, failed = self._crew, dict[int, str]()
         for rank in change.retire:
             crew.wanted.discard(rank)
-            crew.due.pop(rank, None)
+            if crew.due.pop(rank, None) is not None:  # no process: it is gone at once
+                self._bus.publish(WorkerRetiring(time.time(), rank, 0.0))
             if rank in crew.processes and rank not in crew.retirements:
                 crew.retirements.begin(rank, change.drain, time.monotonic())
                 self._bus.publish(WorkerRetiring(time.time(), rank, change.drain))

@@ -8,7 +8,9 @@ from collections import deque
 from types import SimpleNamespace
 
 import pytest
+from kits.runstatekit import run_of
 
+from multiworld.run import events as h
 from multiworld.run.events import EventBus, WorkerEnded, WorkerRetiring, WorkerStopped
 from multiworld.run.workers import scaler
 from multiworld.run.workers.ranks import WorkerRank
@@ -102,6 +104,13 @@ def test_one_that_waits_for_its_restart_is_gone_at_once():
     node.crew.due[1] = 1e9
     assert node.says(workers=1) == ["retires trainer:1 (rank 1)"]
     assert (node.crew.due, 1 in node.crew.retirements) == ({}, False)
+    state = run_of(
+        h.WorkerStarted(1.0, 1, "trainer", 1, 1, 77, 0),
+        h.WorkerFailed(2.0, 1, 77, 0, 1, "exit code 1"),
+        h.WorkerRestarting(3.0, 1, 1, 30.0, 2),
+        *node.seen,
+    )
+    assert state.snapshot()["workers"][0]["state"] == "stopped"
 
 
 def test_signals_when_the_time_is_over():
