@@ -32,7 +32,7 @@ from multiworld.status import fitting, process_status, waits_of
 from multiworld.world import worlds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from multiworld.events import Event
 
@@ -73,7 +73,9 @@ class LauncherReports:
         self.retirement = Retirement()
         self._connecting = threading.Lock()
         self._causes: dict[str, str] = {}
-        self._closed: set[str] = set()
+        self._joining: set[str] = set()
+        self._closed: set[str] = set()  # while they were joined
+        self._busy: dict[str, frozenset[int]] = {}
 
     def connect(self, deadline: float) -> ControlClient:
         """Return the connection; the first call makes it, and says who this worker is.
@@ -117,25 +119,32 @@ class LauncherReports:
         if state is None:
             return
         world, detail, cause = event.world, "", ""
+        busy = self._busy.pop(world, frozenset())
         ranks: tuple[int, ...] = ()
         if isinstance(event, WorldBroken):
             detail, cause = event.breakage.detail, str(event.breakage.cause)
             ranks = event.breakage.ranks
             self._causes[world] = cause
         elif isinstance(event, WorldJoinFailed):
+            self._joining.discard(world)
             if world in self._closed:
+                self._closed.discard(world)
                 return  # it was given up because of the close, which was reported
             detail, cause = str(event.error), self._causes.get(world, "")
         elif isinstance(event, MemberBusy):
-            if event.busy and len(event.ranks) == 1:
-                detail = f"rank {event.ranks[0]} busy: runs, but does not answer"
-            elif event.busy:
-                detail = f"ranks {', '.join(map(str, event.ranks))} busy: run, but do not answer"
+            busy = busy | set(event.ranks) if event.busy else busy - set(event.ranks)
+            if busy:
+                self._busy[world] = busy
+            detail = _busy(sorted(busy))
         elif isinstance(event, WorldClosed):
-            self._closed.add(world)
+            self._causes.pop(world, None)
+            if world in self._joining:
+                self._closed.add(world)
         elif isinstance(event, WorldJoining):
+            self._joining.add(world)
             self._closed.discard(world)
         else:
+            self._joining.discard(world)
             self._causes.pop(world, None)
         said = {
             "world": world,
@@ -170,6 +179,12 @@ class LauncherReports:
         """Close the parent's connection in a forked child."""
         if self.client is not None:
             self.client.close()
+
+
+def _busy(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} busy: runs, but does not answer"
+    return f"ranks {', '.join(map(str, ranks))} busy: run, but do not answer" if ranks else ""
 
 
 def _sizes(name: str) -> str:

@@ -360,7 +360,7 @@ class RunState:
         self._busy.pop(event.world, None)
         if event.state == "active" and event.detail:
             self._busy[event.world] = event.detail
-        elif event.state == "active":
+        elif event.state == "active" and event.size:  # else a member that was busy answers again
             self._notes.pop(event.world, None)
         self._fault(event)
         if len(self._worlds) > _MOST_WORLDS:

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kits.runstatekit import ANYTHING, AT, begun, killed, run_of
 
-from multiworld.events import MemberBusy
+from multiworld.events import (
+    Breakage,
+    Cause,
+    MemberBusy,
+    WorldBroken,
+    WorldClosed,
+    WorldJoinFailed,
+    WorldJoining,
+)
 from multiworld.launched.reports import LauncherReports
 from multiworld.run import events as h
 from multiworld.run.view.messages import ending, natural, one_line, span
@@ -135,7 +143,7 @@ def test_a_lost_node_and_the_worlds_that_are_not_whole_without_it():
     assert world(state, "w0")["note"] == "not whole: node beta is lost (unreachable)"
     assert world(state, "w1")["note"] == ""
     assert world(state, "elsewhere")["state"] == "gone"  # nobody of this node is in it
-    state.apply(h.WorldChanged(AT + 20, 0, "w0", "active", 2))
+    state.apply(h.WorldChanged(AT + 20, 0, "w0", "active", 2, size=2))
     assert world(state, "w0")["note"] == ""
 
 
@@ -310,8 +318,46 @@ def test_a_worker_tells_its_launcher_which_member_is_busy():
     assert [each["detail"] for each in told] == [
         "rank 1 busy: runs, but does not answer",
         "ranks 1, 3 busy: run, but do not answer",
-        "",
+        "rank 3 busy: runs, but does not answer",
     ]
+    launcher.tell(MemberBusy("w", 2, 0, 4.0, (5,), busy=True))
+    launcher.tell(MemberBusy("w", 2, 0, 5.0, (3, 5), busy=False))
+    assert [each["detail"] for each in told[3:]] == ["ranks 3, 5 busy: run, but do not answer", ""]
+
+
+def test_a_member_that_answers_again_makes_no_world_whole():
+    notes = [
+        world(run_of(*begun(), h.NodeLost(AT, "beta", 1, "hung", ("w0",)), change), "w0")["note"]
+        for change in (
+            h.WorldChanged(AT + 1, 0, "w0", "active", 1),
+            h.WorldChanged(AT + 1, 0, "w0", "active", 2, size=2),
+        )
+    ]
+    assert notes == ["not whole: node beta is lost (hung)", ""]
+
+
+def test_a_join_that_fails_after_a_close_has_no_cause_of_an_earlier_breakage():
+    told = []
+    launcher = LauncherReports()
+    launcher.client = SimpleNamespace(report=told.append)
+    gone = Breakage(Cause.LEFT, (1,), "rank 1 left", 1.0)
+    for event in (
+        WorldBroken("w", 1, 0, 1.0, gone),
+        WorldJoining("w", 0, 0, 2.0),
+        WorldJoinFailed("w", 0, 0, 3.0, OSError("late")),  # that would have mended it
+        WorldClosed("w", 1, 0, 4.0),
+        WorldJoining("w", 0, 0, 5.0),
+        WorldJoinFailed("w", 0, 0, 6.0, OSError("late")),
+        WorldJoining("w", 0, 0, 7.0),
+        WorldClosed("w", 0, 0, 8.0),
+        WorldJoinFailed("w", 0, 0, 9.0, OSError("closed")),  # because of the close, which was told
+    ):
+        launcher.tell(event)
+    assert [(each["state"], each["cause"]) for each in told] == [
+        ("broken", "left"), ("joining", ""), ("failed", "left"), ("closed", ""), ("joining", ""), ("failed", ""),
+        ("joining", ""), ("closed", ""),
+    ]  # fmt: skip
+    assert [launcher._causes, launcher._closed, launcher._joining, launcher._busy] == [{}, set(), set(), {}]
 
 
 def test_faults_and_their_healing_are_told():
