@@ -8,7 +8,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch.distributed as dist
@@ -76,9 +76,9 @@ class Fleet:
         return sum(map(len, self.kills.values()))
 
     def __enter__(self) -> Fleet:
-        # The server loads torch: it and what it forks ignore Ctrl-C, until `engine` and the like hear it again.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # its start, which the server's would begin with, lets signals through again
+        with _ctrl_c.kept_back():
+            forkserver.ensure_running()
         _ctrl_c.raises()
         return self
 
