@@ -179,6 +179,8 @@ def tests_torch(session: nox.Session, torch: str) -> None:
         else:
             session.install(f"torch=={torch}" if torch.count(".") > 1 else f"torch=={torch}.*", *needs)
         said = session.run(python, "-I", "-W", "ignore", "-c", versions.ASK, silent=True, external=external)
+        if not isinstance(said, str):  # --install-only runs nothing
+            return
         reason = "" if versions.matches(torch, said) else f"{python} has another torch: {said.strip()}"
     except CommandFailed:  # its lines stand above
         reason = "this torch, or what the tests need, cannot be had"
