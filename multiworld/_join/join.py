@@ -21,6 +21,7 @@ from multiworld._join.arguments import LAST_CALL, JoinPlan, Size, StateLike, mak
 from multiworld._join.kept_state import KeptState
 from multiworld._join.rejoining import Rejoiner
 from multiworld._join.state import bring_up_to_date
+from multiworld._net.stores.address import without_login
 from multiworld.errors import (
     BrokenWorldException,
     JoinAbandonedError,
@@ -441,7 +442,7 @@ def _retire(
 
 
 def _begins(plan: JoinPlan) -> None:
-    where = plan.store if isinstance(plan.store, str) else type(plan.store).__name__
+    where = without_login(plan.store) if isinstance(plan.store, str) else type(plan.store).__name__
     _log.info("world %r: %s joins at %s", plan.name, plan.who, where, extra=about(plan.name))
     bus.publish(WorldJoining(plan.name, 0, plan.rank, time.monotonic()))
 

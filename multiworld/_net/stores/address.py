@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from multiworld.errors import InvalidJoinError
 
-__all__ = ["STORE_RULE", "StoreAddress", "is_list", "list_text"]
+__all__ = ["STORE_RULE", "StoreAddress", "is_list", "list_text", "without_login"]
 
 STORE_RULE = (
     'A store is "tcp://host:port", "tcp://host:port,host:port,...", "etcd://host:port,.../prefix", '
@@ -55,12 +55,12 @@ class StoreAddress:
             found = tuple(cls.parse(f"tcp://{each.strip()}", world=world) for each in rest.split(","))
         except InvalidJoinError as error:
             raise InvalidJoinError(
-                world, f"store={text!r}", rule=error.rule, next_step=error.next_step
-            ) from error
+                world, f"store={without_login(text)!r}", rule=error.rule, next_step=error.next_step
+            ) from None  # it has a part of the text, which may be one of a password
         if len(set(found)) != len(found) or len(found) > MOST:
             raise InvalidJoinError(
                 world,
-                f"store={text!r}",
+                f"store={without_login(text)!r}",
                 rule=f"A list has up to {MOST} addresses, each once",
                 next_step="Give the same list, in the same order, to every member",
             )
@@ -76,7 +76,10 @@ class StoreAddress:
 
         def bad(rule: str) -> InvalidJoinError:
             return InvalidJoinError(
-                world, f"store={text!r}", rule=rule, next_step='Write it like "tcp://127.0.0.1:29500"'
+                world,
+                f"store={without_login(text)!r}",
+                rule=rule,
+                next_step='Write it like "tcp://127.0.0.1:29500"',
             )
 
         scheme, found, rest = text.partition("://")
@@ -108,3 +111,15 @@ def is_list(store: object) -> bool:
 def list_text(addresses: tuple[StoreAddress, ...]) -> str:
     """Return the list's text."""
     return "tcp://" + ",".join(str(each).removeprefix("tcp://") for each in addresses)
+
+
+def without_login(text: str) -> str:
+    """Return a store's text as it may be shown: without what stands before its last "@", often a password.
+
+    Any scheme may have one, for it may be mistyped; the path of a file has none.
+    """
+    login, at, rest = text.rpartition("@")
+    scheme, slashes, _ = login.partition("://")
+    if not at or scheme == "file":
+        return text
+    return f"{scheme}://...@{rest}" if slashes else f"...@{rest}"

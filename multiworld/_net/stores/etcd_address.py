@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
+from multiworld._net.stores.address import without_login
 from multiworld.errors import InvalidJoinError
 
 __all__ = ["EtcdAddress", "is_etcd"]
@@ -51,10 +52,9 @@ class EtcdAddress:
         """
 
         def bad(rule: str) -> InvalidJoinError:
-            shown = text if "@" not in text else "etcd://...@" + text.rpartition("@")[2]
             return InvalidJoinError(
                 world,
-                f"store={shown!r}",
+                f"store={without_login(text)!r}",
                 rule=rule,
                 next_step='Write it like "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379/worlds"',
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld._net.blocking import BlockingCall
-from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.address import StoreAddress, without_login
 from multiworld._net.stores.etcd_address import EtcdAddress, is_etcd
 from multiworld._net.stores.tcp_client import NotAStoreError, TcpClient
 from multiworld.errors import InvalidJoinError
@@ -108,7 +108,7 @@ class _Check:
         next_step: str = 'Check the address, or leave "store" out: the launcher then serves it',
     ) -> PlanError:
         return PlanError(
-            f"world {self._world.name!r}: store {self._world.store!r}: {what}",
+            f"world {self._world.name!r}: store {without_login(self._world.store)!r}: {what}",
             path=self._path,
             line=self._world.line,
             rule=rule,
