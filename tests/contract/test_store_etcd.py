@@ -310,7 +310,8 @@ def test_addresses():
     "text",
     [
         "etcd://h:1", "etcd://h:1/", "etcd://h/x", "etcd://h:0/x", "etcd://,h:1/x", "etcd://u@h:1/x",
-        "etcd://h:1/x?tls=1", "etcd://h:1/x?cert=/a",
+        "etcd://h:1/x?tls=1", "etcd://h:1/x?cert=/a", "etcd://h:1/x?ca=", "etcd://h:1/x?ca",
+        "etcd://h:1/x?ca=/a&cert=&key=", "etcd://h:1/x?ca=/a&ca=",
     ],
 )  # fmt: skip
 def test_bad_addresses(text):

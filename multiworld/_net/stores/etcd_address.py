@@ -75,6 +75,8 @@ class EtcdAddress:
         options = dict(parse_qsl(query, keep_blank_values=True))
         if not set(options) <= set(_FILES) or ("key" in options) is not ("cert" in options):
             raise bad("Its options are ca, cert and key, paths of PEM files; cert and key belong together")
+        if not all(options.values()):  # as of a variable that is not set: without TLS all would be in clear
+            raise bad("ca, cert and key are paths of PEM files; one that is not wanted is left out")
         prefix = f"{prefix.strip('/')}/"
         return cls(endpoints, prefix, unquote(user), unquote(password), **options)
 
