@@ -21,6 +21,7 @@ from worldkit import enter_netns
 
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.etcd_client import EtcdClient
+from multiworld._net.stores.etcd_store import _SharedEtcd
 from multiworld._net.stores.store import open_store
 from multiworld.errors import InvalidJoinError, StoreUnreachableError
 
@@ -296,6 +297,14 @@ def test_nobody_answers():
             deadline=time.monotonic() + 0.5,
         )
     assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_what_torch_waits_for_has_as_long_as_at_other_stores():
+    """NCCL waits so for rank 0's id, which makes it once it has a communicator."""
+    pytest.importorskip("urllib3")
+    shared = _SharedEtcd("", EtcdClient(EtcdAddress.parse("etcd://127.0.0.1:9/x")))
+    assert shared.fresh().timeout >= dt.timedelta(seconds=30)
+    shared.close()
 
 
 def test_addresses():

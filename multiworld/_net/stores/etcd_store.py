@@ -6,6 +6,7 @@ signs of life, belong to a lease of the process: they go with it.
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,7 @@ from multiworld._net import host_address
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.etcd_client import EtcdClient, b64, text_of
 from multiworld._net.stores.secure import check_etcd
-from multiworld._net.stores.shared import Shared, StoreHandle, registry
+from multiworld._net.stores.shared import FRESH, Shared, StoreHandle, registry
 from multiworld._net.stores.torchstore import AskingStore, octets
 from multiworld.errors import StoreUnreachableError
 from multiworld.logs.source import logger
@@ -98,6 +99,7 @@ class _SharedEtcd(Shared):
         self.lease = Lease(etcd)
         # C++ finds a store's Python methods only as long as the Python object lives.
         self._for_torch = EtcdStore(etcd, lease=self.lease, deadline=time.monotonic())
+        self._for_torch.set_timeout(dt.timedelta(seconds=FRESH))
 
     def _connected(self) -> Any:
         return self._for_torch

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # it exports the stores without saying so to type checkers
 
-__all__ = ["ANSWER", "ATTEMPT", "Shared", "StoreHandle", "registry"]
+__all__ = ["ANSWER", "ATTEMPT", "FRESH", "Shared", "StoreHandle", "registry"]
 
 ATTEMPT = 2.0
 """Seconds that one attempt to connect may take; other joins at the address wait for it."""
 
-_FRESH = 30.0
-"""Seconds that a server has to answer the calls of `StoreHandle.fresh`'s clients."""
+FRESH = 30.0
+"""Seconds that a server has to answer the calls of `StoreHandle.fresh`'s clients, and their waits last."""
 
 ANSWER = 1.0
 """Seconds that a server has to answer a call when the deadline of the join is over, or near."""
@@ -183,7 +183,7 @@ class Shared:
             host, port = self.client.remote[:2]
             if self.credentials is not None:
                 return _over_tls(self.credentials, host, port)
-            wait = dt.timedelta(seconds=_FRESH)
+            wait = dt.timedelta(seconds=FRESH)
             return dist.TCPStore(host, port, is_master=False, timeout=wait, wait_for_workers=False)
         if isinstance(self.store, dist.TCPStore):
             wait = self.store.timeout
@@ -265,8 +265,8 @@ _inherited: list[dict[str, Shared]] = []
 def _over_tls(credentials: Credentials, host: str, port: int) -> TcpStore:
     """Return a torch Store with a connection of its own, which ends with it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    client = TcpClient.connect_as(credentials, family, (host, port), deadline=time.monotonic() + _FRESH)
-    store = TcpStore(client, deadline=time.monotonic(), answer=_FRESH)
+    client = TcpClient.connect_as(credentials, family, (host, port), deadline=time.monotonic() + FRESH)
+    store = TcpStore(client, deadline=time.monotonic(), answer=FRESH)
     weakref.finalize(store, _close, client, os.getpid()).atexit = False
     return store
 
