@@ -177,7 +177,7 @@ class Preparing:
             # Others may have prepared to go on without a member that leaves: it has to say its limit then.
             if not due and not self.leaving:
                 return LOOK_EVERY
-        except MultiworldError as error:
+        except Exception as error:  # noqa: BLE001  (logged; the host may have no thread or descriptor left now)
             _note(gen, "world %r cannot see who waits to join it: %s", error)
             self._store.reopen()
             # Soon at first: another server of a list, or a launcher's, is there in a moment, and newcomers
@@ -357,6 +357,6 @@ class Preparing:
         gen.verdict(Breakage(Cause.FAILED, (gen.rank,), detail, time.monotonic()))
 
 
-def _note(gen: Generation, text: str, error: MultiworldError) -> None:
+def _note(gen: Generation, text: str, error: Exception) -> None:
     """Log what came to nothing in a world, which goes on; `text` takes its name and the error."""
     _log.info(text, gen.world, error, extra=about(gen.world, gen.number, gen.rank))

@@ -90,13 +90,14 @@ class Rejoiner:
             except StaleGenerationError as exc:
                 _log.warning("world %r is not joined again: %s", world.name, exc, extra=about(world.name))
                 return False
-            except MultiworldError as exc:
+            except Exception as exc:  # noqa: BLE001  (logged; the host may have no thread or descriptor left now)
                 if type(exc).__name__ not in told and world.state is not State.CLOSED:
                     told.add(type(exc).__name__)
                     # A member that left in good order may be done, and never come back.
                     left = world.breakage is not None and world.breakage.cause is Cause.LEFT
                     level = logging.INFO if left else logging.WARNING
-                    _log.log(level, "world %r is not joined again yet: %s", world.name, exc)
+                    trace = None if isinstance(exc, MultiworldError) else exc
+                    _log.log(level, "world %r is not joined again yet: %s", world.name, exc, exc_info=trace)
             else:
                 return True
             time.sleep(pause)

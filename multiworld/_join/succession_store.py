@@ -112,7 +112,8 @@ class SuccessionStore:
         store = plan.meets_at
         if not isinstance(store, str) or is_list(store):  # a list moves by itself
             return
-        with contextlib.suppress(MultiworldError):
+        # OSError, RuntimeError: the host has no descriptor or thread left now.
+        with contextlib.suppress(MultiworldError, OSError, RuntimeError):
             found = open_in_time(
                 store,
                 world=plan.name,

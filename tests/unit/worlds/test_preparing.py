@@ -28,7 +28,10 @@ class Store:
         return self
 
     def due(self):
-        if not self.answers.pop(0):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if not answer:
             raise StoreUnreachableError("w", "The store gave no answer")
         return False
 
@@ -49,6 +52,11 @@ def test_a_store_that_is_served_elsewhere_in_a_moment_is_looked_at_soon():
 
 def test_a_store_that_stays_silent_is_looked_at_less_and_less():
     assert looks([False] * 4) == [0.2, 1.0, AGAIN_AT_MOST, AGAIN_AT_MOST]
+
+
+def test_an_error_of_the_host_does_not_end_the_looks():
+    error = OSError(24, "Too many open files")
+    assert looks([error, RuntimeError("can't start new thread"), False, True]) == [0.2, 1.0, 5.0, LOOK_EVERY]
 
 
 class Opened:
@@ -133,6 +141,15 @@ def test_what_stood_in_for_a_store_stays_where_the_world_was_joined_there_again(
     standing_in.opened[0].used = False
     assert [step() for step in standing_in.steps] == [None]
     assert not standing_in.opened[0].closed
+
+
+def test_a_host_without_descriptors_does_not_end_looking_for_a_store(standing_in):
+    def fails():
+        raise OSError(24, "Too many open files")
+
+    standing_in.meanwhile = fails
+    standing_in.store.reopen()
+    assert standing_in.opened == []
 
 
 def test_what_is_opened_for_a_world_that_breaks_meanwhile_is_closed_as_well(standing_in):
