@@ -283,7 +283,7 @@ class StaleGenerationError(JoinError):
 
 
 class JoinAbandonedError(JoinError):
-    """The join was cancelled, or another member gave up.
+    """The join was cancelled, another member gave up, or the host has no thread or descriptor left.
 
     Attributes:
         lost: ranks of members that had agreed to the generation, and crashed, hung or could not be reached

@@ -519,7 +519,15 @@ async def _threaded(plan: JoinPlan, run: Callable[[Callable[[], bool]], World]) 
         if world is not None and stop.is_set() and taken.acquire(blocking=False):
             world.close(UNDO_BUDGET)
 
-    threading.Thread(target=work, daemon=True, name=f"m8d-join-{plan.name}").start()
+    try:
+        threading.Thread(target=work, daemon=True, name=f"m8d-join-{plan.name}").start()
+    except RuntimeError as error:
+        raise JoinAbandonedError(
+            plan.name,
+            f"world {plan.name!r} could not be joined: {error}",
+            rule="A join runs in threads",
+            next_step="See how many this process may have (ulimit -u), then join again",
+        ) from error
     try:
         return await asyncio.shield(result)
     except asyncio.CancelledError:

@@ -70,6 +70,8 @@ SEAT = 12
 AGAIN = 0.05
 """Seconds before a store that went away during a join is looked for again."""
 
+_NEEDS = "A join needs threads, file descriptors, and an address of this host"
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -146,12 +148,14 @@ def build(terms: Terms, undo: contextlib.ExitStack) -> Resources:
                     terms.plan.name,
                     f"{terms.plan.who} of world {terms.plan.name!r} gave up while its store did not answer",
                 ) from exc
-            if attempt.agreed and isinstance(exc, MultiworldError) and not isinstance(exc, JoinError):
+            # OSError, RuntimeError: mostly the host has no descriptor or thread left.
+            if isinstance(exc, (MultiworldError, OSError, RuntimeError)) and not isinstance(exc, JoinError):
+                died = attempt.agreed and isinstance(exc, MultiworldError)
                 raise JoinAbandonedError(
                     terms.plan.name,
                     f"world {terms.plan.name!r} could not be joined: {exc}",
-                    rule="Every member must live through the join",
-                    next_step="Join again",
+                    rule="Every member must live through the join" if died else _NEEDS,
+                    next_step="Join again" if died else "See what it lacks, then join again",
                 ) from exc
             raise
 
@@ -165,7 +169,7 @@ def _check_backend(terms: Terms, watchdog: Watchdog) -> None:
         if plan.assigned or plan.world_size == 1:  # the others do not need it, or there are none
             raise
         soon = dataclasses.replace(terms, deadline=min(terms.deadline, time.monotonic() + REFUSING))
-        with contextlib.ExitStack() as holds, contextlib.ExitStack() as undo, contextlib.suppress(JoinError):
+        with contextlib.ExitStack() as holds, contextlib.ExitStack() as undo, contextlib.suppress(Exception):
             _agree(soon, watchdog, holds, undo, lambda _: None, unable=error)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from kits.netkit import Network
 from worldkit import SOON, enter_netns
 
 import multiworld as mw
+from multiworld._join import join as joining
 from multiworld._net.stores import opening, torchstore
 from multiworld._net.stores import store as stores
 
@@ -41,6 +44,45 @@ def test_a_file_that_cannot_be_made(rank):
     for _ in range(2):  # the name is free again
         where = {"rank": rank, "world_size": 2, "store": "file:///proc/x", "timeout": 2 * SOON}
         assert refused(kind, "/proc/x", **where) < SOON
+
+
+@pytest.mark.parametrize(
+    "part", ["watchdog.Watchdog.endpoint", "_join.steps.lane.open_door", "_join.steps.groups.build"]
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"),
+        mw.MultiworldError("the lane cannot be connected at 127.0.0.1: Too many open files"),
+    ],
+)  # fmt: skip
+def test_a_host_that_has_nothing_left(monkeypatch, part, error):
+    """Whatever step of a join finds that, it is an error of the join."""
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(f"multiworld.{part}", fails)
+    with pytest.raises(mw.JoinAbandonedError, match="could not be joined") as caught:
+        mw.join("w1", 0, 1, store=dist.HashStore(), timeout=SOON)
+    assert str(error).rstrip(".") in str(caught.value)
+    assert caught.value.__cause__ is error
+    assert caught.value.next_step
+    assert mw.worlds() == {}
+
+
+def test_an_awaited_join_on_a_host_without_threads(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    async def join():
+        monkeypatch.setattr(
+            joining, "threading", SimpleNamespace(Event=threading.Event, Lock=threading.Lock, Thread=fails)
+        )
+        await mw.join_async("w1", 0, 1, store=dist.HashStore(), timeout=SOON)
+
+    with pytest.raises(mw.JoinAbandonedError, match="can't start new thread"):
+        asyncio.run(join())
 
 
 def without_network(me, netns):
