@@ -51,7 +51,8 @@ class Found:
 
     Attributes:
         look: OPEN: a server of the list. CANDIDATE: a store that is none yet. FREE: its host answers, and
-            nothing listens. SILENT: no answer in time. FOREIGN: something else listens.
+            nothing listens. SILENT: no answer in time. FOREIGN: something else listens, perhaps an
+            ordinary store.
         epoch: of an open server.
         mark: of an open server: no other has it.
         process: of an open server: id of the process that serves, as in rosters; "" where it is not known.

@@ -41,6 +41,13 @@ _BRIEF = 0.1
 _RESOLVE_AGAIN = 5.0
 """Seconds after which the name of a host that is silent is resolved anew: it may lead elsewhere by now."""
 
+ORDINARY = 3.0
+"""Seconds after which a store that has not said what it is counts as an ordinary one, not as a candidate.
+
+A candidate says so right after it has bound its address, in two calls of a second at most. One that stood
+still for longer looks at the others after that, and gives way to a server that has followed meanwhile.
+"""
+
 _SLOW = Found(Look.SILENT, slow=True)
 
 
@@ -59,6 +66,7 @@ class Addresses:
         self.all = every
         self._credentials = credentials
         self._why: dict[int, str] = {}  # what TLS has to do with what was found
+        self._unsaid: dict[int, float] = {}  # since when a store does not say what it is; by position
         self._targets: dict[int, list[tuple[int, tuple[str, int]]]] = {}
         self._resolve_at: dict[int, float] = {}  # when a silent host's name is resolved anew; by position
 
@@ -86,8 +94,10 @@ class Addresses:
                 found[at], client = self._ask(at, family, to, time.monotonic() + within)
                 if client is not None:
                     clients[at] = client
-            elif False in said:
-                found[at] = Found(Look.FREE)
+            else:
+                self._unsaid.pop(at, None)
+                if False in said:
+                    found[at] = Found(Look.FREE)
             if found[at] == Found(Look.SILENT):
                 self._resolve_at.setdefault(at, time.monotonic() + _RESOLVE_AGAIN)
             else:
@@ -128,6 +138,7 @@ class Addresses:
     ) -> tuple[Found, TcpClient | None]:
         """Ask what accepts connections there what it is."""
         self._why.pop(at, None)
+        unsaid = self._unsaid.pop(at, time.monotonic())
         try:
             client = TcpClient.connect_as(self._credentials, family, to, deadline=deadline)
         except NotAStoreError as error:
@@ -144,6 +155,11 @@ class Addresses:
         except OSError:
             client.close()
             return _SLOW, None
+        if not said:
+            self._unsaid[at] = unsaid
+            if time.monotonic() - unsaid >= ORDINARY:
+                self._why[at] = "an ordinary store"
+                return Found(Look.FOREIGN), client
         if len(said) != 3 or said[0] != "open" or not said[1].isdigit():
             return Found(Look.CANDIDATE), client
         process = b""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
+from torch.distributed import TCPStore
 
 from multiworld._core.membership.roster import Endpoint
 from multiworld._core.membership.serving import Look
 from multiworld._net.stores import listed, looking
 from multiworld._net.stores.address import StoreAddress
+from multiworld._net.stores.store import open_store
 
 
 def test_the_thread_goes_on_after_any_error(monkeypatch, caplog):
@@ -73,3 +76,55 @@ def test_the_name_of_a_silent_host_is_resolved_anew(monkeypatch):
         now[0] += 60.0
         addresses.look()
     assert asked == [100.0, 105.5], "it answers: nothing is asked"
+
+
+class Store:
+    """Client of a store at the only address; it says this of itself."""
+
+    def __init__(self):
+        self.state = b""
+
+    def get(self, key, **_):
+        return self.state if key == looking.STATE else None
+
+    def close(self): ...
+
+
+def test_a_store_that_never_says_what_it_is_is_no_candidate(monkeypatch):
+    now, store, accepts = [100.0], Store(), [True]
+    monkeypatch.setattr(looking, "answers", lambda endpoints, _: dict.fromkeys(endpoints, accepts[0]))
+    monkeypatch.setattr(looking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(looking, "TcpClient", SimpleNamespace(connect_as=lambda *_, **__: store))
+    addresses = looking.Addresses((StoreAddress("tcp", "127.0.0.1", 29500),))
+
+    def look(seconds=0.0):
+        now[0] += seconds
+        return addresses.look()[0][0].look
+
+    assert (look(), look(1.0)) == (Look.CANDIDATE, Look.CANDIDATE), "one may just have bound its address"
+    store.state = b"candidate"
+    assert look(60.0) is Look.CANDIDATE
+    store.state = b""
+    assert (look(60.0), look(60.0), look(0.1)) == (Look.CANDIDATE, Look.FOREIGN, Look.FOREIGN)
+    assert "ordinary store" in addresses.told(addresses.look()[0])
+    accepts[0] = False
+    assert look(1.0) is Look.FREE
+    accepts[0] = True
+    assert look(1.0) is Look.CANDIDATE
+    store.state = b"open 0 x"
+    assert look(60.0) is Look.OPEN
+
+
+def test_an_ordinary_store_at_an_address_keeps_none_from_serving_at_the_next(monkeypatch):
+    monkeypatch.setattr(looking, "ORDINARY", 0.2, raising=False)
+    other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    store = open_store(
+        f"tcp://127.0.0.1:{other.port},{where}", world="w", serve=True, deadline=time.monotonic() + 20
+    )
+    store.store.set("a", "b")
+    assert not other.check(["a"])
+    assert store.serves
+    store.close()
