@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from multiworld.errors import InvalidJoinError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from multiworld._net.stores.etcd_address import EtcdAddress
 
 __all__ = ["EtcdClient", "b64", "text_of"]
@@ -80,22 +82,32 @@ class EtcdClient:
         self._member = 0
         self._patience = _SHORTEST
 
-    def call(self, path: str, body: dict[str, Any], *, deadline: float) -> dict[str, Any]:
+    def call(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
         """Make one call; returns the answer.
 
         Args:
             path: of the gateway, without ``/v3``.
             body: the request.
             deadline: ``time.monotonic()`` seconds.
+            cancelled: asked between two members; True gives up.
 
         Raises:
-            TimeoutError: no member answered in time.
+            TimeoutError: no member answered in time, or it was given up.
             PermissionError: the cluster refuses the user.
             ConnectionError: it refuses the call.
         """
         last, patience, late = "", self._patience, 0
         while True:
             left = deadline - time.monotonic()
+            if last and cancelled():
+                raise TimeoutError(f"the call of the etcd cluster {self.address} was given up: {last}")
             if left <= 0:
                 self._patience = max(self._patience, patience)
                 why = last or "no member was asked"

@@ -33,6 +33,9 @@ _LEASE = 60
 _ANSWER = 3.0
 """Seconds for a call when the deadline of the join is over, or near: a cluster elects a leader in less."""
 
+_TURN = 0.1
+"""Seconds after which a wait for another thread's lease asks whether it was given up."""
+
 _KEYS = 100
 """Keys of one transaction; etcd takes 128."""
 
@@ -122,17 +125,20 @@ class Lease:
         self._id = ""
         self._ended = threading.Event()
 
-    def id(self, deadline: float) -> str:
+    def id(self, deadline: float, cancelled: Callable[[], bool] = lambda: False) -> str:
         """Return its id.
 
         Raises:
-            OSError: the cluster does not answer.
+            OSError: the cluster does not answer, or it was given up.
         """
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimeoutError("the etcd cluster does not grant a lease")
+        while not self._lock.acquire(timeout=max(0.0, min(_TURN, deadline - time.monotonic()))):
+            if cancelled() or time.monotonic() >= deadline:
+                raise TimeoutError("the etcd cluster does not grant a lease")
         try:
             if not self._id:
-                said = self._etcd.call("/lease/grant", {"TTL": _LEASE}, deadline=deadline)
+                said = self._etcd.call(
+                    "/lease/grant", {"TTL": _LEASE}, deadline=deadline, cancelled=cancelled
+                )
                 self._id = str(said["ID"])
                 threading.Thread(
                     target=self._keep, args=(self._id,), daemon=True, name="m8d-etcd-lease"
@@ -172,7 +178,8 @@ class EtcdStore(AskingStore):
         lease: of this process.
         deadline: ``time.monotonic()`` seconds until which a call waits for the cluster; when it is over, or
             near, a call still has three seconds.
-        cancelled: asked while a value is waited for.
+        cancelled: asked while a value, or the cluster, is waited for. What is called after that, as what a
+            join reports at its end, has three seconds.
     """
 
     def __init__(
@@ -263,11 +270,11 @@ class EtcdStore(AskingStore):
 
     def _leased(self, path: str, body: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """Make a call with the process's lease; once more with a new one where that has run out."""
-        deadline = max(self._deadline, time.monotonic() + _ANSWER)
+        deadline, cancelled = self._terms()
         for again in (True, False):
-            lease = self._on_time(lambda: self._lease.id(deadline))
+            lease = self._on_time(lambda: self._lease.id(deadline, cancelled))
             try:
-                return self._etcd.call(path, body(lease), deadline=deadline)
+                return self._etcd.call(path, body(lease), deadline=deadline, cancelled=cancelled)
             except OSError as error:
                 if not again or "lease not found" not in str(error):
                     raise _error(error) from error
@@ -275,8 +282,15 @@ class EtcdStore(AskingStore):
         raise AssertionError("unreachable")
 
     def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        deadline = max(self._deadline, time.monotonic() + _ANSWER)
-        return self._on_time(lambda: self._etcd.call(path, body, deadline=deadline))
+        deadline, cancelled = self._terms()
+        return self._on_time(lambda: self._etcd.call(path, body, deadline=deadline, cancelled=cancelled))
+
+    def _terms(self) -> tuple[float, Callable[[], bool]]:
+        """Return until when a call that begins now waits for the cluster, and what gives it up."""
+        least = time.monotonic() + _ANSWER
+        if self._cancelled():
+            return least, _never
+        return max(self._deadline, least), self._cancelled
 
     @staticmethod
     def _on_time(call: Callable[[], T]) -> T:
@@ -284,6 +298,10 @@ class EtcdStore(AskingStore):
             return call()
         except OSError as error:
             raise _error(error) from error
+
+
+def _never() -> bool:
+    return False
 
 
 def _error(error: OSError) -> Exception:

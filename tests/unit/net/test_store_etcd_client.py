@@ -69,6 +69,49 @@ def test_no_member_has_more_than_what_is_left(cluster):
     assert [seconds for _, seconds in etcd.asked] == pytest.approx([0.3, 0.3, 0.3, 0.1])
 
 
+def test_a_call_that_is_given_up_ends(cluster):
+    etcd = cluster(None, None, None, None)
+    with pytest.raises(TimeoutError, match="given up"):
+        etcd.call("/kv/range", {}, deadline=60.0, cancelled=lambda: len(etcd.asked) == 2)
+    assert len(etcd.asked) == 2
+
+
+def test_a_call_that_waits_for_another_ones_lease_ends_when_it_is_given_up():
+    etcd_store = pytest.importorskip("multiworld._net.stores.etcd_store", exc_type=ImportError)
+    lease = etcd_store.Lease(None)
+    with lease._lock, pytest.raises(TimeoutError):
+        lease.id(time.monotonic() + 1e6, cancelled=lambda: True)
+
+
+class Told:
+    """A client that keeps what it is told of a call."""
+
+    def call(self, path, body, *, deadline, cancelled):
+        self.left, self.given_up = deadline - time.monotonic(), cancelled()
+        return {"ID": "1", "kvs": []}
+
+    @property
+    def address(self):
+        return SimpleNamespace(prefix="p/")
+
+
+def test_what_a_join_reports_once_it_was_cancelled_has_three_seconds():
+    """What it was calling then ends."""
+    etcd_store = pytest.importorskip("multiworld._net.stores.etcd_store", exc_type=ImportError)
+    etcd, cancelled = Told(), threading.Event()
+    store = etcd_store.EtcdStore(
+        etcd, lease=etcd_store.Lease(etcd), deadline=time.monotonic() + 1000.0, cancelled=cancelled.is_set
+    )
+    store._lease._id = "1"
+    for call in (lambda: store.set("a", "b"), lambda: store.delete_key("a")):
+        cancelled.clear()
+        call()
+        assert (etcd.left > 500.0, etcd.given_up) == (True, False)
+        cancelled.set()
+        call()
+        assert (etcd.left <= 3.0, etcd.given_up) == (True, False)
+
+
 def test_two_threads_whose_login_has_expired_log_in_again(monkeypatch):
     """Each call meets the expired token before the other one has drawn a new one."""
     etcd = etcd_client.EtcdClient(EtcdAddress.parse("etcd://me:secret@h1:1/p", world="w"))
