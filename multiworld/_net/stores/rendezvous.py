@@ -516,13 +516,17 @@ class Rendezvous:
         """Whether processes of which none answers are gone; `unknown`: some did not refuse either.
 
         Where ranks are assigned, their hosts may only be cut off from here: that takes a last call's time.
+        For members of a generation before it is the last call as well; a newcomer waits for another one.
         """
         if not unknown or not self.request.assigned:
             return True
         now = self._clock()
         if self._silent_since is None:
             self._silent_since = now
-        return now - self._silent_since >= self._last_call
+        enough = now - self._silent_since >= self._last_call
+        if enough and self.request.past:
+            self._enough_since = self._silent_since
+        return enough
 
     def _waited_long(self, *, alone: bool) -> bool:
         """Whether the last call is over; it begins when this is asked first.

@@ -779,3 +779,58 @@ def test_a_survivor_waits_for_no_member_that_is_found_lost_meanwhile(known_at, a
     assert mine._agree().size == 1
     assert min(known_at, 30.0) <= clock() - began < agreed_by
     assert mine._record.ledger.before.lost == ((1, 2) if known_at < 30.0 else (2,))
+
+
+class CutOff:
+    """A member that reaches the store alone: two others have made the next generation without it.
+
+    `answers_at`: seconds after which one of them answers once.
+    """
+
+    def __init__(self, timeout, last_call, *, answers_at=(), newcomer=False):
+        one, two, third = (seat(who, 1, 3) for who in range(3))
+        self.clock, self.began, self.answers_at = Clock(), 0.0, list(answers_at)
+        store, first = MemoryStore(), active(Ledger(), one, two, third)
+        second = active(first, again(first, one, 2), again(first, two, 2))
+        WorldRecord(store, "w", time.sleep).apply(lambda _: Move(second))
+        self.began = self.clock()
+        asked = seat(9, 1, 3) if newcomer else again(first, third, 0, 1)
+        self.way = way(
+            store, asked, timeout, clock=self.clock, sleep=self.sleep, last_call=last_call, probe=self.probe
+        )
+
+    def sleep(self, seconds):
+        self.clock.now += seconds
+
+    def probe(self, endpoints, within):
+        self.clock.now += within
+        answers = self.answers_at and self.took >= self.answers_at[0] and self.answers_at.pop(0)
+        return dict.fromkeys(endpoints, True if answers else None)
+
+    @property
+    def took(self):
+        return self.clock() - self.began
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "least", "most"), [(False, 20.0, 21.5), (True, 40.0, 42.0)], ids=["before", "newcomer"]
+)
+def test_a_generation_of_which_no_member_answers_is_taken_for_dead(newcomer, least, most):
+    """After the last call, which begins with the first look; a newcomer makes another one."""
+    member = CutOff(100.0, 20.0, newcomer=newcomer)
+    roster = member.way._agree()
+    assert (roster.generation, roster.size) == (3, 1)
+    assert least <= member.took < most
+
+
+def test_one_answer_begins_the_last_call_anew():
+    member = CutOff(100.0, 20.0, answers_at=[12.0])
+    assert member.way._agree().generation == 3
+    assert 32.0 <= member.took < 34.0
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_join_that_ends_before_the_last_call_takes_no_generation_for_dead(newcomer):
+    for timeout in (4.0, 29.0):
+        with pytest.raises(JoinTimeoutError):
+            CutOff(timeout, 30.0, newcomer=newcomer).way._agree()
