@@ -181,7 +181,7 @@ class ListedServer(Shared):
                     if self._search():
                         continue
                 finally:
-                    self._lock.release()
+                    self._release()
             now = time.monotonic()
             if cancelled() or self._ended.is_set() or now + pause >= deadline:
                 raise TimeoutError(f"{self.key} does not answer: {self.last}")
@@ -226,17 +226,26 @@ class ListedServer(Shared):
         return True
 
     def close(self) -> None:
-        """End the server that is here, the client and the thread."""
+        """End the server that is here, the client and the thread; a look under way does it afterwards."""
         self._ended.set()
-        taken = self._lock.acquire(timeout=_CANDIDATE + _SERVING)  # a look that is under way ends soon
+        if self._lock.acquire(timeout=LOOK):
+            self._end()
+
+    # -- looking, with the lock ------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Release the lock, and end what was closed meanwhile; a thread that has the lock by then does so."""
+        self._lock.release()
+        if self._ended.is_set() and self._lock.acquire(blocking=False):
+            self._end()
+
+    def _end(self) -> None:
+        """End the server that is here and the client, then release the lock."""
         try:
             super().close()
             self.client = self._now = None
         finally:
-            if taken:
-                self._lock.release()
-
-    # -- looking, with the lock ------------------------------------------------------------------------------
+            self._lock.release()
 
     def _lose(self) -> None:
         """Let go of a server that does not answer; one that is here may still do."""
@@ -379,8 +388,11 @@ class ListedServer(Shared):
             for view in views:
                 view.keep_up(client, time.monotonic() + PATIENCE)
         if self.server is not None and time.monotonic() - self._looked >= _RIVALS_EVERY:
-            with self._lock:
+            self._lock.acquire()
+            try:
                 self._see_rivals()
+            finally:
+                self._release()
 
     def _silent(self) -> TcpClient | None:
         """Return the client if its server does not answer."""

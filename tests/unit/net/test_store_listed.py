@@ -50,6 +50,47 @@ def test_the_thread_goes_on_after_any_error(monkeypatch, caplog):
     assert "Too many open files" in said[1]
 
 
+class Closed:
+    """A client, or a server, and whether it was closed."""
+
+    def __init__(self):
+        self.closed = threading.Event()
+
+    def alive(self, **_):
+        return True
+
+    def close(self):
+        self.closed.set()
+
+
+def test_a_look_that_is_under_way_does_not_hold_up_the_end(monkeypatch):
+    """Stopped processes at its addresses have seconds each; what looks at them ends the server afterwards."""
+    it = listed.ListedServer("list", ())
+    it.client, it.server = client, server = Closed(), Closed()
+    it._now = (client, it.found)
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def look_aside(*_, **__):
+        looks.set()
+        assert goes_on.wait(60)
+        return []
+
+    monkeypatch.setattr(it._addresses, "look_aside", look_aside)
+    thread = threading.Thread(target=it._keep, daemon=True)
+    thread.start()
+    assert looks.wait(10)
+    began = time.monotonic()
+    it.close()
+    assert time.monotonic() - began < 5
+    assert not server.closed.is_set()
+    goes_on.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert client.closed.is_set()
+    assert server.closed.is_set()
+    assert (it.client, it.server, it._now) == (None, None, None)
+
+
 def test_the_name_of_a_silent_host_is_resolved_anew(monkeypatch):
     """As of a pod that was replaced: its name leads to another address."""
     now, leads_to, asked = [100.0], ["10.0.0.1"], []
