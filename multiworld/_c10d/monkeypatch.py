@@ -14,6 +14,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any]] = []
+        self._inserted: list[tuple[list[Any], Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Set ``owner.name`` to `value`; return what stood in `owner` itself (not in a base), or None.
@@ -30,6 +31,11 @@ class Patches:
         self._done.append((owner, name, before))
         return None if before is _ABSENT else before
 
+    def insert(self, places: list[Any], value: Any) -> None:
+        """Put `value` first into a list; `undo` takes it out, and leaves what others have put there."""
+        places.insert(0, value)
+        self._inserted.append((places, value))
+
     def undo(self) -> None:
         """Put everything back, last first. Idempotent."""
         while self._done:
@@ -38,3 +44,7 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        while self._inserted:
+            places, value = self._inserted.pop()
+            if value in places:  # else another has taken it out
+                places.remove(value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,33 @@ def test_uninstall_restores_torch_with_a_default_group_of_its_own():
         "_world._default_pg",
     }
     assert set(found) <= changed_by_torch, found
+
+
+def test_uninstall_leaves_the_finders_of_others():
+    class Finder:
+        def find_spec(self, *_):
+            return None
+
+    router.uninstall()
+    goes, stays = Finder(), Finder()
+    sys.meta_path.insert(0, goes)
+    try:
+        with routed():
+            sys.meta_path.remove(goes)
+            sys.meta_path.insert(0, stays)
+        assert goes not in sys.meta_path
+        assert stays in sys.meta_path
+    finally:
+        sys.meta_path[:] = [each for each in sys.meta_path if each not in {goes, stays}]
+
+
+def test_who_asks_for_a_default_group_keeps_no_variable_for_it(kit):
+    kit.world("a")
+    thing = WorldClosedError("a", "x")
+    gone = weakref.ref(thing)
+    assert not dist.is_initialized()
+    del thing
+    assert gone() is None
 
 
 def test_installing_is_idempotent_in_many_threads():

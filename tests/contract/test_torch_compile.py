@@ -218,6 +218,34 @@ def test_each_world_has_the_whole_limit_of_recompilations():
         assert graphs() == before + 20
 
 
+def compares(me, size):
+    """Ranks compare their guards at each call, through a group that torch makes once for a process."""
+    warnings.simplefilter("ignore")
+    torch.compiler.set_enable_guard_collectives(True)
+    fast = torch.compile(lambda x: x + dist.get_rank(), backend="eager")
+
+    def check(w):
+        with w:
+            assert fast(torch.zeros(1)).item() == me.rank
+
+    worlds = [mw.join(name, me.rank, size, store=me.store, timeout=LONG) for name in "ab"]
+    for w in (*worlds, *worlds):
+        check(w)
+    worlds[0].close()
+    check(worlds[1])
+    worlds[1].close()
+    worlds[1].rejoin()
+    check(worlds[1])
+    worlds[1].close()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "set_enable_guard_collectives"), reason="this torch has no such collectives"
+)
+def test_ranks_that_compare_their_guards_do_so_in_the_selected_world(cast):
+    assert [each.finish(LONG) for each in cast.all(compares, 2)] == [0, 0]
+
+
 def test_the_compiler_is_as_it_was_after_uninstall():
     import torch._dynamo.cache_size as counting
     import torch._dynamo.convert_frame as converting

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld._c10d.routing import threads, torch_compile
+from multiworld._c10d.routing import one_per_world, threads, torch_compile
 from multiworld._c10d.routing.selection import selected
 from multiworld._c10d.routing.state import WorldState
 
@@ -36,7 +36,7 @@ _MODULES = frozenset(
     }
 )
 
-_HOOKS = (threads, torch_compile)
+_HOOKS = (threads, torch_compile, one_per_world)
 
 
 def install(patches: Patches) -> None:
@@ -56,7 +56,7 @@ def install(patches: Patches) -> None:
     # Not imported now: they cost seconds, and some versions make a directory for them.
     nothing = WorldState(name="", generation=0)
     nothing.forget()
-    patches.set(sys, "meta_path", [_Finder(nothing, patches), *sys.meta_path])
+    patches.insert(sys.meta_path, _Finder(nothing, patches))
 
 
 class _Finder:

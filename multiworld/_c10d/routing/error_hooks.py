@@ -108,7 +108,7 @@ def _describing(original: Any, filename: str) -> Any:
         # Older versions come here when all went well, too, and perhaps inside a caller's `except` block: so
         # it is the decorator's own variable that says whether there was an error, not sys.exc_info().
         frame: FrameType = sys._getframe(1)
-        error = _local(frame, "error") if frame.f_code.co_filename == filename else None
+        error = local(frame, "error") if frame.f_code.co_filename == filename else None
         if not isinstance(error, BaseException):
             return original(func_name, *args, **kwargs)
         instead = _of_call(error, _group_among(args, kwargs))
@@ -125,8 +125,11 @@ def _describing(original: Any, filename: str) -> Any:
     return get_msg_dict
 
 
-def _local(frame: FrameType, name: str) -> Any:
-    """Read a variable of another function, and leave nothing of it behind."""
+def local(frame: FrameType, name: str) -> Any:
+    """Read a variable of another function, None where it has none, and leave nothing of it behind."""
+    code = frame.f_code
+    if name not in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return None  # a module's variables are its own dict
     variables = frame.f_locals
     value = variables.get(name)
     if type(variables) is dict:

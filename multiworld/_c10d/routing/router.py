@@ -314,7 +314,7 @@ def _named_to_the_asker() -> Any:
             return None
         frame = frame.f_back
     asker = None if frame is None else frame.f_back
-    group = None if asker is None else asker.f_locals.get("process_group")
+    group = None if asker is None else error_hooks.local(asker, "process_group")
     owner = None if group is None else owner_of(group)
     return None if owner is None else owner.group
 

@@ -228,6 +228,7 @@ class WorldState(c10d._World):
         collectives: the same of collectives; None where all are the backends'.
         operations: the log of calls that torch carries; None before the world is made.
         traffic: a `multiworld._c10d.nccl.inflight.Traffic` where the world has NCCL.
+        compiler_groups: see `multiworld._c10d.routing.one_per_world`.
 
     Raises:
         RouterError: this torch's `_World` brings something unknown.
@@ -248,6 +249,7 @@ class WorldState(c10d._World):
         self.collectives: LaneCollectives | None = None
         self.operations: LogsCalls | None = None
         self.traffic: Traffic | None = None
+        self.compiler_groups: dict[str, Any] = {}
         self.enter = entering(self)
         self.ready: Any = None
         self._late: MakesGroup | None = None
