@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from worldkit import free_port
 
 from multiworld._net.stores import shared as stores
 from multiworld._net.stores.store import open_store
@@ -84,3 +85,17 @@ def test_a_connection_whose_server_is_gone_is_thrown_away():
     assert successor.get("key") == b"value"
     for each in (first, beside):
         each.close()
+
+
+@pytest.mark.parametrize("serve", [True, False])
+def test_a_server_that_was_slow_once_ends_with_the_last_hold(serve):
+    """Its process finds its own client without an answer, and connects again."""
+    where = {"store": f"tcp://127.0.0.1:{free_port()}", "world": "w"}
+    first = open_store(**where, serve=True, deadline=time.monotonic() + 30)
+    first._shared.client.close()
+    second = open_store(**where, serve=serve, deadline=time.monotonic() + 30)
+    assert second.serves
+    first.close()
+    second.store.set("a", "b")
+    assert second.store.get("a") == b"b"
+    second.close()

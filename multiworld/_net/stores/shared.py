@@ -151,9 +151,16 @@ class Shared:
         self.store = store
         self.holds = 0
         self._spare: list[Any] = []  # unused clients
+        self._former: list[TcpClient] = []  # those of other worlds, which may be slow only
 
     def alive(self) -> bool:
         return self.client is None or self.client.alive(deadline=time.monotonic() + ANSWER)
+
+    def use(self, client: TcpClient | None) -> None:
+        """Use another client from now on."""
+        if self.client is not None:
+            self._former.append(self.client)
+        self.client = client
 
     def doubt(self, lost: Collection[str]) -> None:
         """See `StoreHandle.doubt`."""
@@ -193,8 +200,9 @@ class Shared:
         return self.store
 
     def close(self) -> None:
-        if self.client is not None:
-            self.client.close()
+        for client in (self.client, *self._former):
+            if client is not None:
+                client.close()
         self._spare.clear()
         if self.server is not None:
             self.server.close()
@@ -232,7 +240,13 @@ class Registry:
         return None
 
     def put(self, key: str, shared: Shared) -> Shared:
+        """Hold a store that was opened and return it; where this process serves there, that one."""
         with self.lock:
+            there = self.shared.get(key)
+            if there is not None and there.server is not None and shared.server is None:
+                # The server was only slow: it is to end with its last hold, not with those before this one.
+                there.use(shared.client)
+                shared = there
             shared.holds += 1
             self.shared[key] = shared  # a dead one that stood here ends with its own holds
         return shared
