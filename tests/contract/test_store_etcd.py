@@ -19,6 +19,7 @@ from test_elastic import member
 from test_store_list import joins, together
 from worldkit import enter_netns
 
+import multiworld as mw
 from multiworld._net.stores.etcd_address import EtcdAddress
 from multiworld._net.stores.etcd_client import EtcdClient
 from multiworld._net.stores.etcd_store import _SharedEtcd
@@ -175,6 +176,14 @@ def test_worlds_shrink_and_nothing_is_left_of_a_process(cast, cluster):
     assert together(members) == 1
     members.pop(0).kill()
     assert together(members) == 2
+
+
+def test_the_record_of_a_world_stays_when_its_run_is_over(cluster, monkeypatch):
+    monkeypatch.setenv("M8D_RUN_ID", "job7")
+    mw.join("w1", 0, 1, store=cluster.address, timeout=PATIENCE).close()
+    handle = open_store(cluster.address, world="w", serve=False, deadline=soon())
+    assert handle.store.check(["m8d/job7@w1/record"])
+    handle.close()
 
 
 def test_the_leader_is_killed_under_joins(cast, cluster):
