@@ -21,7 +21,7 @@
     │       ├── StoreBindError          rank 0 cannot serve the store at that address (an OSError too)
     │       ├── BackendError            torch has no such backend here, or it could not be built
     │       ├── StaleGenerationError    this process holds a generation that is over
-    │       └── JoinAbandonedError      the join was cancelled, or another member gave up
+    │       └── JoinAbandonedError      cancelled; another member gave up; no thread or descriptor left
     ├── StateError                  a state has what cannot be sent to another member (a ValueError too)
     ├── ShimError                   what multiworld changes in torch could not be put in place, or was refused
     │   ├── RouterError             this torch brings something the router does not know
