@@ -122,6 +122,8 @@ class Peers:
         for connection in self._connections.everyone():
             # Proofs for other generations of the name, too: they may be refused now.
             for place in [each for each in connection.waiting if each[0].rpartition("/")[0] == roster.world]:
+                if connection.channel not in self._connections.by_channel:
+                    break  # the proof before was wrong
                 self._consider(connection, place, connection.waiting.pop(place), now)
         self._check(roster.key, now)
 

@@ -266,6 +266,20 @@ def test_a_member_that_reports_the_world_broken_and_goes_at_once_is_not_the_caus
     assert verdict(net, 1) == Breakage(Cause.FAILED, (2,), "x", at=verdict(net, 1).at)
 
 
+def test_a_stranger_with_several_proofs_that_come_early_is_dropped_once():
+    net = Net(1, 2)
+    [one, other] = rosters("w", (1, 2))
+    net[1].peers.accepted(77, net.now)
+    proofs = [Attach("w/1", rank, b"x" * 32) for rank in range(2)]
+    net[1].peers.received(77, [Hello(process(2), process(1), b"n" * 16), *proofs], net.now)
+    net[1].add(one)
+    assert 77 not in net[1].peers._connections.by_channel
+    net[2].add(other)
+    net.pass_time(1.0)
+    assert net[1].ready == [("w/1", 0)]
+    assert net[2].ready == [("w/1", 1)]
+
+
 def test_a_crash_of_one_explains_the_closed_connections_of_others():
     """C crashed, A let its operations go, B's operation with A failed: B says crashed, and C."""
     net = joined((1, 2, 3))
