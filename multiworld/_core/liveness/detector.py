@@ -149,6 +149,10 @@ class _Claim:
     itself: bool = False  # reported by the member itself
 
 
+_OF_ITSELF = frozenset({Cause.FAILED, Cause.LEFT})
+"""Causes that a member tells of itself; the others it has found out."""
+
+
 @dataclass(frozen=True)
 class _FailedOperation:
     """An operation failed at `since`: what it claims is the verdict between `earliest` and `latest`."""
@@ -464,20 +468,17 @@ class Detector:
             if not members:
                 continue
             if not state.broken:
+                # Who tells why the world broke and dies after that is not why.
+                told = next((each for each in state.claims if each.cause not in _OF_ITSELF), None)
                 # A crash explains the rest: a crashed process ends others' connections, not the reverse.
                 crashed = [each for each in members if ended[each.process] is ConnectionEnd.LOST]
                 chosen = crashed or [
                     each for each in members if ended[each.process] is ended[members[0].process]
                 ]
                 ending = ended[chosen[0].process]
-                self._break(
-                    world,
-                    _CAUSE_OF[ending],
-                    _ranks(chosen),
-                    f"{names(chosen)}: {ending.value}",
-                    now,
-                    verdicts,
-                )
+                seen = _Claim(_CAUSE_OF[ending], _ranks(chosen), f"{names(chosen)}: {ending.value}")
+                claim = told or seen
+                self._break(world, claim.cause, claim.ranks, claim.detail, now, verdicts)
             self._lose(
                 state, [each for each in members if _CAUSE_OF[ended[each.process]] is not Cause.FAILED]
             )

@@ -14,7 +14,16 @@ from multiworld._core.liveness.actions import Dial, Drop, Keep, Release, Send
 from multiworld._core.liveness.connection import PeerConnection
 from multiworld._core.liveness.detector import ConnectionEnd
 from multiworld._core.liveness.early_close import DELAY, Credentials, EarlyClose
-from multiworld._core.liveness.wire import Attach, AttachEarlyClose, Attached, Beat, Close, Goodbye, Hello
+from multiworld._core.liveness.wire import (
+    Attach,
+    AttachEarlyClose,
+    Attached,
+    Beat,
+    Broken,
+    Close,
+    Goodbye,
+    Hello,
+)
 from multiworld.events import Cause
 
 
@@ -54,6 +63,28 @@ def found(net, number, key="w/1", rank=None):
 
 def test_each_member_is_tied_to_each_other_one():
     assert tied(joined((1, 2, 3)), 1, 2, 3)
+
+
+@pytest.mark.parametrize("cause", [Cause.HUNG, Cause.UNREACHABLE, Cause.CRASHED])
+def test_a_member_that_tells_why_and_dies_at_once_is_not_the_cause(cause):
+    net = joined((1, 2, 3))
+    peers = net[1].peers
+    peers.received(peers._trusted[process(2)].channel, [Broken("w/1", cause, (2,), "x")], net.now)
+    [ends] = [
+        channel for channel, each in peers.early_close._by_channel.items() if each.main.peer == process(2)
+    ]
+    peers.closed(ends, ConnectionEnd.LOST, net.now, plain=True)
+    net[1].settle()
+    assert found(net, 1) == (cause, (2,))
+
+
+def test_a_member_that_tells_a_failure_of_its_own_and_dies_has_crashed():
+    net = joined((1, 2, 3))
+    peers = net[1].peers
+    peers.received(peers._trusted[process(2)].channel, [Broken("w/1", Cause.FAILED, (0, 1), "x")], net.now)
+    net.crash(2)
+    net.run()
+    assert found(net, 1) == (Cause.CRASHED, (1,))
 
 
 def test_without_a_place_to_keep_them_none_is_dialed_and_those_of_others_are_accepted():
