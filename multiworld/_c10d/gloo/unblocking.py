@@ -15,11 +15,11 @@ kernel says at which address a thread waits (``/proc/self/task/ID/syscall``).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
 import weakref
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,20 +96,30 @@ class Posted:
     """The sends and receives of a world that may not have ended yet; it keeps none of them."""
 
     def __init__(self) -> None:
-        # By id: that of a work that is gone is soon another one's, so this stays small.
+        # By id: that of a work that is gone is soon another one's, so this stays small. It stays this one
+        # dictionary, whose methods are atomic: several threads post.
         self._works: dict[int, weakref.ref[object]] = {}
+        self._many = _MANY
 
     def add(self, work: object) -> None:
-        """Remember a work, in an atomic step."""
+        """Remember a work."""
         works = self._works
         works[id(work)] = weakref.ref(work)
-        if len(works) > _MANY:
-            self._works = {key: ref for key, ref in list(works.items()) if ref() is not None}
+        if len(works) > self._many:
+            for key, ref in list(works.items()):
+                if ref() is None and (taken := works.pop(key, None)) is not None and taken() is not None:
+                    works[key] = taken  # of a work that got the same id just now
+            self._many = max(_MANY, 2 * len(works))
 
     def take(self) -> list[object]:
         """Return those that still exist, once."""
-        works, self._works = self._works, {}
-        return [work for ref in list(works.values()) if (work := ref()) is not None]
+        works, found = self._works, list[object]()
+        with contextlib.suppress(KeyError):  # it is empty
+            while True:
+                _, ref = works.popitem()
+                if (work := ref()) is not None:
+                    found.append(work)
+        return found
 
 
 def threads() -> frozenset[int]:
@@ -146,7 +156,7 @@ def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[
 
 def _is_group(address: int) -> bool:
     try:
-        with closing(cxx.Memory()) as memory:
+        with contextlib.closing(cxx.Memory()) as memory:
             return memory.is_a(address, cxx.GROUP)
     except OSError:  # it was allowed before this process went on as another user
         return False
@@ -188,7 +198,7 @@ def _until_quiet(groups: tuple[Target, ...], posted: Posted, deadline: float) ->
 
 
 def _tell_posted(posted: Posted) -> None:
-    with closing(cxx.Memory()) as memory:
+    with contextlib.closing(cxx.Memory()) as memory:
         for work in posted.take():
             if buffer := cxx.buffer_at(memory, work):
                 cxx.tell(buffer, inflight.ABORTED)
@@ -215,7 +225,7 @@ def _tell_workers(group: Target) -> bool:
 
 def _buffer_around(address: int) -> int:
     """Return the gloo buffer one of whose condition variables is at `address`; 0 if there is none."""
-    with closing(cxx.Memory()) as memory:
+    with contextlib.closing(cxx.Memory()) as memory:
         for distance in _CONDITIONS:
             if (address - distance) % 8 == 0 and memory.is_a(address - distance, cxx.BUFFER):
                 return address - distance
@@ -251,7 +261,7 @@ def _start_of(thread: int) -> str:
     """
     try:
         # The name of a thread, in brackets, may hold anything.
-        return (_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[19]
+        return (_TASKS / str(thread) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     except IndexError:
         return ""
     except OSError as error:
