@@ -80,6 +80,21 @@ def _helper():
     made.close()
 
 
+def test_a_helper_that_was_killed_is_started_again(helper):
+    assert helper.start()
+    killed = helper._pid
+    assert helper.start()
+    assert helper._pid == killed
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    assert helper.start()
+    assert helper._pid != killed
+    deadline = time.monotonic() + PATIENCE
+    while not Path(f"/proc/{helper._pid}/cmdline").read_bytes():  # it is not begun, or over
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.fixture(name="asker")
 def _asker():
     with selectors.DefaultSelector() as selector:

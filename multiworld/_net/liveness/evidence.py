@@ -87,7 +87,10 @@ class Helper:
         """Start the helper, if it does not run; False where that fails."""
         with self._lock:
             if self._line is not None:
-                return True
+                if not _has_ended(self._pid):
+                    return True
+                self._line.close()
+                self._line = None
             if sys.platform != "linux" or not _is_python(sys.executable) or not _PROGRAM.is_file():
                 return False
             try:
