@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import secrets
 import threading
 import time
@@ -55,6 +56,8 @@ __all__ = ["Attachment", "Snapshot", "WatchDog", "Watchdog"]
 _log = logger(__name__)
 _LEAVE = 1.0
 """Seconds that `Attachment.leave` waits for the watchdog's thread, at most."""
+_PROCESS = re.compile(r"[0-9a-f]{32}")
+_LAST_PORT, _LAST_GENERATION = 0xFFFF, 0xFFFF_FFFF
 _LONGEST_WAIT = 5.0  # seconds, while nothing is due
 _HELPER_AFTER = 0.2  # seconds from a world's readiness to the helper's start, which would delay joins
 _POLL = 0.02  # seconds between two calls of `cancelled`, and between two looks whether the thread is needed
@@ -417,6 +420,17 @@ class Watchdog:
                 rule=f"Name and generation together have at most {MAX_KEY} bytes of UTF-8",
                 next_step="Choose a shorter name",
             )  # fmt: skip
+        odd = [
+            each for each in roster.members
+            if not _PROCESS.fullmatch(each.process) or each.endpoint.port > _LAST_PORT
+        ]  # fmt: skip
+        if odd or roster.generation > _LAST_GENERATION:
+            raise InvalidJoinError(
+                roster.world,
+                f"{roster.key} has members that cannot be: {odd}",
+                rule="A process's id has 32 hex digits, a port 16 bits, a generation's number 32",
+                next_step="See who else writes into the world's store",
+            )
 
     def _await(
         self, attachment: Attachment, deadline: float, cancelled: Callable[[], bool] | None

@@ -167,7 +167,7 @@ class Asker:
             del self._asked[next(iter(self._asked))]
         self._asked[nonce] = process, token
         # No route, or no descriptor left: the state stays unknown.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             family, address = _resolve(endpoint)
             sock = self._sockets.get(family)
             if sock is None:

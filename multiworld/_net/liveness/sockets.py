@@ -200,7 +200,7 @@ class Sockets:
             )
             _prepare(connection)
             code = connection.connect_ex(address)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:  # the last: a port of another member's making
             code = getattr(error, "errno", None) or errno.EHOSTUNREACH
         if entry is None:
             # No descriptor, or no address: reported by the next wait.

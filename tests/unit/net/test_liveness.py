@@ -80,6 +80,11 @@ def test_a_dial_without_a_descriptor_is_a_connection_that_never_was(sockets, mon
     until(sockets, Connected)
 
 
+def test_an_address_that_no_member_has_is_a_connection_that_never_was(sockets):
+    sockets.dial(7, Endpoint("127.0.0.1", 2**63))
+    assert sockets.wait(PATIENCE) == [Closed(7, ConnectionEnd.DEAD, refused=False)]
+
+
 def client(endpoint):
     return socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from asyncio import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from multiworld import watchdog
 from multiworld._core.liveness import detector
 from multiworld._core.liveness.wire import Attach, Beat, Hello, encode
-from multiworld._core.membership.roster import Member, Roster
+from multiworld._core.membership.roster import Endpoint, Member, Roster
 from multiworld._net.liveness import sockets
 from multiworld._net.liveness.sockets import Sockets
 from multiworld.errors import (
@@ -496,6 +497,16 @@ def test_rosters_that_are_not_for_this_watchdog(group):
     good = pack.rosters()
     with pytest.raises(InvalidJoinError, match="belongs to process"):
         pack.attach(1, good[0])
+    mine = good[0]
+    for odd in (
+        replace(mine, generation=2**32),
+        replace(mine, members=(mine.members[0], replace(mine.members[1], process="p1"))),
+        replace(
+            mine, members=(mine.members[0], replace(mine.members[1], endpoint=Endpoint("127.0.0.1", 2**16)))
+        ),
+    ):
+        with pytest.raises(InvalidJoinError, match="cannot be"):
+            pack.attach(0, odd)
     with pytest.raises(InvalidJoinError, match="at most 512"):
         pack.attach(0, pack.rosters("ä" * 300)[0])
     attachments = pack.join()
@@ -766,7 +777,7 @@ def test_a_flood_of_connections_does_not_keep_members_out(group):
 
 FORK = """
 import os, sys, time
-from multiworld._core.membership.roster import Member, Roster
+from multiworld._core.membership.roster import Endpoint, Member, Roster
 from multiworld.watchdog import Watchdog
 
 PATIENCE = 30.0
