@@ -245,6 +245,38 @@ def test_a_signal_ends_functions(tmp_path, method):
     assert "SIGKILL" not in run.text()
 
 
+def test_ctrl_c_ends_functions(tmp_path):
+    """torch's entry point catches KeyboardInterrupt: the process ends with 0, and returns no value."""
+    path = runkit.script(tmp_path, PLAIN)
+    with runkit.launched(tmp_path, path, options=["--nproc-per-node", "2", "--run-path"]) as run:
+        run.wait_told("up", 2)
+        began = time.monotonic()
+        run.signal(signal.SIGINT)
+        assert run.ended() == 128 + signal.SIGINT
+        assert time.monotonic() - began < 25, "the grace period of 30 s was waited for"
+        assert run.leftovers() == []
+    assert "still there" not in run.text()
+
+
+THREAD_STAYS = """
+import threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.Thread(target=hold).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), tell("returned"))).start()
+"""
+
+
+def test_a_signal_ends_a_function_that_has_returned_and_whose_thread_runs_on(tmp_path):
+    path = runkit.script(tmp_path, THREAD_STAYS)
+    with runkit.launched(tmp_path, path, options=["--run-path", "--grace", "1"]) as run:
+        run.wait_told("returned")
+        began = time.monotonic()
+        run.signal(signal.SIGTERM)
+        assert run.ended() == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 15
+        assert run.leftovers() == []
+
+
 def test_the_guard_is_started_again_and_knows_all_workers(tmp_path):
     with runkit.launched(tmp_path, PLAIN, options=three()) as run:
         run.wait_told("up", 3)

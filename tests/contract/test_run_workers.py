@@ -355,6 +355,15 @@ def test_functions_restart_alone_as_well(tmp_path):
     assert "Traceback" not in run.text()
 
 
+@pytest.mark.parametrize("how", ["sys.exit()", "_os._exit(0)"])
+def test_a_function_that_ends_with_0_without_returning_has_ended(tmp_path, how):
+    path = runkit.script(tmp_path, f"tell('up')\n{how}\n")
+    with runkit.launched(tmp_path, path, options=["--nproc-per-node", "2", "--run-path"]) as run:
+        run.wait_told("up", 2)
+        assert run.ended() == 0
+        assert run.leftovers() == []
+
+
 def test_a_program_that_is_not_there_is_said_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "multiworld.run", "--no-python", str(tmp_path / "nothing")]
     with runkit.launched(tmp_path, "", command=command) as run:

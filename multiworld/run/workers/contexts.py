@@ -8,7 +8,6 @@ get the process's true local rank.
 from __future__ import annotations
 
 import inspect
-import logging
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from multiworld.run.workers.fork_client import ForkClient, ForkedProcess
 
 __all__ = ["ForkedContext", "FunctionContext", "ProgramContext", "filtered_tails"]
-
-_TORCH_LOG = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
 
 def filtered_tails(
@@ -198,7 +195,6 @@ class FunctionContext(MultiprocessContext):
         entry = _EntryPoint(entrypoint, local_rank, numa_options, tuple(signals))
         super().__init__(name, entry, {0: args}, {0: env}, start_method, LoneLogs(dest), prefixes)
         self._more_tails = list(tails)
-        self._filter = _WithoutFailures()
 
     def start(self) -> None:
         """Start the process, and the readers of its output."""
@@ -211,26 +207,31 @@ class FunctionContext(MultiprocessContext):
         for tail in self._more_tails:
             tail.stop()
 
-    def look(self) -> Any:
-        """Return torch's ``RunProcsResult`` once the function is over, else None. Never waits for it."""
-        # torch logs each failure with its traceback. The launcher's log has one line, and the last report is
-        # shown.
-        _TORCH_LOG.addFilter(self._filter)
-        try:
-            return self.wait(0)
-        finally:
-            _TORCH_LOG.removeFilter(self._filter)
+    def look(self) -> int | None:
+        """Return the process's exit code once it has ended, else None. Never waits for it.
+
+        A process that has returned from the function waits until its value was read here. torch's own
+        ``_poll`` is not asked: it waits without a timeout for the end of a process that has returned, and
+        forever for the value of one that ended with 0 without any (``sys.exit()``, ``os._exit(0)``, Ctrl-C).
+        """
+        if self._pc is None:
+            return None
+        exitcode: int | None = self._pc.processes[0].exitcode
+        if exitcode is None and not self._return_values and not self._ret_vals[0].empty():
+            self._return_values[0] = self._ret_vals[0].get()
+            self._worker_finished_event.set()
+        return exitcode
+
+    @property
+    def value(self) -> Any:
+        """What the function returned; None where it did not."""
+        return self._return_values.get(0)
 
     def send(self, signum: int) -> None:
         """Send a signal where there are no pidfds: SIGKILL, or SIGTERM for any other."""
         if self._pc is not None:
             process = self._pc.processes[0]
             (process.kill if signum == signal.SIGKILL else process.terminate)()
-
-
-class _WithoutFailures(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("failed (exitcode")
 
 
 class _EntryPoint:

@@ -65,7 +65,6 @@ class WorkerProcess:
         self.started = time.monotonic()
         self.pid = int(context.pids()[0])
         self.came_up = False
-        self._result: Any = None
         self._pidfd: int | None = None
         try:
             self.leads = os.getpgid(self.pid) == self.pid
@@ -82,9 +81,7 @@ class WorkerProcess:
     def ended(self) -> bool:
         """Whether the process has ended. It is not reaped: until `collect` its pid stays its own."""
         if isinstance(self.context, FunctionContext):
-            # The process ends once its result was fetched.
-            self._result = self._result or self.context.look()
-            return self._result is not None
+            return self.context.look() is not None
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -113,7 +110,9 @@ class WorkerProcess:
             stopped: whether the launcher ended it.
         """
         if isinstance(self.context, FunctionContext):
-            return self._collect_function()
+            exitcode = self.context.look()
+            failure = self._failure(exitcode) if exitcode else None
+            return ProcessExit(exitcode, failure, self.context.value)
         if self.leads and (stopped or not self._ended_well()):
             self.send(signal.SIGKILL)
         exitcode = int(self.context.process.wait())
@@ -125,16 +124,6 @@ class WorkerProcess:
         except ChildProcessError:
             return True  # reaped already: the group's id may be another's
         return how is not None and how.si_code == os.CLD_EXITED and how.si_status == 0
-
-    def _collect_function(self) -> ProcessExit:
-        result = self._result
-        if result is None:
-            return ProcessExit(None, None)
-        if result.is_failed():
-            failure = result.failures[0]
-            failure.local_rank = self.local_rank
-            return ProcessExit(int(failure.exitcode), failure)
-        return ProcessExit(0, None, result.return_values.get(0))
 
     def _failure(self, exitcode: int) -> ProcessFailure:
         try:
