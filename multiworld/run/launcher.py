@@ -492,6 +492,7 @@ def _group_agent(
         reaper=reaper,
         environment=environment,
         signals=signals,
+        grace=run.grace,
         plan=run.plan,
         credentials=_no_credentials if secured is None else secured.worker,
         **_torch_options(run),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import time
 
 import pytest
 import runkit
@@ -190,6 +191,25 @@ def test_group_uses_up_its_restarts(tmp_path):
         assert run.ended() == 7
         assert len(run.told("up", rank=1)) == 2
         assert "the group had been restarted once (--max-restarts 1)" in run.text()
+
+
+def test_the_grace_period_of_a_group_whose_worker_failed(tmp_path):
+    """torch's context has one of its own, of 30 s, for the others."""
+    options = ["--nproc-per-node", "2", "--restart", "group", "--grace", "1"]
+    script = """
+if _rank == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell("up")
+hold("go" if _rank == 0 else "never")
+sys.exit(7)
+"""
+    with runkit.launched(tmp_path, script, options=options) as run:
+        run.wait_told("up", 2)
+        began = time.monotonic()
+        run.say()
+        assert run.ended() == 7
+        assert time.monotonic() - began < 25
+        assert run.leftovers() == []
 
 
 def test_json_log(tmp_path):

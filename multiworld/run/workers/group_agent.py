@@ -48,6 +48,7 @@ class GroupAgent(LocalElasticAgent):
         reaper: ends the workers if the launcher is killed.
         environment: for every worker.
         signals: that torch's handlers end the run for.
+        grace: seconds between the signal to workers and SIGKILL.
         plan: of the worlds file.
         credentials: as `AgentContext.credentials`.
         torch_options: more for torch's agent.
@@ -62,6 +63,7 @@ class GroupAgent(LocalElasticAgent):
         reaper: ReaperClient,
         environment: Mapping[str, str],
         signals: Sequence[Signals],
+        grace: float,
         plan: WorldsPlan | None,
         credentials: Callable[[int, str, int], Mapping[str, str]],
         **torch_options: Any,
@@ -71,6 +73,7 @@ class GroupAgent(LocalElasticAgent):
         self._reaper = reaper
         self._more = dict(environment)
         self._signals = tuple(signals)
+        self._grace = grace
         self._arrivals = Arrivals()
         self._plan = plan
         self._credentials = credentials
@@ -130,6 +133,7 @@ class GroupAgent(LocalElasticAgent):
         self._arrivals.open()  # torch sets its handlers in there
         with starting_workers():
             pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._give_grace()
         for worker in worker_group.workers:
             pid = int(pids[worker.local_rank])
             leads = False
@@ -144,6 +148,20 @@ class GroupAgent(LocalElasticAgent):
                 WorkerStarted(time.time(), worker.global_rank, role, index, local, pid, self._attempt, *files)
             )
         return pids
+
+    def _give_grace(self) -> None:
+        """Have torch's context end workers with this run's grace period, not with its own of 30 s.
+
+        torch passes the period on only when the run ends, not after a failure, nor for a restart.
+        """
+        context: Any = self._pcontext
+        close, grace = context.close, self._grace
+
+        def with_grace(death_sig: Signals | None = None, timeout: float = 0.0) -> None:
+            del timeout
+            close(death_sig, grace)
+
+        context.close = with_grace
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._heed()
