@@ -27,7 +27,7 @@ class Positions:
     """
 
     def __init__(self, text: str) -> None:
-        self._lines = text.split("\n")
+        self._lines = text.replace("\r\n", "\n").split("\n")
         self._spans: dict[tuple[str, ...], tuple[int, int]] = {}
         table: tuple[str, ...] = ()
         for first, last, said in _statements(self._lines):

@@ -231,6 +231,12 @@ def test_lines_of_keys():
 # -- the edges --------------------------------------------------------------------------------------------------
 
 
+def test_lines_that_end_as_on_windows():
+    with pytest.raises(PlanError) as caught:
+        parse("[roles]\r\nw = 2\r\n[worlds.a]\r\nmembers = ['w:0', 'x:1']\r\n", "x.toml")
+    assert caught.value.line == 4
+
+
 def test_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "worlds.toml"
     with pytest.raises(PlanError, match="No such file"):
