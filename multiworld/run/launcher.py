@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic import events
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics import initialize_metrics
 from torch.distributed.elastic.metrics.api import MetricsConfig
@@ -441,7 +441,7 @@ def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> 
     events.record(agent.get_event_succeeded(), handler_name)
     if result is None:  # the rendezvous was complete without this node
         return End(0, "this node was not needed")
-    if not result.is_failed():
+    if result.state == WorkerState.SUCCEEDED:
         return End(0, "all workers ended with 0")
     if result.failures:
         raise ChildFailedError(name=run.name, failures=result.failures)
