@@ -75,6 +75,7 @@ class GroupAgent(LocalElasticAgent):
         self._signals = tuple(signals)
         self._grace = grace
         self._arrivals = Arrivals()
+        self._stopping = False
         self._plan = plan
         self._credentials = credentials
         self._tokens: dict[int, str] = {}
@@ -206,8 +207,13 @@ class GroupAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup, *more: Any, **options: Any) -> None:
-        super()._stop_workers(worker_group, *more, **options)
+        self._stopping = True
+        try:
+            super()._stop_workers(worker_group, *more, **options)
+        finally:
+            self._stopping = False
         self._stopped()
+        self._heed()  # the next step of a restart is a rendezvous, which may wait for other nodes
 
     def _shutdown(self, death_sig: Signals = Signals.SIGTERM, *more: Any, **options: Any) -> None:
         number = death_sig
@@ -215,6 +221,8 @@ class GroupAgent(LocalElasticAgent):
             try:
                 super()._shutdown(number, *more, **options)
                 break
-            except SignalException:  # a further one, while they have their time: it is over
-                number = Signals.SIGKILL
+            except SignalException:
+                if self._stopping:  # for a restart: it is the first one, and torch's loop ends the run for it
+                    raise
+                number = Signals.SIGKILL  # a further one, while they have their time: it is over
         self._stopped()

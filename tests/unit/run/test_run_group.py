@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +12,13 @@ import pytest
 pytest.importorskip("torch", reason="the launcher's agents are torch's")
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from multiworld.run import launcher
+from multiworld.run.signals import Arrivals
+from multiworld.run.workers.group_agent import GroupAgent
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("UNHEALTHY", 1), ("FAILED", 1)])
@@ -23,3 +29,40 @@ def test_only_a_run_that_succeeded_ends_with_0(state, code):
     run = SimpleNamespace(config=SimpleNamespace(), name="run")
     with contextlib.ExitStack() as leave:
         assert launcher._result_of(run, agent, leave).code == code
+
+
+def raises(number, frame):
+    raise SignalException("as torch's handler", sigval=signal.Signals(number))
+
+
+@pytest.fixture
+def agent():
+    """An agent that is about to end its workers, with torch's handler of SIGTERM."""
+    before = signal.signal(signal.SIGTERM, raises)
+    made = object.__new__(GroupAgent)
+    made._arrivals, made._signals, made._running, made._stopping = Arrivals(), (signal.SIGTERM,), {}, False
+    made._arrivals.open()
+    yield made
+    made._arrivals.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def swallowed():
+    with contextlib.suppress(Exception):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["raised", "in an except Exception"])
+def test_a_signal_while_workers_are_stopped_for_a_restart_ends_the_run(agent, monkeypatch, lost):
+    sent = []
+
+    def shutdown(self, death_sig=signal.SIGTERM, *more, **options):
+        sent.append(death_sig)
+        if len(sent) == 1:
+            swallowed() if lost else os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", shutdown)
+    with pytest.raises(SignalException) as caught:
+        agent._stop_workers(None)
+    assert caught.value.sigval == signal.SIGTERM
+    assert sent == [signal.SIGTERM], "they have their grace period"
