@@ -11,14 +11,27 @@ import selectors
 import signal
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import FrameType
 
-__all__ = ["Arrivals", "Wake", "interrupts_at_once", "numbers"]
+__all__ = ["REPEATS", "Arrivals", "Wake", "interrupts_at_once", "is_another", "numbers", "repeats_ignored"]
+
+REPEATS = 1.0
+"""Seconds in which a signal that comes again is the same one.
+
+The end of a terminal sends SIGHUP twice, by the shell and by the kernel, and GNU timeout SIGTERM.
+"""
+
+
+def is_another(number: signal.Signals | None, first: signal.Signals, seconds: float) -> bool:
+    """Whether a signal that came some seconds after `first` is a second one, not the same one again."""
+    return number is not None and (number == signal.SIGINT or number != first or seconds >= REPEATS)
 
 
 def numbers(names: str) -> tuple[signal.Signals, ...]:
@@ -42,6 +55,27 @@ def interrupts_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def repeats_ignored(first: signal.Signals) -> Iterator[None]:
+    """Call the handler of a signal that ends the run only where `is_another` says that it came again."""
+    handler = signal.getsignal(first)
+    main = threading.current_thread() is threading.main_thread()
+    if first == signal.SIGINT or not callable(handler) or not main:
+        yield
+        return
+    began = time.monotonic()
+
+    def again(number: int, frame: FrameType | None) -> None:
+        if is_another(signal.Signals(number), first, time.monotonic() - began):
+            handler(number, frame)
+
+    signal.signal(first, again)
+    try:
+        yield
+    finally:
+        signal.signal(first, handler)
 
 
 class Wake:

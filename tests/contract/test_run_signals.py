@@ -128,6 +128,31 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path, restart):
         assert run.leftovers() == []
 
 
+SAVES = """
+def save(number, frame):
+    time.sleep(1)  # as a checkpoint takes
+    tell("saved")
+    sys.exit(0)
+
+signal.signal(signal.SIGHUP, save)
+tell("up")
+hold()
+"""
+
+
+@pytest.mark.parametrize("restart", ["worker", "group"])
+def test_the_end_of_a_terminal_is_one_signal(tmp_path, restart):
+    """The shell sends SIGHUP, and so does the kernel a moment later."""
+    with runkit.launched(tmp_path, SAVES, options=three("--restart", restart)) as run:
+        run.wait_told("up", 3)
+        run.signal(signal.SIGHUP)
+        time.sleep(0.01)  # else the kernel makes one of them
+        run.signal(signal.SIGHUP)
+        assert run.ended() == 128 + signal.SIGHUP
+        assert len(run.told("saved")) == 3
+        assert run.leftovers() == []
+
+
 def test_many_signals_leave_no_worker_of_a_group(tmp_path):
     """Also one that comes while torch's agent ends the workers, or has begun to start them."""
     with runkit.launched(tmp_path, NOTES, options=three("--grace", "500", "--restart", "group")) as run:

@@ -21,7 +21,7 @@ from multiworld.run.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from multiworld.run.signals import Arrivals
+from multiworld.run.signals import Arrivals, repeats_ignored
 from multiworld.run.workers.logs import log_files
 from multiworld.run.workers.process import ProcessExit, message
 from multiworld.run.workers.reaper_client import START
@@ -219,7 +219,8 @@ class GroupAgent(LocalElasticAgent):
         number = death_sig
         while True:
             try:
-                super()._shutdown(number, *more, **options)
+                with contextlib.nullcontext() if self._stopping else repeats_ignored(death_sig):
+                    super()._shutdown(number, *more, **options)
                 break
             except SignalException:
                 if self._stopping:  # for a restart: it is the first one, and torch's loop ends the run for it

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from multiworld.run.signals import is_another
 from multiworld.run.workers.contexts import FunctionContext, ProgramContext
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def stop_all(
 ) -> dict[int, ProcessExit]:
     """End processes: a signal to all, `grace` seconds for all, then SIGKILL for those that are left.
 
-    A signal to the launcher in the meantime ends the grace period.
+    A second signal to the launcher in the meantime ends the grace period.
 
     Args:
         processes: to end; those that have ended are collected as well.
@@ -196,7 +197,8 @@ def stop_all(
                 wake.add(process.descriptor)
     if meanwhile is not None:
         meanwhile()
-    deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
+    began = time.monotonic()
+    deadline = began + (0 if number == signal.SIGKILL else grace)
     killed_at: float | None = None
     while True:
         for rank, process in list(left.items()):
@@ -209,7 +211,9 @@ def stop_all(
             return done
         now = time.monotonic()
         hurries = hurry is not None and hurry()
-        if killed_at is None and (hurries or now >= deadline or wake.signalled() is not None):
+        if killed_at is None and (
+            hurries or now >= deadline or is_another(wake.signalled(), number, now - began)
+        ):
             killed_at = now
             for process in left.values():
                 process.send(signal.SIGKILL)

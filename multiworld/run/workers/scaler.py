@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multiworld.logs.source import logger
 from multiworld.run.errors import ArgumentsError
 from multiworld.run.events import Note, WorkerEnded, WorkerRetiring, WorkerStopped
+from multiworld.run.signals import is_another
 from multiworld.run.workers import scaling
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class Scaler:
             number: of the signal to the launcher.
             seconds: of --drain; 0: no signal is waited with.
         """
+        if self.draining and seconds:
+            return not is_another(number, Signals.SIGTERM, time.monotonic() - (self.drain_end - seconds))
         if number != Signals.SIGTERM or not seconds or self.draining or not self.signals:
             return False
         self.drain(seconds)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from multiworld.run.events import EventBus, RunEvent
-from multiworld.run.signals import Arrivals
+from multiworld.run.signals import REPEATS, Arrivals, is_another, repeats_ignored
 
 
 class CameError(Exception):
@@ -90,3 +90,28 @@ def test_a_forked_childs_signals_are_its_own(arrivals):
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert arrivals.take([signal.SIGUSR1]) is None
+
+
+def test_which_signal_is_a_second_one():
+    first = signal.SIGHUP
+    assert not is_another(None, first, 9.0)
+    assert not is_another(first, first, REPEATS / 2)
+    assert is_another(first, first, REPEATS)
+    assert is_another(signal.SIGTERM, first, 0.0)
+    assert is_another(signal.SIGINT, signal.SIGINT, 0.0), "a person presses Ctrl-C twice"
+
+
+def test_a_handler_that_is_not_called_for_the_same_signal_again(monkeypatch):
+    before = signal.signal(signal.SIGUSR1, came)
+    try:
+        with repeats_ignored(signal.SIGUSR1):
+            signal.raise_signal(signal.SIGUSR1)
+            monkeypatch.setattr("multiworld.run.signals.REPEATS", 0.0)
+            with pytest.raises(CameError):
+                signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is came
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        with repeats_ignored(signal.SIGUSR1):
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
