@@ -138,7 +138,7 @@ class WorkerAgent(LocalElasticAgent):
             list(getattr(spec, "duplicate_stdout_filters", None) or []),
             list(getattr(spec, "duplicate_stderr_filters", None) or []),
         )
-        self._logs = RunLogs(logs_specs, self._filters)
+        self._logs = RunLogs(logs_specs, self._filters, spec.local_world_size)
         self._envs: dict[int, dict[str, str]] = {}
         self._crew = Crew(Retirements(context.grace))
         self._scaler = Scaler(self._crew, context.plan, context.bus, context.tell_retiring, self._start_again)

@@ -77,10 +77,12 @@ class RunLogs:
     Args:
         specs: from the options --log-dir, --redirects, --tee, --local-ranks-filter, --logs-specs.
         filters: of --duplicate-stdout-filters and --duplicate-stderr-filters.
+        most: workers that this node can have, in a later slot perhaps.
     """
 
-    def __init__(self, specs: LogsSpecs, filters: tuple[list[str], list[str]]) -> None:
+    def __init__(self, specs: LogsSpecs, filters: tuple[list[str], list[str]], most: int = 0) -> None:
         self._specs = specs
+        self._most = most
         self._dest: LogsDest | None = None
         self._starts: dict[int, int] = {}
         self.filters = filters
@@ -90,7 +92,9 @@ class RunLogs:
         """Make the run's folder, the first time; needs the environments of all workers of this node."""
         if self._dest is not None:
             return
-        self._dest = self._specs.reify({rank: dict(env) for rank, env in envs.items()})
+        # Asking again for a larger slot would empty the folder.
+        ranks = range(max(len(envs), self._most))
+        self._dest = self._specs.reify({rank: dict(envs.get(rank, envs[0])) for rank in ranks})
         paths = (getattr(self._dest, f"filtered_{name}", "") for name in ("stdout", "stderr"))
         self.filtered = tuple(  # type: ignore[assignment]
             _append(path) if wanted and path else None

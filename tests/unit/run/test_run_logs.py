@@ -1,0 +1,29 @@
+"""Log files of workers, whose number on a node can change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the log files are torch's")
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+from multiworld.run.workers.logs import LoneLogs, RunLogs
+
+
+def test_a_node_that_takes_a_larger_slot_than_its_first_one(tmp_path):
+    logs = RunLogs(DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL), ([], []), 3)
+    logs.prepare({0: {}, 1: {}})
+    first = Path(LoneLogs(logs.next_start(1)).reify({0: {}}).stdouts[0])
+    first.write_text("said")
+    logs.prepare({0: {}, 1: {}, 2: {}})
+    env: dict[int, dict[str, str]] = {0: {}}
+    assert Path(LoneLogs(logs.next_start(2)).reify(env).stdouts[0]).parts[-3:] == (
+        "attempt_0",
+        "2",
+        "stdout.log",
+    )
+    assert Path(env[0]["TORCHELASTIC_ERROR_FILE"]).parent.is_dir()
+    assert first.read_text() == "said"
