@@ -68,7 +68,11 @@ def retire(argv: Sequence[str]) -> int:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"m8d-run {name}", description=description, epilog=_CODES)
-    parser.add_argument("run", metavar="RUN", help="id of the run, or how it begins: see m8d-run status")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="id of the run, or how it begins: see m8d-run status; or the pid of its launcher",
+    )
     parser.add_argument(
         "--drain",
         type=float,
@@ -106,18 +110,27 @@ def find_run(run: str) -> tuple[Path | None, int, str]:
     """Return the socket of a run's launcher; without one, an exit code and why.
 
     Args:
-        run: its id, or how that begins; "": the only one.
+        run: its id, the name of its launcher's folder (``job7-4711``), that launcher's pid, or how the id
+            begins; "": the only one.
     """
     answers = ask_all(sockets(), _FINDING)
     ids = {each.path: str(each.snapshot.get("run_id")) for each in answers if each.snapshot is not None}
     exact = [path for path, known in ids.items() if known == run]
+    names = {path: Path(path).parent.name for path in ids}
+    if len(exact) != 1:  # several launchers of one run: nodes that share a host
+        exact = [
+            path
+            for path, name in names.items()
+            if name == run or (run.isdigit() and name.endswith(f"-{run}"))
+        ] or exact
     found = exact or [path for path, known in ids.items() if known.startswith(run)]
     if len(found) == 1:
         return Path(found[0]), 0, ""
     if found:
-        known = ", ".join(sorted(ids[path] for path in found))
+        known = ", ".join(sorted(f"{ids[path]} ({names[path]})" for path in found))
         which = f" {run}" if run else ""
-        return None, REFUSED, f"{len(found)} launchers here have a run{which}: {known}. Give the whole id"
+        rest = "Give the whole id, or the name in parentheses"
+        return None, REFUSED, f"{len(found)} launchers here have a run{which}: {known}. {rest}"
     for each in answers:
         if each.snapshot is None:
             return None, SILENT, f"{each.path}: {each.fault}"

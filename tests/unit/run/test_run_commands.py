@@ -35,13 +35,13 @@ def soon():
 class Served:
     """A launcher's control server; `heard` has the commands."""
 
-    def __init__(self, folder, run_id, command=True):
+    def __init__(self, folder, run_id, command=True, pid=1):
         self.heard, self.seen = [], []
         self.reply = {"done": ["starts a:1"]}
         bus = EventBus()
         bus.subscribe(self.seen.append)
         self.server = ControlServer(
-            str(folder / run_id / "control.sock"), None, bus, lambda: {"version": 1, "run_id": run_id},
+            str(folder / f"{run_id}-{pid}" / "control.sock"), None, bus, lambda: {"version": 1, "run_id": run_id},
             store=str, command=self._command if command else None,
         )  # fmt: skip
         self.server.start()
@@ -101,6 +101,18 @@ def test_what_stands_against_it(folder, capsys, monkeypatch):
         run.reply = None
         monkeypatch.setattr(commands, "_ANSWER", 0.1)
         assert main(["scale", "job-7", "--workers", "3"]) == SILENT
+
+
+def test_two_launchers_of_one_run(folder, capsys):
+    """Two nodes of a run on one host."""
+    with served(folder, pid=4711) as one, served(folder, pid=4712) as other:
+        assert main(["retire", "job-7", "1"]) == commands.REFUSED
+        said = capsys.readouterr().err
+        assert "2 launchers here have a run job-7: job-7 (job-7-4711), job-7 (job-7-4712)" in said
+        assert main(["retire", "job-7-4711", "1"]) == 0
+        assert (len(one.heard), len(other.heard)) == (1, 0)
+        assert main(["retire", "4712", "1"]) == 0
+        assert (len(one.heard), len(other.heard)) == (1, 1)
 
 
 @pytest.mark.parametrize(
