@@ -30,6 +30,7 @@ from torch.autograd import Variable
 from multiworld._c10d import logged_calls
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, compiler_import
+from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import owner_of
 from multiworld._c10d.waiter_pool import pool, without_future
@@ -178,6 +179,9 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
                 opened.close()
             raise
         if owner is None:
+            if opened is not None:  # of a world that was released meanwhile
+                opened.close()
+                refuse(group)
             return function(group, *args, **kwargs)
         try:
             with owner.traffic.call():
@@ -263,7 +267,7 @@ def _starting(function: Callable[..., Any], end: Callable[..., Any]) -> Callable
         owner = _owner_of_call(group, ())
         if owner is None:
             return function(group, *args, **kwargs)
-        pending = owner.state.pg_coalesce_state
+        pending = c10d._world.pg_coalesce_state  # the selected world's, which need not be the group's
         try:
             with coalescing.start(group, owner.traffic, pending, lambda: end(group, *args, **kwargs)):
                 return function(group, *args, **kwargs)
@@ -301,7 +305,7 @@ def _one_by_one(function: Callable[..., Any], name: str, single: Callable[..., A
             traffic = state.traffic
         if traffic is None or not traffic.fragile or not _is_older(group, traffic.device):
             return function(group, *args, **kwargs)
-        return nccl.one_by_one(name, lambda *one: single(group, *one), *args, **kwargs)
+        return nccl.one_by_one(name, lambda *one: single(group, *one), *args, *kwargs.values())
 
     return each
 

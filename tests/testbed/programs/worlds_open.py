@@ -34,7 +34,7 @@ def opened(me: Rank) -> None:
             me.event("after", case=case, depth=me.bed.count("group_depth"), open=len(_pending(world)))
         else:
             meet(me, f"inside{number}")
-            if case == "user_wrong":
+            if case in {"user_wrong", "user_outside"}:
                 world.all_reduce(full(1, me.device))
             if not case.startswith("user"):
                 world.close()
@@ -56,11 +56,12 @@ def opened(me: Rank) -> None:
 
 
 def _pending(world: mw.World) -> list[Any]:
-    """What torch still has of operations that were put together in the world's block."""
-    if world.state.value != "active":
-        return []
-    with world:
-        return list(dist.distributed_c10d._world.pg_coalesce_state)
+    """What torch still has of operations that were put together in the world's block, and outside of it."""
+    found = list(dist.distributed_c10d._world.pg_coalesce_state)  # outside of it
+    if world.state.value == "active":
+        with world:
+            found += dist.distributed_c10d._world.pg_coalesce_state
+    return found
 
 
 def _wait(world: mw.World) -> None:
@@ -92,6 +93,17 @@ def outside(me: Rank, world: mw.World, inside: str) -> None:
         dist.all_reduce(full(1, me.device), group=group)
         meet(me, inside)
         _wait(world)
+
+
+def outside_late(me: Rank, world: mw.World, inside: str) -> None:
+    """The same, and the end comes long after the world has been released."""
+    group = world.group
+    with _coalescing_manager(group, me.device, async_ops=True):
+        dist.isend(full(1, me.device), 1, group=group)
+        meet(me, inside)
+        _wait(world)
+        came = time.monotonic() + 2 * LATE
+        assert until(lambda: time.monotonic() > came)
 
 
 def queued(me: Rank, world: mw.World, inside: str) -> None:
@@ -159,6 +171,20 @@ def user_wrong(me: Rank, world: mw.World, inside: str) -> None:
         assert same(t, 2)
 
 
+def user_outside(me: Rank, world: mw.World, inside: str) -> None:
+    """The same outside of all blocks, where torch keeps what is put together in a place of its own."""
+    ops = [dist.P2POp(dist.irecv, torch.ones(4, dtype=torch.int16).to(me.device), 1, world.group)]
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        dist.batch_isend_irecv(ops)
+        me.event("taken")
+    t = full(1, me.device)
+    work = dist.all_reduce(t, async_op=True, group=world.group)
+    meet(me, inside)
+    assert work is not None
+    work.wait()
+    assert same(t, 2)
+
+
 def closed(me: Rank, world: mw.World, inside: str) -> None:
     """The thread that has it open closes the world, which waits for no operation's time."""
     with contextlib.suppress(mw.BrokenWorldException, mw.WorldClosedError), world:
@@ -175,11 +201,13 @@ CASES = {
     "captured": captured,
     "ending": ending,
     "outside": outside,
+    "outside_late": outside_late,
     "queued": queued,
     "late": late,
     "user": user,
     "user_inside": user_inside,
     "user_batch": user_batch,
     "user_wrong": user_wrong,
+    "user_outside": user_outside,
     "closed": closed,
 }
