@@ -487,7 +487,10 @@ def advances_until_it_is_told(me):
         w.advance()
     me.hear()
     me.hear()
-    w.advance()
+    try:
+        w.advance()
+    except mw.BrokenWorldException:  # it heard of the newcomer's end in the middle of it
+        w.reform()
     me.emit("told", size=w.world_size)
 
 

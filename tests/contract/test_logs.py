@@ -49,6 +49,8 @@ def test_each_member_says_what_happened_to_its_world(tmp_path):
     options = ["--worlds", str(tmp_path / "worlds.toml"), "--max-restarts", "1"]
     with launched(tmp_path, "import os\n" + SCRIPT, options=options, env=log) as run:
         first = run.wait_told("in", 3)
+        # A line is written by another thread, and goes with its process.
+        run.wait_for(lambda: run.text("err").count("-> opening") == 3, "lines of three members")
         lost = next(each for each in first if each.rank == 1)
         os.kill(lost.pid, signal.SIGKILL)
         run.wait_for(lambda: sum(each.generation == 2 for each in run.told("in")) == 3, "three members again")

@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Distutils was imported before Setuptools"),
     pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils"),
+    pytest.mark.filterwarnings("ignore:Skipping serialization of"),  # of its configuration, in torch 2.6
 ]
 LONG = 300.0
 """Seconds: the compiler runs a C++ compiler some times, on a machine that does other things too."""
