@@ -22,6 +22,8 @@ WRONG = 2
 """Exit code for wrong arguments, as argparse has it, and for each other `RunError`."""
 
 _USED_UP = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+_SAID = {"can't start new thread", "Failed to create a socket"}
+"""Texts of RuntimeErrors that have no number: of Python, and of torch 2.4 where no descriptor is left."""
 
 
 class RunError(MultiworldError):
@@ -76,4 +78,4 @@ def starting_workers() -> Iterator[None]:
 
 def used_up(error: Exception) -> bool:
     """Whether the host, or this user, has no descriptor, process, thread, memory or disk left."""
-    return getattr(error, "errno", None) in _USED_UP or str(error) == "can't start new thread"
+    return getattr(error, "errno", None) in _USED_UP or str(error) in _SAID

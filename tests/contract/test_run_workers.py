@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -504,4 +505,4 @@ def test_too_few_descriptors_are_an_error_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1
     assert "The host has too little left: see ulimit -n" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert not re.search("^Traceback", done.stderr, re.MULTILINE)  # torch 2.4 logs one

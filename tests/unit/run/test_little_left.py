@@ -65,6 +65,7 @@ def test_what_cannot_be_said_changes_no_exit_code(monkeypatch, stream):
         (OSError(errno.ENOSPC, "No space left on device"), True),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), True),
         (RuntimeError("can't start new thread"), True),
+        (RuntimeError("Failed to create a socket"), True),
         (RuntimeError("another"), False),
         (FileNotFoundError(errno.ENOENT, "No such file"), False),
     ],
