@@ -11,7 +11,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from multiworld._c10d.routing.selection import current
+from multiworld._c10d.routing.selection import unasked
 
 if TYPE_CHECKING:
     from multiworld._c10d.monkeypatch import Patches
@@ -63,7 +63,7 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
 def _asking(original: types.FunctionType, kept: str) -> Any:
     @functools.wraps(original)
     def get() -> Any:
-        state = current()
+        state = unasked()
         if state is None:
             return original()
         # With globals of its own: other threads may ask in other worlds.
