@@ -143,7 +143,7 @@ def workers_of(backend: Any, before: frozenset[int], count: int) -> tuple[tuple[
         tell.
     """
     address = cxx.address_of(backend)
-    if not (cxx.usable() and _is_group(address)):
+    if not (cxx.usable() and _tells_where() and _is_group(address)):
         _warn()
         return (), 0
     end = time.monotonic() + _SETTLING
@@ -235,6 +235,15 @@ def _buffer_around(address: int) -> int:
 def _rests(thread: int, group: int) -> bool:
     """Whether a thread waits for work in the group at the address `group`."""
     return 0 <= _waits_at(thread) - group < _GROUP
+
+
+def _tells_where() -> bool:
+    """Whether this system tells where a thread sleeps; sandboxes may not."""
+    try:
+        (_TASKS / str(threading.get_native_id()) / "syscall").read_text()
+    except OSError as error:
+        return error.errno in _NO_DESCRIPTOR  # for a moment
+    return True
 
 
 def _waits_at(thread: int) -> int:

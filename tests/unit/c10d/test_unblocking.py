@@ -62,3 +62,16 @@ def test_a_thread_whose_name_is_cut_in_the_middle_of_a_character():
     thread.join()
     assert found
     assert found[0].isdigit()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_system_that_does_not_tell_where_threads_sleep_is_told_at_once(tmp_path, monkeypatch, hidden):
+    warned = []
+    monkeypatch.setattr(unblocking, "_warn", lambda: warned.append(True))
+    monkeypatch.setattr(unblocking.cxx, "usable", lambda: True)
+    monkeypatch.setattr(unblocking.cxx, "address_of", lambda _: 4096)
+    monkeypatch.setattr(unblocking, "_is_group", lambda _: True)
+    if hidden:
+        monkeypatch.setattr(unblocking, "_TASKS", tmp_path)
+    assert unblocking.workers_of(object(), frozenset(), 0) == ((), 0 if hidden else 4096)
+    assert warned == [True] * hidden
