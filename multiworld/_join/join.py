@@ -365,9 +365,8 @@ def _join_once(
                 kept.callback(steps.keep_devices())
                 kept.callback(registry.watchdog().keep())
                 _retire(plan, old, world, kept, tries.lingering, deadline)
-            _begins(
-                plan
-            )  # which is told after the end of the generation before: `_retire` waits for the verdict
+            # Told after the end of the generation before: `_retire` waits until that was told.
+            _begins(plan)
             past, lost, left = _past(world, tries.gone) if plan.assigned else (None, (), ())
             terms = steps.Terms(
                 plan,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "carry", "install"]
 
-_KEPT = {
+MODULES = {
     "torch._dynamo.distributed": {"get_compile_pg": "_COMPILE_PG", "get_guard_pg": "_GUARD_PG"},
     "torch._inductor.distributed_autotune": {"get_autotune_pg": "_AUTOTUNE_PG"},
 }
@@ -26,9 +26,6 @@ _KEPT = {
 
 _IMPORTERS = {"torch._dynamo.convert_frame": "get_compile_pg"}
 """Modules that keep such a function under its own name, as they had it at their import."""
-
-MODULES = _KEPT
-"""By module: what is replaced in it."""
 
 
 def install(patches: Patches) -> None:
@@ -48,7 +45,7 @@ def carry(module: types.ModuleType, patches: Patches) -> None:
         module: just imported, or long ago.
         patches: records what was replaced.
     """
-    for function, kept in _KEPT[module.__name__].items():
+    for function, kept in MODULES[module.__name__].items():
         if function not in vars(module) or kept not in vars(module):
             continue
         original = vars(module)[function]
