@@ -29,7 +29,7 @@ LATE = 20_000  # ms, of the slowest: a busy machine's stall is no fault
 HANG = 4.0  # seconds: longer than such a stall
 
 
-def lose(launch, backend, cases, how, env=None, **more):
+def lose(launch, backend, cases, how, env=None, allow_refused=False, **more):
     """Run the cases; return the milliseconds from the loss to the exception of each."""
     took, slowest = [], (0.0, "")
     listed = [{"way": way, "name": name} for way, name in cases]
@@ -39,6 +39,7 @@ def lose(launch, backend, cases, how, env=None, **more):
         config={"backend": backend, "cases": listed, **more},
         env=env,
         timeout=400,
+        allow_refused=allow_refused,
     ) as ranks:
         port = ranks.wait("store")[0].fields["port"]
         for number, (way, name) in enumerate(cases):
@@ -103,6 +104,17 @@ def leave(lost):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_is_killed_in_every_operation_called_in_every_way(launch, backend):
     lose(launch, backend, CASES, kill)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_member_is_killed_in_what_torch_waits_for_outside_of_the_worlds_block(launch, backend):
+    # Torch's own waits only put the stream in order. What a model computes does not matter here.
+    cases = [
+        (way, name)
+        for way in ("outside", "elsewhere")
+        for name in ("functional", "functional_autograd", "ddp")
+    ]
+    lose(launch, backend, cases, kill, env={"M8D_BED_KERNELS": "ignore"}, allow_refused=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

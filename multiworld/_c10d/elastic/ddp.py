@@ -24,20 +24,22 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 from torch.nn.parallel import distributed
 
 from multiworld._c10d.elastic.group import ElasticGroup
+from multiworld._c10d.fault_classification import classify
 from multiworld._c10d.gloo import lane_only
-from multiworld._c10d.routing.ended_groups import ended
+from multiworld._c10d.routing.ended_groups import ended, is_ended
 from multiworld._c10d.routing.error_owner import guessed, translated
 from multiworld._c10d.routing.state import StandIn, owner_of
 from multiworld._core.reraise import raise_instead
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import NoReturn
 
     from multiworld._c10d.elastic.group import ElasticGeneration
     from multiworld._c10d.monkeypatch import Patches
     from multiworld._c10d.routing.state import WorldState
 
-__all__ = ["explained", "install"]
+__all__ = ["Backward", "explained", "install"]
 
 _c: Any = torch._C._distributed_c10d
 _here = threading.local()
@@ -61,6 +63,9 @@ def install(patches: Patches) -> None:
     for name in _OF_CPP:
         if name in vars(model):
             patches.set(model, name, _translated_here(vars(model)[name]))
+    name = "_pre_forward"
+    if name in vars(model):
+        patches.set(model, name, _noted(vars(model)[name]))
     name = "_match_unused_params_allreduce"
     if name in vars(model):
         patches.set(model, name, _as_the_reducer(vars(_c.ProcessGroup)["allreduce"]))
@@ -69,11 +74,68 @@ def install(patches: Patches) -> None:
 def explained(error: BaseException) -> BaseException | None:
     """Return what to raise instead of `error`, which may come outside of all blocks; None if it stays.
 
-    It may be of the model whose forward pass this thread began last, as long as that one is there.
+    It may be of the elastic model whose forward pass this thread began last, as long as that one is there.
     """
     last: weakref.ref[_Follower] | None = getattr(_here, "last", None)
     follower = None if last is None else last()
     return None if follower is None else guessed(error, follower.state, of_a_group=True)
+
+
+class Backward:
+    """A backward pass that begins in this thread, and the models of NCCL worlds that it may reduce.
+
+    Those are reduced in C++, in whatever block the pass is, or in none. They may be all whose forward pass
+    this thread has begun; which of them it was, the counts of their groups' operations tell.
+    """
+
+    def __init__(self) -> None:
+        groups = [known() for known in getattr(_here, "forwards", ())]
+        self._groups = [(group, owner_of(group), _count(group)) for group in groups if group is not None]
+
+    def _used(self) -> Iterator[tuple[Any, WorldState | None]]:
+        for group, owner, count in reversed(self._groups):
+            if count is None or _count(group) != count:
+                yield group, owner
+
+    def reduced(self) -> list[WorldState]:
+        """Return the worlds in which the pass had operations."""
+        return [owner for _, owner in self._used() if owner is not None]
+
+    def explained(self, error: BaseException) -> BaseException | None:
+        """Return what to raise instead of `error`, which the pass has raised; None if it stays."""
+        instead = None
+        for group, owner in self._used():
+            if owner is not None:
+                instead = guessed(error, owner, of_a_group=True)
+            elif classify(error) is not None:  # else it is of no operation
+                instead = ended(error, group)
+            if instead is not None:
+                break
+        return instead
+
+
+def _count(group: Any) -> int | None:
+    """Return how many operations a group has had in this process; None where its backend does not say."""
+    try:
+        count: int = group._get_sequence_number_for_group()
+    except RuntimeError:
+        return None
+    return count
+
+
+def _noted(original: Any) -> Any:
+    """Wrap `original`, which begins a forward pass: for `Backward`, note the group if of an NCCL world."""
+
+    @functools.wraps(original)
+    def pre_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        group = model.process_group
+        owner = owner_of(group)
+        if torch.is_grad_enabled() and (is_ended(group) if owner is None else owner.traffic is not None):
+            known = getattr(_here, "forwards", ())
+            _here.forwards = [*(each for each in known if each() not in (None, group)), weakref.ref(group)]
+        return original(model, *args, **kwargs)
+
+    return pre_forward
 
 
 def _as_the_reducer(all_reduce: Any) -> Any:

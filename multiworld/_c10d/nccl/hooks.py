@@ -28,9 +28,11 @@ import torch.distributed.distributed_c10d as c10d
 from torch.autograd import Variable
 
 from multiworld._c10d import logged_calls
+from multiworld._c10d.elastic import ddp
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, compiler_import
 from multiworld._c10d.routing.ended_groups import refuse
+from multiworld._c10d.routing.functional_results import owner_of_results
 from multiworld._c10d.routing.selection import current
 from multiworld._c10d.routing.state import owner_of
 from multiworld._c10d.waiter_pool import pool, without_future
@@ -385,12 +387,13 @@ def _result(work: Any) -> list[Any]:
 
 
 def _settling(function: Any) -> Any:
-    """Wrap `function`, which waits for tensors in C++, to wait for their completion in a selected world."""
+    """Wrap `function`, which waits for tensors in C++, to wait for their completion in their world."""
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         try:
             result = function(*args, **kwargs)
-            _settle()
+            owner = owner_of_results((*args, *kwargs.values()))
+            _settle(current() if owner is None else owner)
         finally:
             nccl.keep_for_unfinished(list)
         return result
@@ -444,8 +447,7 @@ def close_left_group(state: WorldState) -> None:
         nccl.close_thread_group(state.group, traffic.device)
 
 
-def _settle() -> None:
-    state = current()
+def _settle(state: WorldState | None) -> None:
     traffic = None if state is None else state.traffic
     if state is None or traffic is None:
         return
@@ -469,14 +471,22 @@ def _raise_when_still(state: WorldState, traffic: Traffic, error: Exception, wor
 
 
 def _engine(original: Any) -> Any:
-    """Complete the gradients of a backward pass in an NCCL world before it returns: DDP waits in C++."""
+    """Complete the gradients of a backward pass in an NCCL world before it returns: DDP waits in C++.
+
+    The world is the selected one, and that of each DDP model that the pass has reduced.
+    """
 
     class SettlingEngine(type(original)):  # type: ignore[misc]
         """Torch's autograd engine, and a wait."""
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            begun = ddp.Backward()
             result = super().run_backward(*args, **kwargs)
-            _settle()
+            selected = current()
+            _settle(selected)
+            for state in begun.reduced():
+                if state is not selected:
+                    _settle(state)
             return result
 
     return SettlingEngine()

@@ -65,6 +65,11 @@ def refuse(group: Any) -> None:
         raise copy.copy(known)
 
 
+def is_ended(group: Any) -> bool:
+    """Whether the world of this group is gone."""
+    return group in _ends
+
+
 def ended(error: BaseException, group: Any) -> BaseException | None:
     """Return what to raise instead of an operation's `error`, where the world of its `group` is gone."""
     known = _ends.get(group)

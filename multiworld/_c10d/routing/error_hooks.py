@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 from torch.distributed.distributed_c10d import P2POp
-from torch.utils.weak import WeakIdKeyDictionary
 
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
@@ -28,13 +26,14 @@ from multiworld._c10d.gloo import lane_only, part_sizes
 from multiworld._c10d.lane import calls
 from multiworld._c10d.routing.ended_groups import ended, refuse
 from multiworld._c10d.routing.error_owner import guessed, stays, translated
+from multiworld._c10d.routing.functional_results import owner_of_results, returned
 from multiworld._c10d.routing.selection import current, propagating
 from multiworld._c10d.routing.state import WorldState, original_world, owner_of, owner_of_name
 from multiworld._core.reraise import raise_instead
 from multiworld.errors import MultiworldError, RouterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable
     from types import FrameType
 
     from multiworld._c10d.monkeypatch import Patches
@@ -51,9 +50,6 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
 )  # fmt: skip
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-
-_results: MutableMapping[Any, weakref.ref[WorldState]] = WeakIdKeyDictionary()
-"""By tensor that a functional collective has returned: its world, weakly."""
 
 
 def install(patches: Patches) -> None:
@@ -92,10 +88,11 @@ def install(patches: Patches) -> None:
             # `_op` is what calling it runs; the packet itself is known to the compiler by identity. Not the
             # overload below it: newer versions exchange that one's `_op` themselves.
             patches.set(packet, "_op", _waiting_for_tensors(vars(packet)["_op"]))
-    for name in _FUNCTIONAL:
-        packet = getattr(torch.ops._c10d_functional, name, None)
-        if packet is not None:
-            patches.set(packet, "_op", _functional(vars(packet)["_op"]))
+    for space in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
+        for name in _FUNCTIONAL:
+            packet = getattr(space, name, None)
+            if packet is not None:
+                patches.set(packet, "_op", _functional(vars(packet)["_op"]))
     for module in (device_mesh, distributed_c10d):
         if "_resolve_process_group" in vars(module):
             patches.set(module, "_resolve_process_group", _resolving(vars(module)["_resolve_process_group"]))
@@ -181,8 +178,7 @@ def _functional(original: Any) -> Any:
             finally:
                 del args, kwargs, owner
         if owner is not None and not _compiling():
-            for each in found if isinstance(found, list | tuple) else (found,):
-                _results[each] = weakref.ref(owner)
+            returned(found, owner)
         return found
 
     return _dressed(call, original)
@@ -228,7 +224,7 @@ def _waiting_for_tensors(original: Any) -> Any:
             return original(*args, **kwargs) if kwargs else original(*args)
         except Exception as error:
             try:
-                owner = _owner_of_results((*args, *kwargs.values()))
+                owner = owner_of_results((*args, *kwargs.values()))
                 if owner is None:
                     raise_instead(error, guessed(error, current(), of_a_group=True))
                 raise_instead(error, translated(error, owner))
@@ -236,15 +232,6 @@ def _waiting_for_tensors(original: Any) -> Any:
                 del args, kwargs, owner  # who keeps the exception need not keep the work
 
     return _dressed(call, original)
-
-
-def _owner_of_results(args: tuple[Any, ...]) -> WorldState | None:
-    for value in args:
-        for each in value if isinstance(value, list | tuple) else (value,):
-            known = _results.get(each) if isinstance(each, torch.Tensor) else None
-            if known is not None:
-                return known()
-    return None
 
 
 def _waiting(original: Any) -> Any:
@@ -376,15 +363,16 @@ def _engine(original: Any) -> Any:
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             state: WorldState | None = current()
+            begun = ddp.Backward()
             if state is None:
                 try:
                     return super().run_backward(*args, **kwargs)
                 except RuntimeError as error:
-                    raise_instead(error, ddp.explained(error))
+                    raise_instead(error, ddp.explained(error) or begun.explained(error))
             try:
                 with propagating(state):
                     return super().run_backward(*args, **kwargs)
             except Exception as error:
-                raise_instead(error, guessed(error, state, of_a_group=True))
+                raise_instead(error, guessed(error, state, of_a_group=True) or begun.explained(error))
 
     return WorldEngine()

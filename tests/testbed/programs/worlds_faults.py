@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from bed.rank import Rank
 
 
-ODD = frozenset({"coalesced", "functional", "future", "functional_all_to_all", "functional_coalesced"})
+ODD = frozenset({
+    "coalesced", "functional", "future", "functional_all_to_all", "functional_coalesced", "ddp",
+    "functional_autograd",
+})  # fmt: skip
 
 
 class Neighbours:
@@ -87,7 +90,7 @@ def _never(world: mw.World, way: str, name: str, device: Any) -> Any:
     if name == "batch":
         return _batch(world, device, victim)
     if name in ODD:
-        return _odd(world, name, device)
+        return _odd(world, way, name, device)
     call = Call(name, world.rank, size, device)
     run(world, way, name, call.args)
     return call.wrong()
@@ -124,9 +127,28 @@ def _batch(world: mw.World, device: Any, peer: int) -> Any:
     return into.cpu().tolist()
 
 
-def _odd(world: mw.World, name: str, device: Any) -> Any:
+class Scaled(torch.nn.Module):
+    """A model of one parameter, of the size of its input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.factor
+
+
+def _block(world: mw.World, way: str) -> contextlib.AbstractContextManager[Any]:
+    """The block in which the operation of `world` is called: its own, none, or another world's."""
+    if way == "outside":
+        return contextlib.nullcontext()
+    return mw.worlds()["beside-gloo"] if way == "elsewhere" else world
+
+
+def _odd(world: mw.World, way: str, name: str, device: Any) -> Any:
     t, u = full(1, device), full(2, device)
-    with world:
+    group = world.group
+    with _block(world, way):
         if name == "coalesced":
             from torch.distributed.distributed_c10d import _coalescing_manager
 
@@ -137,16 +159,31 @@ def _odd(world: mw.World, name: str, device: Any) -> Any:
         elif name == "functional":
             from torch.distributed._functional_collectives import all_reduce, wait_tensor
 
-            t = wait_tensor(all_reduce(t, "sum", dist.group.WORLD))
+            t = wait_tensor(all_reduce(t, "sum", group))
         elif name == "functional_all_to_all":
             from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
 
             n = world.world_size
-            t = wait_tensor(all_to_all_single(full(1, device, 2 * n), [2] * n, [2] * n, dist.group.WORLD))
+            t = wait_tensor(all_to_all_single(full(1, device, 2 * n), [2] * n, [2] * n, group))
         elif name == "functional_coalesced":
             from torch.distributed._functional_collectives import all_reduce_coalesced, wait_tensor
 
-            t, u = (wait_tensor(each) for each in all_reduce_coalesced([t, u], "sum", dist.group.WORLD))
+            t, u = (wait_tensor(each) for each in all_reduce_coalesced([t, u], "sum", group))
+        elif name == "functional_autograd":
+            from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+
+            n = world.world_size
+            t = wait_tensor(all_to_all_single_autograd(full(1, device, 2 * n), [2] * n, [2] * n, group))
+        elif name == "ddp":
+            from torch.nn.parallel import DistributedDataParallel
+
+            module = Scaled(t.numel()).to(device)
+            # Made without a collective: the victim would have to take part.
+            model = DistributedDataParallel(
+                module, process_group=group, init_sync=False, broadcast_buffers=False
+            )
+            model(t).backward(u)
+            t = module.factor.grad
         else:
             dist.all_reduce(t, async_op=True).get_future().wait()
     return t.cpu().tolist()
@@ -276,7 +313,7 @@ def _case(world: mw.World, way: str, name: str, device: Any) -> Any:
     if name == "batch":
         return _batch(world, device, peer)
     if name in ODD:
-        return _odd(world, name, device)
+        return _odd(world, way, name, device)
     call = Call(name, world.rank, world.world_size, device)
     run(world, way, name, call.args)
     return call.wrong()
