@@ -39,8 +39,8 @@ def kept_back() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise SystemExit(CODE)
+        if came:  # whatever else has happened, by the same Ctrl-C
+            raise SystemExit(CODE) from None
 
 
 def _of_an_example() -> bool:

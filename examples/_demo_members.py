@@ -100,6 +100,7 @@ def hub(worlds: list[str]) -> int:
 
 def worker(name: str, port: int) -> int:
     """Send every number back, until 0 comes. When the world breaks, join it again: that ends if the hub is gone."""
+    torch.set_num_threads(1)
     number = torch.zeros(1, dtype=torch.int64)
     while True:
         try:
@@ -116,4 +117,4 @@ def worker(name: str, port: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(hub(sys.argv[2:]) if sys.argv[1] == "hub" else worker(sys.argv[2], int(sys.argv[3])))
+    sys.exit(hub(sys.argv[1:]))

@@ -6,6 +6,7 @@ import _ctrl_c
 
 import contextlib
 import json
+import multiprocessing
 import os
 import queue
 import signal
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +29,49 @@ PATIENCE = 60.0
 """Seconds that a start or a join may take; loading torch on a busy machine takes most of it."""
 
 
+def _worker(name: str, port: int) -> None:
+    """Be the worker of a world, in a session of its own: Ctrl-C is for the demo, which then ends it."""
+    os.setsid()
+    import _demo_members  # noqa: PLC0415  (the demo itself loads no torch)
+
+    sys.exit(_demo_members.worker(name, port))
+
+
 class Stage:
     """The hub, the workers, and what the hub tells. Nobody outlives the `with`."""
 
     def __init__(self, hang_timeout: float) -> None:
         self.hang_timeout = hang_timeout
-        self.environ = {**os.environ, "M8D_HANG_TIMEOUT": str(hang_timeout)}
+        os.environ["M8D_HANG_TIMEOUT"] = str(hang_timeout)  # theirs, too
         self.lanes = {f"w{number}": Lane() for number in range(1, 5)}
         self.screen: Screen = screen(self.lanes)
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.running: dict[str, subprocess.Popen[str]] = {}
+        # Forked from a server that has loaded torch, so that a new worker is there at once.
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["torch", "multiworld"])
+        self.running: dict[str, ForkServerProcess] = {}
+        self.hub: subprocess.Popen[str] | None = None
         self.faults: list[str] = []
         self.expected: set[str] = set()
         self.counted: tuple[float, dict[str, int]] = (0.0, {})
 
     def __enter__(self) -> Stage:
         _ctrl_c.raises()
+        resource_tracker.ensure_running()  # or the first start does it, and lets Ctrl-C through
         self.screen.__enter__()
         return self
 
     def start_hub(self) -> None:
         """Start the hub, and listen to it."""
-        # A session of their own: Ctrl-C is for this process, which then ends them.
+        # A session of its own: Ctrl-C is for this process, which then ends it.
         with _ctrl_c.kept_back():
-            self.hub = self.running["the hub"] = subprocess.Popen(
-                [sys.executable, str(MEMBERS), "hub", *self.lanes],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=self.environ,
+            self.hub = subprocess.Popen(
+                [sys.executable, str(MEMBERS), *self.lanes],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+            forkserver.ensure_running()  # it loads torch while the hub does
+        assert self.hub.stdout is not None  # noqa: S101  (it is a pipe)
+        threading.Thread(target=self._read, args=(self.hub.stdout,), daemon=True).start()
         self.screen.say("the hub starts")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
@@ -62,24 +80,46 @@ class Stage:
         for process in self.running.values():
             process.kill()  # a stopped process too
         for process in self.running.values():
-            process.wait()
+            process.join()
+        if self.hub is not None:
+            self.hub.kill()
+            self.hub.wait()
         self.screen.__exit__(None, None, None)
         return kind is KeyboardInterrupt
 
-    def _read(self) -> None:
-        assert self.hub.stdout is not None  # noqa: S101  (it is a pipe)
-        for line in self.hub.stdout:
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
             self.events.put(json.loads(line))
 
     def start(self, name: str) -> None:
         """Start the worker of a world."""
         if name in self.running:
-            self.running.pop(name).wait()
+            self.running.pop(name).join()
         with _ctrl_c.kept_back():
-            self.running[name] = subprocess.Popen(
-                [sys.executable, str(MEMBERS), "worker", name, str(self.port)],
-                text=True, start_new_session=True, env=self.environ,
-            )  # fmt: skip
+            process = self.context.Process(target=_worker, args=(name, self.port))
+            process.start()
+            self.running[name] = process
+
+    def signal(self, name: str, sign: signal.Signals) -> None:
+        """Send a signal to the worker of a world."""
+        pid = self.running[name].pid
+        assert pid is not None  # noqa: S101  (it was started)
+        os.kill(pid, sign)
+
+    def end_hub(self) -> None:
+        """Tell the hub that it is over; it tells the workers."""
+        assert self.hub is not None and self.hub.stdin is not None  # noqa: S101, PT018  (it was started, with a pipe)
+        self.hub.stdin.close()
+
+    def ends(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the name of each process and its exit code, None where it did not end."""
+        assert self.hub is not None  # noqa: S101
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.hub.wait(PATIENCE)
+        yield "the hub", self.hub.returncode
+        for name, process in self.running.items():
+            process.join(PATIENCE)
+            yield name, process.exitcode
 
     def wait(
         self, what: str, until: Callable[[dict[str, Any]], object], seconds: float = PATIENCE

@@ -86,7 +86,7 @@ def main() -> int:
     """Train in all worlds of this process at once."""
     args = arguments(__doc__, 3, ("--steps", 200), ("--pause", 0.0))
     if args.rank is None:
-        with Members() as members:
+        with Members("torch._dynamo") as members:
             for rank in range(3):
                 members.start(rank)
             return members.wait()

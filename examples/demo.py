@@ -10,11 +10,10 @@ import _ctrl_c  # noqa: F401  (first: Ctrl-C is quiet from here on)
 
 import argparse
 import signal
-import subprocess
 import sys
 import time
 
-from _demo_stage import PATIENCE, Stage
+from _demo_stage import Stage
 
 
 def hurt(stage: Stage, name: str, sign: signal.Signals, cause: str, seconds: float) -> None:
@@ -22,7 +21,7 @@ def hurt(stage: Stage, name: str, sign: signal.Signals, cause: str, seconds: flo
     stage.expected = {name}
     before = dict(stage.counted[1])
     at = time.monotonic()
-    stage.running[name].send_signal(sign)
+    stage.signal(name, sign)
     stage.screen.say(f"{sign.name} for the worker of {name}", "bold")
     seen = stage.wait(f"{name} breaks", lambda e: e["event"] == "broken" and e["world"] == name)
     took = 1000 * (seen["now"] - at)
@@ -61,22 +60,17 @@ def play(stage: Stage, seconds: float) -> None:
     hurt(stage, "w3", signal.SIGSTOP, "hung", seconds)
     stage.screen.say("a new worker for w2; the worker of w3 goes on", "bold")
     stage.start("w2")
-    stage.running["w3"].send_signal(signal.SIGCONT)
+    stage.signal("w3", signal.SIGCONT)
     stage.wait(
         "w2 and w3 are back", lambda _: all(stage.lanes[name].generation == 2 for name in ("w2", "w3"))
     )
     stage.expected = set()
     stage.watch(seconds)
-    assert stage.hub.stdin is not None  # noqa: S101  (it is a pipe)
-    stage.hub.stdin.close()
+    stage.end_hub()
     end = stage.wait("the hub ends", lambda e: e["event"] == "end")
     if end["wrong"] or end["late"]:
         stage.fault(f"{end['wrong']} wrong messages; not ended: {end['late']}")
-    for name, process in stage.running.items():
-        try:
-            code = process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            code = None
+    for name, code in stage.ends():
         if code != 0:
             stage.fault(f"{name} {'did not end' if code is None else f'ended with {code}'}")
     total = sum(stage.counted[1].values())

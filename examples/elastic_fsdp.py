@@ -103,7 +103,7 @@ class Trainer:
             self.sampler.load_state_dict(saved)
             del self.history.steps[step:]
         self.present, self.generation = new, self.world.generation
-        say("%r, step %d%s", self.world, step, ", of the checkpoint" if saved is not None else "")
+        say("%r, step %d%s", self.world, step, ", of the checkpoint" if saved is not None and step else "")
 
     def gradients(self, present: Sharded, pixels: torch.Tensor, labels: torch.Tensor) -> float:
         """Make the gradients of a step; return the loss of all members' samples once all have them."""
@@ -137,7 +137,7 @@ def member(args: argparse.Namespace) -> int:
 
 def together() -> dict[str, Any]:
     """Train with members that are killed and come; returns what they came to."""
-    with tempfile.TemporaryDirectory() as folder, Members() as members:
+    with tempfile.TemporaryDirectory() as folder, Members("torch._dynamo") as members:
         for seat in range(MEMBERS + 1):
             members.start(seat, "--story", "1", "--folder", folder)
         progress = Progress(members.store)

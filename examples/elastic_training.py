@@ -100,7 +100,7 @@ def member(args: argparse.Namespace) -> int:
 
 def run(story: int) -> dict[str, Any]:
     """Train once, with the story or without; returns what the members came to."""
-    with Members() as members:
+    with Members("torch._dynamo") as members:
         for seat in range(MEMBERS + story):
             members.start(seat, "--story", str(story))
         progress = Progress(members.store)

@@ -50,7 +50,7 @@ class Sharded:
     ) -> tuple[int, dict[str, Any] | None]:
         """Take the values from what the members have, else from the last checkpoint, else begin.
 
-        Returns the step, and what was saved with it, if it is of a checkpoint.
+        Returns the step, and what was saved with it, if it is of a checkpoint, or the beginning.
         """
         state = self.state()
         missing = reshard(world, None if old is None else old.state(), state, step)
@@ -59,7 +59,7 @@ class Sharded:
             step = self._last(world, folder)
             if not step:
                 self.optimizer.state.clear()
-                return 0, None
+                return 0, {"epoch": 0, "taken": 0}
             more = {"epoch": 0, "taken": 0}
             dcp.load({**state, "sampler": more}, checkpoint_id=folder / str(step))
         set_state_dict(

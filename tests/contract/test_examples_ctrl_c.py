@@ -50,7 +50,7 @@ PROGRAMS = {
 
 START, MIDDLE, END = "the start", "the middle", "the end"
 CASES = [
-    ("all_reduce", START), ("all_reduce", MIDDLE), ("ddp", END), ("demo", MIDDLE), ("elastic", MIDDLE), ("spawned", MIDDLE),
+    ("all_reduce", START), ("all_reduce", MIDDLE), ("ddp", END), ("demo", MIDDLE), ("elastic", START), ("elastic", MIDDLE), ("spawned", MIDDLE),
     ("forked", START), ("asyncio", MIDDLE), ("single", END), ("resnet", START), ("rl_sync", START), ("rl_weights", START),
     ("rl_plain", MIDDLE), ("pipeline", START), ("pipeline", MIDDLE),
 ]  # fmt: skip
