@@ -9,14 +9,17 @@ pytest.importorskip("torch", reason="the contract battery needs torch (nox -s te
 
 import statekit
 import worldkit
+from kits import forkedkit
 
 from multiworld._core import state_pieces
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forkserver():
-    """One server per run, with what members load already loaded, that they are forked from."""
+    """One server per run, with what members load already loaded, that they are forked from; one for launchers."""
     worldkit.CONTEXT.set_forkserver_preload(worldkit.preloaded())
+    yield
+    forkedkit.stop()
 
 
 @pytest.fixture

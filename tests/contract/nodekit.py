@@ -20,6 +20,8 @@ import threading
 import time
 from pathlib import Path
 
+from kits.forkedkit import Forked
+
 ROOT = Path(__file__).parents[2]
 SOON = 120.0
 """Seconds; nothing here takes that long when all is well, on a machine that runs."""
@@ -44,12 +46,12 @@ class Agent:
         prefix = ["ip", "netns", "exec", netns] if netns else []
         # Of a process on another host the kernel tells nothing: that it runs there does not count.
         alone = {"M8D_BUSY_TIMEOUT": "0"} if netns else {}
-        self.process = subprocess.Popen(
+        self.process = Forked(
             [*prefix, sys.executable, __file__, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **alone},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **alone},
         )
         self.seen: list[dict] = []
         self._events: queue.Queue = queue.Queue()
@@ -86,7 +88,7 @@ class Agent:
         return [event for event in self.seen if event["event"] == kind]
 
     def kill(self):
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait(30)
 
     def finish(self):

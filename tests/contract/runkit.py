@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kits.forkedkit import Forked
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
 """Seconds. This machine is shared and noisy, and nothing here waits that long when all is well."""
@@ -93,7 +95,7 @@ class Run:
             _TOLD: str(self.told_file),
             **env,
         }
-        self.process = subprocess.Popen(
+        self.process = Forked(
             list(command), cwd=cwd or folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=group,
         )  # fmt: skip
@@ -194,9 +196,10 @@ class Run:
         return found
 
     def alive(self) -> list[int]:
-        """Pids of all living processes that were started by this run, by a mark in their environment."""
+        """Pids of all living processes of this run: the launcher, and all with a mark in their environment."""
         mark = f"{_MARK}={self.mark}".encode()
-        return [pid for pid in living() if mark in _environ(pid)]
+        own = {self.pid} if self.process.poll() is None else set()
+        return [pid for pid in living() if pid in own or mark in _environ(pid)]
 
     def close(self) -> None:
         """End all of it, whatever state it is in."""
