@@ -499,6 +499,8 @@ class World(Selecting, ObjectCollectives):
         """
         own = steps[rank] if steps else step
         self._behind = None if own == step else own
+        if steps and own is None:
+            self._whole = None  # it comes new: what it had is not the world's state
         self._advances.begin(step)
 
     @property

@@ -127,7 +127,7 @@ def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, n
         came = receive_state(
             gen.lane,
             provider,
-            into=_of(plan) if new else None,
+            into=_rooms(plan) if new else None,
             in_place=new,
             deadline=time.monotonic() + plan.timeout,
             patience=plan.timeout,
@@ -137,6 +137,7 @@ def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, n
         )
     world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
     _load(plan, came)
+    world._state_is_whole(gen)  # noqa: SLF001  (also where the world has broken meanwhile)
     kept.tensors.clear()
 
 
@@ -149,6 +150,18 @@ def _without(gen: Generation, peer: int) -> Iterator[None]:
         yield
     except GaveUpError as error:
         raise gen.fail(error.value, (peer,)) from error
+
+
+def _rooms(plan: JoinPlan) -> dict[str, Any] | None:
+    """Return this member's own state, to receive into; None where it cannot be asked for it.
+
+    A member that comes back after the others went on without it may have one that does not fit their steps.
+    """
+    try:
+        return _of(plan)
+    except Exception as error:  # noqa: BLE001  (the state's own)
+        _log.info("The state of before is not reused: %s: %s", type(error).__name__, error)
+        return None
 
 
 def _of(plan: JoinPlan) -> dict[str, Any]:
