@@ -93,7 +93,8 @@ class Told:
 def measure(run: Run) -> Iterator[Figure]:
     """Calm and wild phases in turns."""
     options, told, faults = run.options, Told(), Counter[str]()
-    left = options.seconds or run.pick(120.0, 1800.0)
+    left = max(1, int((options.seconds or run.pick(120.0, 1800.0)) / options.every))  # faults
+    at_once = max(1, int(_WILD / options.every))
     run.progress("starting processes")
     with contextlib.ExitStack() as stack:
         env = stack.enter_context(certificates()) if options.secure else None
@@ -102,12 +103,12 @@ def measure(run: Run) -> Iterator[Figure]:
             "begin", timeout=_PATIENCE, members=MEMBERS, hang_timeout=options.hang_timeout, seed=options.seed
         )
         while left > 0:
-            run.progress(f"calm; {sum(faults.values())} faults so far, {left:.0f} s of them to go")
-            _heard(crowd, min(_CALM, left), told, told.calm)
-            for _ in range(int(min(_WILD, left) / options.every)):
+            run.progress(f"calm; {sum(faults.values())} faults so far, {left} to go")
+            _heard(crowd, min(_CALM, left * options.every), told, told.calm)
+            for _ in range(min(at_once, left)):
                 faults[crowd.call("fault", timeout=_PATIENCE)] += 1
                 crowd.call("wait", seconds=options.every)
-                left -= options.every
+            left -= min(at_once, left)
             track, sizes = _heard(crowd, 0.0, told, told.wild)
             told.still.append(1e3 * standstill(track))
             told.sizes += sizes

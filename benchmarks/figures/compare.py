@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from benchmarks.figures.figure import FEW, UNKNOWN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchmarks.figures.figure import Figure
 
-FEW = 4
-"""Quartiles of fewer samples are no spread."""
-UNKNOWN = 0.10
-"""What is taken for the spread then: a tenth of the value on either side."""
 GROWING = frozenset({"GB/s", "1/s", "MB/s", "index"})
 """Units of which more is better (of a ratio: those of its two sides), where a goal does not say."""
 

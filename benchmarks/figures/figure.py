@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+FEW = 4
+"""Quartiles of fewer samples are no spread."""
+UNKNOWN = 0.10
+"""What is taken for the spread then: a tenth of the value on either side."""
+
+
 @dataclass(frozen=True)
 class Goal:
     """A limit and its direction; exactly one of the two is given.
@@ -102,9 +108,11 @@ class Figure:
         """Whether its goal's limit lies within the error of its median: another run may say otherwise.
 
         95 %: 1.96 standard errors of a median, each 1.25 IQR / (1.35 √n); McGill, Tukey, Larsen, "Variations
-        of Box Plots", The American Statistician 32 (1978).
+        of Box Plots", The American Statistician 32 (1978). Of fewer than `FEW` samples `UNKNOWN` at least.
         """
         error = 1.81 * (self.high - self.low) / math.sqrt(self.samples)
+        if self.samples < FEW:
+            error = max(error, UNKNOWN * abs(self.value))
         return self.goal is not None and abs(self.goal.limit - self.value) < error
 
 

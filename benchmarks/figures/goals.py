@@ -94,6 +94,15 @@ TARGETS = (
     Target("a member of etcd is killed or cut off: the same", "≤ 2 s", ("stores/etcd", "stores/etcd/*")),
     Target("half an hour with a fault every 2 s: steps", "≥ 0.95 of the calm", ("chaos/steps",)),
     Target("the same: healthy worlds that break", "0", ("chaos/healthy/*",)),
+    Target("the same: descriptors that a member has more", "≤ 32", ("chaos/descriptors",)),
+    Target(
+        "a restart with `--preload torch`: first line of the new worker", "≤ 0.1 of that without",
+        ("starts/restart/loaded",),
+    ),
+    Target("the same: next operation of all workers", "≤ 0.25 of that without", ("starts/restart/whole",)),
+    Target(
+        "the log of operations: a message of 4 B", "≤ 1.02 of one without", ("overheads/operations_log/4B",)
+    ),
     Target("toolchain", "", ("toolchain/*",)),
 )  # fmt: skip
 

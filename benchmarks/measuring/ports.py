@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.measuring.part import Unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,10 +29,13 @@ def held_port() -> Iterator[int]:
 
 def unasked_ports(count: int) -> list[int]:
     """So many free ports, none of those that the kernel may give to a program that binds to port 0."""
-    ranges = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    free = range(min(15000, max(1024, low - 5000)), low) if low > 1024 + count else range(high + 1, 65536)
+    if len(free) < count:
+        raise Unavailable(f"net.ipv4.ip_local_port_range is {low} {high}: no port is left beside it")
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(15000, int(ranges.split()[0]))  # noqa: S311  (nothing secret)
+        port = random.choice(free)  # noqa: S311  (nothing secret)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) and port not in found:
                 found.append(port)

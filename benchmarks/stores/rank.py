@@ -98,7 +98,7 @@ class _Joining:
     def __call__(self, tell: Callable[..., None]) -> None:
         if self.netns is not None:
             enter(self.netns)
-        took, failed, first = list[float](), list[str](), 0.0
+        calm, took, failed, first = list[float](), list[float](), list[str](), 0.0
         for number in range(self.worlds):
             began = time.monotonic()
             try:
@@ -112,7 +112,9 @@ class _Joining:
                 world.close()
             if number == self.worlds // 5:  # the first ones load what joins need
                 took.clear()
+            if number == 2 * self.worlds // 5:  # undisturbed so far
+                calm, took = took, []
                 first = time.monotonic()
                 tell(begun=True)
-        tell(took=took, failed=failed, seconds=time.monotonic() - first)
+        tell(calm=calm, took=took, failed=failed, seconds=time.monotonic() - first)
         forever()
