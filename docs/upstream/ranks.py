@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SOUND, DEFECT, UNTOLD = 0, 1, 2
+FAILED = 3
+"""Exit code of a rank that could not do what it should show."""
 FAULT_C = ""  # one_file.py puts the text of fault.c here
 PATIENCE = 90.0
 """Seconds that anything may take which is not what a reproducer measures."""
@@ -141,22 +144,32 @@ class Ranks:
         self._processes[rank].kill()
 
     def fate_of(self, rank: int, seconds: float) -> tuple[bool, str]:
-        """Whether a rank has ended within that time, and how: a signal's name or an exit code."""
+        """Whether a rank has ended within that time, and how: a signal's name or an exit code.
+
+        Raises:
+            EOFError: it could not do what it should show.
+        """
         process, began = self._processes[rank], time.monotonic()
         process.join(seconds)
         code = process.exitcode
         if code is None:
             return False, f"lives after {seconds:g} s"
+        if code == FAILED:
+            raise EOFError(f"rank {rank} failed by itself: see its traceback")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return True, f"was ended by {how} after {time.monotonic() - began:.1f} s"
 
 
 def _in_rank(program: Callable[[Rank], None], number: int, size: int, backend: str, pipe: Any) -> None:
+    code = FAILED
     try:
         program(Rank(number, size, pipe.recv(), backend, pipe))
+        code = 0
+    except BaseException:  # noqa: BLE001 -- shown
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(0)  # without destructors: they are not what is looked at
+        os._exit(code)  # without destructors: they are not what is looked at
 
 
 def attempt(call: Callable[[], Any]) -> str:
@@ -175,7 +188,11 @@ def with_faults() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/fault.so"
         command = [os.environ.get("CC", "cc"), "-x", "c", "-", "-shared", "-fPIC", "-o", library, "-ldl"]
-        subprocess.run(command, input=source.encode(), check=True)
+        try:
+            subprocess.run(command, input=source.encode(), check=True)
+        except (OSError, subprocess.CalledProcessError) as exc:
+            sys.stdout.write(f"cannot tell: fault.c is not compiled: {exc}\n")
+            sys.exit(UNTOLD)
         # The faults stand before whatever is preloaded already.
         env = {**os.environ, "LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}"}
         code = subprocess.run([sys.executable, *sys.argv], env=env, check=False).returncode
@@ -204,7 +221,7 @@ def judge(look: Callable[[], tuple[bool, str]]) -> None:
     try:
         shown, text = look()
         code = DEFECT if shown else SOUND
-    except (TimeoutError, EOFError) as exc:
+    except (TimeoutError, EOFError, OSError) as exc:
         code, text = UNTOLD, f"{exc}" or "a rank ended early"
     sys.stdout.write(f"torch {torch.__version__}: {('sound', 'DEFECT', 'cannot tell')[code]}: {text}\n")
     sys.exit(code)

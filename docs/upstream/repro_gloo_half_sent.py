@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import queue
 import signal
 import sys
 import time
@@ -48,7 +49,13 @@ def main() -> int:
         each.start()
     ranks[1].join(90)
     died = time.monotonic()
-    took, text = results.get(timeout=90)
+    try:
+        took, text = results.get(timeout=90)
+    except queue.Empty:
+        for each in ranks:
+            each.kill()
+        sys.stdout.write(f"torch {torch.__version__}: cannot tell: rank 0 said nothing\n")
+        return UNTOLD
     late = time.monotonic() - died
     for each in ranks:
         each.kill()
