@@ -3,6 +3,10 @@
 Python ends a daemon thread that comes back from C++ after the interpreter has ended. Where it comes back
 from a scope that had released the GIL, which most calls into torch do, that ends the process by SIGABRT. So
 the end of the program waits for them.
+
+NCCL waits without bound for a member that never comes to a group, in a thread that cannot be ended, and
+comes back when the process of another member ends. So members that gave up such a group end one after the
+other: one that still waits here sees its thread come back.
 """
 
 from __future__ import annotations
@@ -23,9 +27,19 @@ GRACE = 3.0
 """Seconds that the program's end waits for them at most, beyond the time for its worlds: on a host without a
 free core, or while an abort of NCCL hangs."""
 
+_CONNECTING = "m8d-nccl-connect-"
+"""What the names of threads that connect a group of NCCL begin with; the member's rank follows."""
+
+_APART = 0.5
+"""Seconds between the ends of two members that gave up a group: what the end of the interpreter takes
+on a busy machine."""
+
+_TURNS = 8
+"""Members that end one after the other; the others among them."""
+
 _IN_TORCH = (
     "m8d-abort", "m8d-advance", "m8d-close", "m8d-connect", "m8d-destroy", "m8d-free", "m8d-lane", "m8d-mesh",
-    "m8d-nccl-connect", "m8d-read", "m8d-release", "m8d-waiter",
+    _CONNECTING, "m8d-read", "m8d-release", "m8d-waiter",
 )  # fmt: skip
 """What the names of threads that call torch begin with, and that end when the last world is closed."""
 
@@ -64,9 +78,15 @@ def end(deadline: float) -> None:
     """
     for each in _loaded(_STEPS):
         each.stop(deadline)
-    while any(each.name.startswith(_IN_TORCH) for each in threading.enumerate()):
-        if time.monotonic() >= deadline + GRACE:
+    while left := [each.name for each in threading.enumerate() if each.name.startswith(_IN_TORCH)]:
+        if time.monotonic() >= deadline + GRACE + _turn(left):
             _log.debug("threads are left that may be in torch")
             return
         dismiss()
         time.sleep(0.002)
+
+
+def _turn(names: list[str]) -> float:
+    """Return the seconds that this member waits longer than the first one, for threads of these names."""
+    ranks = [int(name.removeprefix(_CONNECTING)) for name in names if name.startswith(_CONNECTING)]
+    return max((rank % _TURNS for rank in ranks), default=0) * _APART

@@ -137,7 +137,7 @@ def _default_group(
     if traffic is None:
         return make()
     try:
-        group: ProcessGroup = nccl.cancellable(make, alive)
+        group: ProcessGroup = nccl.cancellable(make, alive, spec.rank)
     except BaseException:
         traffic.abort([])  # what is left behind in a thread comes to its end
         raise

@@ -124,6 +124,12 @@ def test_a_member_is_stopped(launch, backend):
     assert min(took) > 1000 * HANG / 2
 
 
+@pytest.mark.backend("nccl")
+@pytest.mark.parametrize("what", ["new_group", "mesh"])
+def test_a_member_is_stopped_while_the_others_make_groups(launch, what):
+    lose(launch, "nccl", [("bare", what)], stop, hang_timeout=HANG)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_member_leaves(launch, backend):
     lose(launch, backend, [("method", "all_reduce"), ("bare", "recv"), ("aio", "recv")], leave)

@@ -282,12 +282,13 @@ def _end(group: Any) -> None:
                 end()
 
 
-def cancellable(make: Callable[[], Any], check: Callable[[], None]) -> Any:
+def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 0) -> Any:
     """Run `make`, which may block in C++, in this context but on a thread that can be abandoned.
 
     Args:
         make: makes a process group.
         check: called meanwhile; raises to give up.
+        rank: of this member, in the thread's name; see `multiworld.background_threads`.
 
     Raises:
         BaseException: what `make` or `check` raised.
@@ -310,7 +311,7 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None]) -> Any:
         finally:
             done.set()
 
-    threading.Thread(target=work, name="m8d-nccl-connect", daemon=True).start()
+    threading.Thread(target=work, name=f"m8d-nccl-connect-{rank}", daemon=True).start()
     while not done.wait(_TURN):
         try:
             check()

@@ -30,7 +30,7 @@ from torch.autograd import Variable
 from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.nccl import backend as nccl
-from multiworld._c10d.nccl import coalescing, compiler_import
+from multiworld._c10d.nccl import coalescing, compiler_import, splitting
 from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.functional_results import owner_of_results
 from multiworld._c10d.routing.selection import current
@@ -135,6 +135,7 @@ def install(patches: Patches) -> None:
     compiler_import.install(patches)
     patches.set(Variable, "_execution_engine", _engine(vars(Variable)["_execution_engine"]))
     patches.set(c10d, "_new_process_group_helper", _making(vars(c10d)["_new_process_group_helper"]))
+    splitting.install(patches)
 
 
 # -- groups --------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def _making(function: Callable[..., Any]) -> Any:
                 nccl.connect(group, traffic)
             return made
 
-        return nccl.cancellable(connected, traffic.verify)
+        return nccl.cancellable(connected, traffic.verify, c10d.get_rank())
 
     return _dressed(make, function)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ODD = frozenset({
     "coalesced", "functional", "future", "functional_all_to_all", "functional_coalesced", "ddp",
-    "functional_autograd",
+    "functional_autograd", "mesh", "new_group",
 })  # fmt: skip
 
 
@@ -174,6 +174,17 @@ def _odd(world: mw.World, way: str, name: str, device: Any) -> Any:
 
             n = world.world_size
             t = wait_tensor(all_to_all_single_autograd(full(1, device, 2 * n), [2] * n, [2] * n, group))
+        elif name == "new_group":
+            # Torch splits the world's communicator for it, which all members do.
+            made = dist.new_group([0, 1])
+            if made is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.all_reduce(t, group=made)
+        elif name == "mesh":
+            from torch.distributed.device_mesh import init_device_mesh
+
+            # Of its first dimension torch makes the groups by splitting the world's.
+            mesh = init_device_mesh("cuda", (1, world.world_size), mesh_dim_names=("one", "all"))
+            dist.all_reduce(t, group=mesh.get_group("all"))
         elif name == "ddp":
             from torch.nn.parallel import DistributedDataParallel
 

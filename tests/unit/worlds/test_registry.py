@@ -128,6 +128,24 @@ def test_the_end_leaves_a_thread_behind_that_hangs(monkeypatch):
     thread.join(30)
 
 
+def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
+    # The end of one of them brings back the other's thread, which must not find an interpreter at its end.
+    monkeypatch.setattr(background_threads, "GRACE", 0.05)
+    took = []
+    for rank in (0, 1, 7, 8):
+        registry, bell = holding(FakeWorld()), threading.Event()
+        thread = threading.Thread(target=bell.wait, name=f"m8d-nccl-connect-{rank}", daemon=True)
+        thread.start()
+        began = time.monotonic()
+        registry.close_all(timeout=0.05)
+        took.append(time.monotonic() - began)
+        bell.set()
+        thread.join(30)
+    assert took[1] > took[0] + 0.3
+    assert took[2] > took[1] + 2
+    assert took[3] < took[2] - 2
+
+
 def test_what_uses_worlds_is_closed_before_them_at_the_end_and_held_weakly():
     order, world = [], FakeWorld()
     registry = holding(world)
