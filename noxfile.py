@@ -14,7 +14,7 @@ from nox.command import CommandFailed
 sys.path.insert(0, str(Path(__file__).parent / "build"))
 from m8d_build.testing import versions
 
-nox.needs_version = ">=2024.4.15"
+nox.needs_version = ">=2025.2.9"  # dependency_groups
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "tests"]
 
@@ -23,9 +23,12 @@ ROOT = Path(__file__).parent
 ENV = {"PYTHONPATH": f"{ROOT / 'build'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1"}
 TOOLCHAIN = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "toolchain")
 TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
-# One CPU-capable torch for everyday work; `tests-torch` goes through the others. Named exactly: an open range
-# would take the newest CUDA build, gigabytes of it.
+# One torch for everyday work, a CPU build (see `install`); `tests-torch` goes through the others.
 TORCH = ["torch==2.13.0", "numpy>=1.26"]
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's index of them, 200 MB each: PyPI's builds for Linux bring CUDA, several GB."""
+PLACES = {"index-url", "extra-index-url", "find-links", "no-index"}
+"""Options of pip that say where packages are."""
 # The examples that train read a file of it, and nothing else.
 DIGITS = ["--no-deps", "scikit-learn>=1.3"]
 # The game of examples/rl_weights.py.
@@ -43,10 +46,19 @@ ELSEWHERE = "--ignore=tests/clusters"
 """What `nox -s clusters` runs: it needs more packages, and programs of a cluster."""
 
 
+def install(session: nox.Session, *packages: str) -> None:
+    """Install packages, torch among them: its CPU build, unless the user's pip is told where packages are."""
+    said = session.run_install("python", "-m", "pip", "config", "list", silent=True)
+    told = {line.partition("=")[0].rpartition(".")[2] for line in str(said).splitlines()}
+    # pip takes a version with a local label (2.13.0+cpu) before the same one without.
+    env = {} if PLACES & told or sys.platform != "linux" else {"PIP_EXTRA_INDEX_URL": CPU_BUILDS}
+    session.install(*packages, env=env)
+
+
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Ruff, bandit, mypy strict (torch is there for its types), and known vulnerabilities of what we need."""
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *LINT, *TORCH)
+    install(session, *TOOLCHAIN, *TEST, *BENCH, *LINT, *TORCH)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("bandit", "--quiet", "-c", "pyproject.toml", "-r", "multiworld", "build/m8d_build")
@@ -57,7 +69,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """What needs no CUDA wheel, without what takes long: about eight minutes (`-- ARGS` go to pytest)."""
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
+    install(session, *TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
     if session.posargs:
         session.run("python", "-m", "pytest", "--parts", *session.posargs, env=ENV)
@@ -71,7 +83,7 @@ def tests_all(session: nox.Session) -> None:
 
     `--but-covered` leaves out those that `nox -s coverage` runs.
     """
-    session.install(*TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
+    install(session, *TOOLCHAIN, *TEST, *BENCH, *TORCH, *GAME, *SERVING)
     session.install(*DIGITS)
     chosen = [ELSEWHERE]
     for each in session.posargs:
@@ -118,7 +130,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 def mutants(session: nox.Session) -> None:
     """One-line mutations of deciding code that no test finds (`-- FILE ...`, `-- --list`; hours)."""
-    session.install(*TOOLCHAIN, *TEST, *TORCH, "cosmic-ray>=8.3")
+    install(session, *TOOLCHAIN, *TEST, *TORCH, "cosmic-ray>=8.3")
     session.run("python", "tests/mutants.py", *session.posargs, env=ENV)
 
 
@@ -132,7 +144,7 @@ def page(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def clusters(session: nox.Session) -> None:
     """What deploy/ has, on real clusters of this machine, as far as their programs are here (`-- ARGS`)."""
-    session.install(*TOOLCHAIN, *TEST, *CLUSTERS, *TORCH)
+    install(session, *TOOLCHAIN, *TEST, *CLUSTERS, *TORCH)
     session.run(
         "python", "-m", "pytest", "tests/clusters", *session.posargs, env=ENV, success_codes=[0, NO_TESTS]
     )
@@ -206,7 +218,7 @@ def tests_torch(session: nox.Session, torch: str) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Worlds that break and heal, live: one worker is killed, one stopped; the others go on (`-- --help`)."""
-    session.install(*TORCH, "rich>=13.7")
+    install(session, *TORCH, "rich>=13.7")
     session.run("python", "examples/demo.py", *session.posargs, env=ENV)
 
 
@@ -220,7 +232,7 @@ def example(session: nox.Session) -> None:
             f"no example {name!r}. There are {', '.join(names)}. Name one: nox -s example -- NAME [ARGS]."
         )
     more = {"ray_actors.py": CLUSTERS, "llm_serving.py": SERVING}.get(name, ())
-    session.install(*TORCH, *GAME, *BENCH, *more)
+    install(session, *TORCH, *GAME, *BENCH, *more)
     session.install(*DIGITS)
     session.run("python", f"examples/{name}", *args, env=ENV)
 
@@ -238,7 +250,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def soak(session: nox.Session) -> None:
     """The long forms of the soak tests, five minutes each or more (`-- --soak SECONDS`)."""
-    session.install(*TEST, *TORCH)
+    install(session, *TEST, *TORCH)
     args = session.posargs or ["--soak", "300"]
     session.run("python", "-m", "pytest", "tests/contract", "-m", "soak", *args, env=ENV)
 
@@ -246,7 +258,7 @@ def soak(session: nox.Session) -> None:
 @nox.session(name="torch-suite")
 def torch_suite(session: nox.Session) -> None:
     """PyTorch's own distributed suite on gloo, in a world beside stock: 0 differences (`-- --help`)."""
-    session.install(*TORCH, "expecttest", "hypothesis")
+    install(session, *TORCH, "expecttest", "hypothesis")
     path = os.pathsep.join((ENV["PYTHONPATH"], str(ROOT / "tests")))
     session.run("python", "-m", "torchsuite", *session.posargs, env={**ENV, "PYTHONPATH": path})
 
@@ -293,7 +305,7 @@ def testbed(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Costs beside stock torch.distributed: five minutes, JSON in out/ (`-- --full`, `-- --help`)."""
-    session.install(*TOOLCHAIN, *BENCH, *TORCH)
+    install(session, *TOOLCHAIN, *BENCH, *TORCH)
     session.run("python", "-m", "benchmarks", *session.posargs, env=ENV)
 
 
