@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["failure"]
+__all__ = ["failure", "name_of"]
 
 _LONGEST = 200  # characters of a type's name
 
@@ -34,10 +34,11 @@ def failure() -> str | None:
         return None  # Ctrl-C is how a user ends a program
     if traceback is not None and traceback.tb_frame.f_back is not None:
         return None  # shown by a console inside of the program, which went on
-    return f"its program ended with {_name(kind)}"
+    return f"its program ended with {name_of(kind)}"
 
 
-def _name(kind: type) -> str:
+def name_of(kind: type) -> str:
+    """Return the name of an exception's type, as others are told it."""
     module = getattr(kind, "__module__", "builtins")
     own = getattr(kind, "__qualname__", "an exception")
     return (own if module in {"builtins", "__main__"} else f"{module}.{own}")[:_LONGEST]

@@ -436,9 +436,16 @@ class World(Selecting, ObjectCollectives):
                 "world %r is closed within the default time: %s", self.name, error, extra=about(self.name)
             )
             seconds = close_timeout()
+        return self._end(seconds)
+
+    def _fail(self, failure: str) -> bool:
+        """`close`, where an exception ended what used this world: the others are told, at once."""
+        return self._end(close_timeout(), failure)
+
+    def _end(self, seconds: float, failure: str = "") -> bool:
         if reentry.in_the_middle():
-            return reentry.in_time(partial(self._close, seconds), seconds, f"m8d-close-{self.name}")
-        return self._close(seconds)
+            return reentry.in_time(partial(self._close, seconds, failure), seconds, f"m8d-close-{self.name}")
+        return self._close(seconds, failure)
 
     def _close(self, seconds: float, failure: str = "") -> bool:
         deadline = time.monotonic() + seconds

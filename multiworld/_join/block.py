@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from multiworld._join.arguments import LAST_CALL
 from multiworld._join.join import join, join_async
+from multiworld.exiting import name_of
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Callable
     from types import TracebackType
 
     import torch
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from multiworld._join.arguments import Size, StateLike
     from multiworld.world import World
 
-__all__ = ["Joined", "close_async", "joined"]
+__all__ = ["Joined", "close_after", "close_async", "joined"]
 
 
 def joined(
@@ -40,6 +42,9 @@ def joined(
     state: StateLike | None = None,
 ) -> Joined:
     """Join a world for one block: joined and selected where it begins, closed where it ends, in whatever way.
+
+    Where an exception ends it, the others get cause ``failed`` with its type, at once. Ctrl-C, ``sys.exit``
+    and a task that is cancelled are ends in good order, as any other: ``left``.
 
         with mw.joined("w1", rank, 2, store="tcp://127.0.0.1:29500") as world:
             dist.all_reduce(t)
@@ -72,7 +77,7 @@ class Joined:
         try:
             world.__exit__(kind, exc, traceback)
         finally:
-            world.close()
+            close_after(world, exc, "block")
 
     async def __aenter__(self) -> World:
         return self._select(await join_async(*self._asked.args, **self._asked.keywords))
@@ -84,7 +89,7 @@ class Joined:
         try:
             world.__exit__(kind, exc, traceback)
         finally:
-            await close_async(world)
+            await close_async(world, partial(close_after, world, exc, "block"))
 
     def _select(self, world: World) -> World:
         try:
@@ -102,8 +107,22 @@ class Joined:
         return world
 
 
-async def close_async(world: World) -> None:
-    """`World.close`, awaitable. A cancelled task does not wait for it, and it goes on to its end.
+def close_after(world: World, error: BaseException | None, what: str) -> None:
+    """Close a world after what used it: an exception that ended it is told to the others.
+
+    Args:
+        world: to close.
+        error: what ended it, if anything did.
+        what: it was, for the others: "block", "function".
+    """
+    if isinstance(error, Exception):
+        world._fail(f"its {what} ended with {name_of(type(error))}")  # noqa: SLF001  (a world of this package)
+    else:
+        world.close()
+
+
+async def close_async(world: World, close: Callable[[], object] | None = None) -> None:
+    """`World.close`, or `close`, awaitable. A cancelled task does not wait for it, and it goes on to its end.
 
     It has a thread of its own: those of asyncio's executor may all be in calls that wait for this world.
     """
@@ -116,7 +135,7 @@ async def close_async(world: World) -> None:
 
     def work() -> None:
         try:
-            world.close()
+            (close or world.close)()
         finally:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: no task waits
                 loop.call_soon_threadsafe(settle)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multiworld._join.block import close_after
 from multiworld._join.join import join
 from multiworld.errors import BrokenWorldException, WorldClosedError
 from multiworld.launch.backends import get_distributed_backend, known_backends
@@ -120,7 +122,7 @@ def init_and_run(
 
     With a `world`, the function runs inside ``with world:``, so that ``torch.distributed`` means it;
     ``multiworld.worlds()[name]`` is its handle. With an exception the group is left at once, without waiting
-    for the others.
+    for the others; those of a world get cause ``failed``, with its type.
 
     Args:
         func: called with the complete configuration first.
@@ -156,16 +158,21 @@ def init_and_run(
 def _run_in(
     world: World, func: Callable[..., T], cfg: MultiprocessConfig, args: Any, kwargs: dict[str, Any]
 ) -> T:
+    ended_by: BaseException | None = None
     try:
         with world:
             result = func(cfg, *args, **kwargs)
-        try:
+        # Where the others were quicker, or `func` closed it, it has done its work.
+        with contextlib.suppress(BrokenWorldException, WorldClosedError):
             world.barrier()  # a member that leaves early breaks the world for the others
-        except (BrokenWorldException, WorldClosedError):
-            return result  # the others were quicker, or `func` closed it: it has done its work
+    except BaseException as error:
+        ended_by = error
+        raise
+    else:
         return result
     finally:
-        world.close()
+        close_after(world, ended_by, "function")
+        del ended_by  # else this frame and the exception hold each other
 
 
 def _gpu_of(cfg: MultiprocessConfig) -> str | None:

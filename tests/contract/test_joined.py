@@ -60,6 +60,33 @@ def awaited(me, size, ends):
     me.emit("over")
 
 
+def fails_inside(me, size, *, awaits):
+    """Rank 1's block ends with an exception while a message that it has sent is not taken."""
+    try:
+        if not awaits:
+            with mw.joined("w1", me.rank, size, store=me.store, timeout=30) as world:
+                fails_or_waits(me, world)
+        else:
+
+            async def run():
+                async with mw.joined("w1", me.rank, size, store=me.store, timeout=30) as world:
+                    fails_or_waits(me, world)
+
+            asyncio.run(run())
+    except mw.BrokenWorldException as broken:
+        me.emit("broke", cause=broken.cause, detail=broken.detail)
+    except LookupError:
+        me.emit("over")
+
+
+def fails_or_waits(me, world):
+    world.barrier()
+    if me.rank == 1:
+        world.send(torch.ones(1), 0, tag=1)
+        raise LookupError("mine")
+    world.recv(torch.ones(1), 1, tag=2)
+
+
 def again(me, size):
     """The same object joins once for each block."""
     block = mw.joined("w1", me.rank, size, store=me.store, timeout=30)
@@ -129,6 +156,15 @@ def test_a_block_joins_selects_and_closes(program, ends, cast):
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_an_awaited_block_ends_without_a_thread_of_asyncio(cast, cancelled):
     cast.start(without_threads_of_asyncio, cancelled=cancelled).expect("over")
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_an_exception_that_ends_a_block_is_told_with_its_type(cast, awaits):
+    members = cast.all(fails_inside, 2, awaits=awaits)
+    broke = members[0].expect("broke")
+    assert broke.cause == "failed"
+    assert broke.detail.endswith("its block ended with LookupError"), broke.detail
+    members[1].expect("over")
 
 
 def test_it_can_be_entered_again_and_joins_anew(cast):

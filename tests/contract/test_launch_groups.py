@@ -176,6 +176,23 @@ def lose_a_member(cfg):
     return [backward.value.cause, forward.value.cause]
 
 
+def fails_in_its_function(cfg):
+    """Rank 1's function ends with an exception; rank 0 waits for it in the world."""
+
+    def work(cfg):
+        mw.worlds()["named"].barrier()
+        if cfg.rank == 1:
+            raise LookupError("mine")
+        dist.recv(torch.zeros(1), 1)
+
+    try:
+        init_and_run(work, cfg, world="named", timeout=PATIENCE)
+    except mw.BrokenWorldException as broken:
+        return broken.cause, broken.detail.rpartition(": ")[2]
+    except LookupError:
+        return "raised"
+
+
 def two_worlds_at_once(cfg):
     """The default group, and a world beside it."""
     init_dist(cfg, timeout=PATIENCE)
@@ -245,6 +262,11 @@ def test_what_is_refused(world):
 
 def test_a_member_that_leaves_is_told_in_the_backward_pass_too():
     assert launch_subprocesses(lose_a_member, config(2)) == [["left", "left"], "left"]
+
+
+def test_an_exception_that_ends_the_function_is_told_with_its_type():
+    seen = launch_subprocesses(fails_in_its_function, config(2))
+    assert seen == [("failed", "its function ended with LookupError"), "raised"]
 
 
 def test_the_default_group_and_a_world_beside_it():
