@@ -30,7 +30,7 @@ free core, or while an abort of NCCL hangs."""
 _CONNECTING = "m8d-nccl-connect-"
 """What the names of threads that connect a group of NCCL begin with; the member's rank follows."""
 
-_APART = 0.5
+_APART = 1.0
 """Seconds between the ends of two members that gave up a group: what the end of the interpreter takes
 on a busy machine."""
 

@@ -131,6 +131,7 @@ def test_the_end_leaves_a_thread_behind_that_hangs(monkeypatch):
 def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
     # The end of one of them brings back the other's thread, which must not find an interpreter at its end.
     monkeypatch.setattr(background_threads, "GRACE", 0.05)
+    monkeypatch.setattr(background_threads, "_APART", 0.2)
     took = []
     for rank in (0, 1, 7, 8):
         registry, bell = holding(FakeWorld()), threading.Event()
@@ -141,9 +142,9 @@ def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
         took.append(time.monotonic() - began)
         bell.set()
         thread.join(30)
-    assert took[1] > took[0] + 0.3
-    assert took[2] > took[1] + 2
-    assert took[3] < took[2] - 2
+    assert took[1] > took[0] + 0.1
+    assert took[2] > took[1] + 0.6
+    assert took[3] < took[2] - 0.6
 
 
 def test_what_uses_worlds_is_closed_before_them_at_the_end_and_held_weakly():
