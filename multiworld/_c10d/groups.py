@@ -155,6 +155,7 @@ def _traffic(spec: GroupSpec, state: WorldState) -> inflight.Traffic:
         device=nccl.bound_device(spec),
         fragile=decision.fragile,
         torch_aborts=decision.torch_aborts,
+        abort_patience=decision.abort_patience,
     )
     return traffic
 

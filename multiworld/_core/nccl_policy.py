@@ -27,6 +27,9 @@ __all__ = [
 CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
+ABORT_PATIENCE = 5.0
+"""Seconds: kPatience of patches/*/0002-abort-offload.patch."""
+
 NO_HANDLING = "0"
 """Value of the same variable: note the failure and do nothing."""
 
@@ -184,6 +187,7 @@ class Decision:
         fragile: whether a call that fails leaves the thread's NCCL group open or ends the process (D5, D6):
             the runtime then calls torch with care.
         torch_aborts: whether torch's watchdog may abort a communicator by itself.
+        abort_patience: seconds after which torch's abort returns though NCCL's goes on; None: it does not.
     """
 
     mode: Mode
@@ -196,6 +200,7 @@ class Decision:
     survives: bool = False
     fragile: bool = True
     torch_aborts: bool = True
+    abort_patience: float | None = None
 
     def warning(self) -> str:
         """Return the warning before the first NCCL world; empty where there is no reason for one."""
@@ -327,6 +332,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
         survives=survives,
         fragile=legacy and "group-guard" not in topics,
         torch_aborts=handled != NO_HANDLING,
+        abort_patience=ABORT_PATIENCE if "abort-offload" in topics else None,
     )
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from multiworld._c10d.nccl.loaded import queries_beside_captures
 from multiworld.logs.source import logger
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ kernel writes into its tensor. On an H100 and an H200 they took up to 2.8 s."""
 OPEN_PAUSE = 0.05
 """Seconds between two checks whether a thread has closed its NCCL group."""
 
+_hanging: list[Callable[[], None]] = []
+"""Aborts that torch gave up, kept with their backends, whose destructors would let go of what NCCL writes."""
+
 _blocks: contextvars.ContextVar[tuple[tuple[Traffic, bool], ...]] = contextvars.ContextVar("m8d_nccl_blocks")
 """The blocks that this thread or asyncio task is in, innermost last, and whether it was told in each that its
 world is over: another task of the same thread was not."""
@@ -103,6 +107,7 @@ class Traffic:
         fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an
             unpatched torch).
         torch_aborts: whether torch's own watchdog may abort a communicator.
+        abort_patience: seconds after which torch's abort returns though NCCL's goes on; None: it does not.
 
     Attributes:
         over: set when the world's groups are about to be aborted.
@@ -111,7 +116,13 @@ class Traffic:
     """
 
     def __init__(
-        self, *, timeout: float, device: torch.device, fragile: bool = False, torch_aborts: bool = True
+        self,
+        *,
+        timeout: float,
+        device: torch.device,
+        fragile: bool = False,
+        torch_aborts: bool = True,
+        abort_patience: float | None = None,
     ) -> None:
         self.timeout = timeout
         self.device = device
@@ -124,7 +135,11 @@ class Traffic:
         self._inside = 0
         self._quiet = threading.Event()
         self._here = threading.local()
+        self._abort_patience = abort_patience
+        self._ends: list[Callable[[], None]] = []
         self._aborting: list[threading.Thread] = []
+        self._running = 0  # aborts
+        self._hung = False
         self._unended: list[Work] = []
         self._open: set[OpenGroup] = set()
         self._in_blocks: set[int] = set()  # threads
@@ -252,6 +267,10 @@ class Traffic:
 
     def until(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Block until `done`, which must be quick, says so while the world is not over; see `finish`."""
+        with queries_beside_captures():
+            self._until(done, timeout)
+
+    def _until(self, done: Callable[[], bool], timeout: float | None) -> None:
         limit = self.timeout + TIMEOUT_GRACE if timeout is None else timeout
         began = time.monotonic()
         while True:
@@ -328,24 +347,48 @@ class Traffic:
         Args:
             ends: each aborts one backend, and may hang for as long as NCCL does.
         """
-        threads = [
-            threading.Thread(target=self._end, args=(each,), name="m8d-abort", daemon=True) for each in ends
-        ]
         with self._lock:
             self.over.set()
             if not self._inside:
                 self._quiet.set()
-            for thread in threads:
-                thread.start()  # before other threads can find and join it
-            self._aborting += threads
+            self._ends += ends
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the aborts that were not yet: those for which the host had no thread left."""
+        with self._lock:
+            while self._ends:
+                thread = threading.Thread(
+                    target=self._end, args=(self._ends[0],), name="m8d-abort", daemon=True
+                )
+                try:
+                    thread.start()  # before other threads can find and join it
+                except RuntimeError:
+                    return
+                del self._ends[0]
+                self._running += 1
+                self._aborting.append(thread)
 
     def _end(self, end: Callable[[], None]) -> None:
         self._quiet.wait(QUIET)
         if self._spare():
             self._quiet.wait(QUIET)  # it is being closed
+        began = time.monotonic()
         # A backend that fails to abort is unusable, and its world is over.
         with contextlib.suppress(Exception):
             end()
+        patience = self._abort_patience
+        with self._lock:
+            if patience is not None and time.monotonic() - began >= patience:
+                self._hung = True
+                _hanging.append(end)
+            self._running -= 1
+            if not self._goes_on():
+                self._unended.clear()
+
+    def _goes_on(self) -> bool:
+        """Whether the abort is not over, of a world that is; the lock is held."""
+        return bool(self._running or self._ends or self._hung)
 
     def _spare(self) -> bool:
         """Wait until no thread has operations of this world in an open NCCL group; whether there was one."""
@@ -370,7 +413,8 @@ class Traffic:
         if not self.over.wait(STILL) or not self.ended(deadline):
             if work is not None:
                 with self._lock:
-                    self._unended.append(work)
+                    if not self.over.is_set() or self._goes_on():
+                        self._unended.append(work)
             _log.warning(
                 "NCCL has not ended an operation after %g s: until it does, it may write into its tensor",
                 STILL,
@@ -378,13 +422,14 @@ class Traffic:
 
     def ended(self, deadline: float) -> bool:
         """Wait for the aborts until `deadline` (``time.monotonic()`` seconds); return whether they ended."""
+        self._begin()
         with self._lock:
             aborting = list(self._aborting)
         for thread in aborting:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
             self._aborting = [thread for thread in self._aborting if thread.is_alive()]
-            return not self._aborting
+            return not self._aborting and not self._goes_on()
 
 
 def failure_of(work: Work) -> str | None:

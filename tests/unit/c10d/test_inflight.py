@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import threading
 import time
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from multiworld._c10d import fault_classification  # noqa: E402  (torch may be missing)
 from multiworld._c10d.nccl import backend as nccl  # noqa: E402  (torch may be missing)
-from multiworld._c10d.nccl import inflight  # noqa: E402
+from multiworld._c10d.nccl import inflight, loaded  # noqa: E402
 from multiworld._c10d.nccl.inflight import Traffic, failure_of  # noqa: E402
 
 Error = inflight._DistBackendError
@@ -160,6 +161,54 @@ def test_a_failed_operation_waits_for_the_abort_and_not_for_ever(monkeypatch):
     assert time.monotonic() - began < 5
     assert world._unended == [work]
     done.set()
+
+
+def test_an_abort_that_torch_gave_up_is_not_over(monkeypatch):
+    # A patched build's abort returns after its patience, and NCCL's goes on.
+    monkeypatch.setattr(inflight, "STILL", 0.2)
+    kept = []
+    monkeypatch.setattr(inflight, "_hanging", kept)
+    here = traffic(abort_patience=0.3)
+    end = threading.Event()
+    here.abort([lambda: end.wait(0.35) and None])
+    for _ in range(200):
+        if kept:
+            break
+        time.sleep(0.01)
+    assert len(kept) == 1
+    assert here.ended(time.monotonic() + 30) is False
+    work = Work()
+    here.still(work)
+    assert here._unended == [work]
+
+
+def test_what_an_abort_that_ends_late_writes_to_is_let_go_then(monkeypatch):
+    monkeypatch.setattr(inflight, "STILL", 0.1)
+    here, done, work = traffic(abort_patience=60.0), threading.Event(), Work()
+    here.abort([lambda: done.wait(30) and None, lambda: done.wait(30) and None])
+    here.still(work)
+    assert here._unended == [work]
+    done.set()
+    assert here.ended(time.monotonic() + 30)
+    assert here._unended == []
+
+
+def test_an_abort_without_a_thread_is_not_over_and_begins_later(monkeypatch):
+    here, ended = traffic(), []
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "m8d-abort":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as none:
+        none.setattr(threading.Thread, "start", refused)
+        here.abort([lambda: ended.append(1)])
+        assert here.over.is_set()
+        assert here.ended(time.monotonic()) is False
+    assert here.ended(time.monotonic() + 30)
+    assert ended == [1]
 
 
 def test_an_abort_that_fails_is_over():
@@ -340,15 +389,53 @@ class Backend:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
-def test_the_groups_of_a_thread_are_closed_to_the_last(depth):
+def test_the_groups_of_a_thread_are_closed_to_the_last(monkeypatch, depth):
     backend = Backend(depth)
 
     class Group:
         def _get_backend(self, _device):
             return backend
 
+    monkeypatch.setattr(loaded, "group_end", lambda: None)
     nccl.close_thread_group(Group(), torch.device("cuda"))
     assert backend.ends == max(1, depth)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_they_are_closed_by_nccl_itself_where_it_is_a_library(monkeypatch, depth):
+    # torch's own end would count a group as closed that it had not counted as open.
+    backend, left = Backend(depth), [depth]
+
+    class Group:
+        def _get_backend(self, _device):
+            return backend
+
+    def end():
+        left[0] -= 1
+        return 5 if left[0] < 0 else 0
+
+    monkeypatch.setattr(loaded, "group_end", lambda: end)
+    nccl.close_thread_group(Group(), torch.device("cuda"))
+    assert (left[0], backend.ends) == (-1, 0)
+
+
+def test_a_wait_asks_in_the_mode_that_leaves_other_threads_captures_alone(monkeypatch):
+    mode, seen = ctypes.c_int(0), []
+
+    def exchange(given):
+        mine, mode.value = mode.value, given._obj.value
+        given._obj.value = mine
+        return 0
+
+    monkeypatch.setattr(loaded, "_exchange_mode", lambda: exchange)
+    traffic().until(lambda: seen.append(mode.value) or len(seen) > 2, None)
+    assert (seen, mode.value) == ([1, 1, 1], 0)
+
+    def refuse(_given):  # no driver
+        return 35
+
+    monkeypatch.setattr(loaded, "_exchange_mode", lambda: refuse)
+    traffic().until(lambda: True, None)
 
 
 def test_operations_are_run_one_by_one_and_the_last_ones_work_is_everybodys():
