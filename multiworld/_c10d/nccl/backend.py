@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.constants import default_pg_nccl_timeout
 
-from multiworld._c10d.nccl.inflight import Canary
+from multiworld._c10d.nccl import loaded
+from multiworld._c10d.nccl.inflight import TIMEOUT_GRACE, Canary
 from multiworld._c10d.routing.state import owner_of
 from multiworld.errors import BackendError
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
     "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
-    "wake", "works_need",
+    "timeout_of", "wake", "works_need",
 ]  # fmt: skip
 
 SINGLE = {
@@ -162,18 +164,35 @@ def error_of(group: Any, device: Any) -> str | None:
     return f"NCCL operation failed: the process group reports {error}"
 
 
+def timeout_of(group: Any, traffic: Traffic) -> float | None:
+    """Return the seconds that a group's operations may take; None where that is the world's timeout.
+
+    A group that was made without a timeout has torch's default, which says nothing.
+    """
+    options = getattr(_backend(group, traffic.device), "options", None)
+    given = getattr(options, "_timeout", None)
+    if given is None or given == default_pg_nccl_timeout:
+        return None
+    seconds = given.total_seconds()
+    return None if seconds == traffic.timeout else seconds + TIMEOUT_GRACE
+
+
 def close_thread_group(group: Any, device: Any) -> None:
     """Close the NCCL groups that a failed call has left open in this thread; queued operations do not run.
 
-    NCCL refuses to close what is not open, which ends this. The outermost end repeats the failure, and that
-    torch reports without counting the group as closed, which is right: it had not counted it as open.
+    NCCL refuses to close what is not open, which ends this. Torch had not counted the group as open, so it is
+    NCCL that is asked: torch's own end would count it as closed.
     """
     end = getattr(_backend(group, device), "_group_end", None)
     if end is None:
         return
+    direct = loaded.group_end()
     with contextlib.suppress(RuntimeError):
         for _ in range(_DEEPEST):
-            end()
+            if direct is None:
+                end()
+            elif direct():
+                return
 
 
 def one_by_one(name: str, single: Callable[..., Any], *args: Any) -> Any:

@@ -67,6 +67,9 @@ _owners: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 _posters: weakref.WeakKeyDictionary[Any, _Owner] = weakref.WeakKeyDictionary()
 """Owner of each process group's operations, cached: asking the backend costs 2 µs for each operation."""
 
+_outputs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+"""Outputs of works that ended coalesced operations: asked for them, torch's older NCCL ends the process."""
+
 _ALONE = contextlib.nullcontext()
 
 
@@ -77,21 +80,24 @@ class _Owner:
         state: of the world.
         traffic: of the world.
         group: that it was posted to; a kept work must not keep the group.
+        limit: seconds that it may take, where its group has another timeout than the world.
         backend: what must not go before the work does, if anything (`nccl.needed_by_works`). The work's entry
             goes when its C++ part has been destroyed.
     """
 
-    __slots__ = ("backend", "group", "state", "traffic")
+    __slots__ = ("backend", "group", "limit", "state", "traffic")
 
     def __init__(self, state: WorldState, traffic: Traffic, group: Any) -> None:
         self.state = state
         self.traffic = traffic
         self.group = weakref.ref(group)
         self.backend = nccl.needed_by_works(group, traffic.device)
+        self.limit = nccl.timeout_of(group, traffic)
 
     def finish(self, work: Any, timeout: float | None = None) -> None:
         """Block until `work` has ended; see `Traffic.finish`."""
-        self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), timeout)
+        limit = self.limit if timeout is None else timeout
+        self.traffic.finish(work, lambda: nccl.error_of(self.group(), self.traffic.device), limit)
 
     def raise_(self, error: Exception) -> NoReturn:
         """Raise `error`, translated for the world."""
@@ -206,6 +212,8 @@ def _posting(function: Callable[..., Any], *, ends: bool) -> Callable[..., Any]:
             opened.ended()
         if work is not None:
             _owners[work] = owner
+            if ends:
+                _outputs[work] = []  # as torch's future has it
         return work
 
     return post
@@ -295,7 +303,9 @@ def _on_own_communicator(
             with contextlib.suppress(Exception):  # it has failed
                 end(group, device)
             raise
-        return end(group, device)
+        work = end(group, device)
+        _outputs[work] = tensors
+        return work
 
     return point_to_point
 
@@ -382,6 +392,9 @@ def _promising(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _result(work: Any) -> list[Any]:
     """Return an operation's outputs; the value of torch's own future ends the process without any (2.6)."""
+    outputs = _outputs.get(work)
+    if outputs is not None:
+        return list(outputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated, without a replacement
         return list(work.result())
