@@ -76,7 +76,8 @@ def identity(name, index):
         "LWS_GROUP_SIZE": str(size),
         "LWS_WORKER_INDEX": str(index),
     }
-    return f"{own}-0" + (f"-{index}" if index else ""), own, {}, told
+    labels = {"leaderworkerset.sigs.k8s.io/name": own}
+    return f"{own}-0" + (f"-{index}" if index else ""), own, labels, told
 
 
 def environment(name, index, address):

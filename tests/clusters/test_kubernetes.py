@@ -164,14 +164,6 @@ def test_headless_services_name_pods_before_they_are_ready(name):
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
 
 
-@pytest.mark.parametrize("name", ["networkpolicy.yaml", "poddisruptionbudget.yaml"])
-def test_policies_select_the_pods_of_a_run(name):
-    pods = [template(each)["metadata"]["labels"] for each in [*RUNS, "etcd.yaml"]]
-    for each in documents(name):
-        selector = each["spec"].get("podSelector") or each["spec"]["selector"]
-        assert any(selector["matchLabels"].items() <= labels.items() for labels in pods)
-
-
 def test_what_meets_before_it_is_ready_is_not_started_one_by_one():
     assert of_kind("statefulset.yaml", "StatefulSet")["spec"]["podManagementPolicy"] == "Parallel"
     assert of_kind("leaderworkerset.yaml", "LeaderWorkerSet")["spec"]["startupPolicy"] == "LeaderCreated"
