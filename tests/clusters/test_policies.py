@@ -1,4 +1,4 @@
-"""deploy/kubernetes: which pods its policies select, and how many its budgets let a drain of machines take."""
+"""deploy/kubernetes: whom its policies let in, and how many pods its budgets let a drain of machines take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("yaml", reason="manifests are YAML: pip install pyyaml")
 
-from podkit import documents, identity, template
+from podkit import MANIFESTS, documents, identity, template
 
 pytestmark = [pytest.mark.everyday]
 
@@ -69,3 +69,16 @@ def test_pods_of_a_broken_world_are_not_evicted_past_the_budget(name):
     """They run and are not ready; `AlwaysAllow` would let the API server evict all of them at once."""
     (budget,) = selected("poddisruptionbudget.yaml", name, "selector")
     assert budget["spec"].get("unhealthyPodEvictionPolicy", "IfHealthyBudget") == "IfHealthyBudget"
+
+
+@pytest.mark.parametrize("name", [each for each in RUNS if "etcd:2379" in (MANIFESTS / each).read_text()])
+def test_etcd_lets_in_the_pods_that_a_manifest_leads_to_it(name):
+    """As a comment as well, which is there to be taken."""
+    (policy,) = selected("networkpolicy.yaml", "etcd.yaml", "podSelector")
+    let_in = [peer["podSelector"] for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    assert any(selects(each, labels(name)) for each in let_in)
+
+
+def test_the_manifests_with_an_etcd_are_known():
+    named = [each for each in RUNS if "etcd:2379" in (MANIFESTS / each).read_text()]
+    assert named == ["job.yaml", "jobset.yaml", "statefulset.yaml"]
