@@ -206,3 +206,11 @@ def test_the_image_has_what_these_tests_are_about():
     }
     assert all((ROOT / name).exists() for name in copied)
     assert copied >= {"pyproject.toml", "multiworld", "patches", "m8d.py"}
+
+
+def test_the_image_can_hold_the_rendezvous_of_the_manifests():
+    """torch's etcd-v2 imports the module `etcd`, of python-etcd; the extra `etcd` is for stores, and brings urllib3."""
+    text = (ROOT / "deploy" / "Containerfile").read_text()
+    manifests = (ROOT / "deploy" / "kubernetes").glob("*.yaml")
+    assert any("--rdzv-backend=etcd-v2" in each.read_text() for each in manifests)
+    assert "python-etcd" in re.search(r"^ARG MORE=(.*)$", text, re.MULTILINE)[1].split()
