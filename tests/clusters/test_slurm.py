@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 from clusterworker import WORLDS, told
 from slurmkit import Slurm
+
+from multiworld.run.options import parse
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "deploy" / "slurm"
@@ -155,6 +159,32 @@ def test_a_job_that_is_queued_again_has_a_run_of_its_own(slurm, tmp_path, chaine
     if how == "lost node":
         slurm.boot("n2")
         slurm.idle()
+
+
+def launcher(slurm, node):
+    """The process of m8d-run on a node, as this machine numbers it, but for those that it has started."""
+    there = slurm.hosts.pids(node, "multiworld.run")
+    parents = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in there}
+    (found,) = [pid for pid in there if int(parents[pid]) not in there]
+    return found
+
+
+def test_a_launcher_that_ends_alone_ends_the_job(slurm, tmp_path):
+    """As one out of memory: its node lives, so Slurm gives the job no other one, and it would wait for its time limit."""
+    job = Job(slurm, tmp_path, SLURM / "m8d.sbatch", "--nproc-per-node", "1", workers=1)
+    job.wait(2, "active", generation=1)
+    os.kill(launcher(slurm, "n2"), signal.SIGKILL)
+    assert job.ended()[0] == "FAILED", job.log()
+    assert slurm.job(job.number)["Restarts"] == "0"
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(("file", "loss"), [("m8d.sbatch", "stop"), ("m8d-spare.sbatch", "continue")])
+def test_options_of_the_user_win_against_those_of_the_file(file, loss):
+    (own,) = re.findall(r"^[^#\n]*srun .*m8d-run (--.*) \"\$@\"", (SLURM / file).read_text(), re.MULTILINE)
+    assert parse([*own.split(), "train.py"]).on_node_loss == loss
+    options = parse([*own.split(), "--on-node-loss", "continue", "--max-restarts", "3", "train.py"])
+    assert (options.on_node_loss, options.torch.max_restarts) == ("continue", 3)
 
 
 def test_scancel_ends_workers_within_the_grace_period(slurm, tmp_path):
