@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -58,6 +59,18 @@ def test_a_unit_is_correct_and_not_exposed(need, tmp_path, name):
         assert done.returncode == 0, done.stdout + done.stderr
         if words[0] == "verify":
             assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_no_exit_code_keeps_a_unit_from_being_started_again(name):
+    """`m8d-run` ends with a failed worker's code, whichever that is; the burst bounds the attempts."""
+    unit = UNITS[name].read_text()
+    assert "\nRestart=on-failure\n" in unit
+    assert "\nRestartPreventExitStatus=" not in unit
+    assert re.findall(r"^StartLimit\w+=\d+$", unit, re.MULTILINE) == [
+        "StartLimitIntervalSec=600",
+        "StartLimitBurst=5",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +148,14 @@ def test_workers_and_the_launcher_are_restarted_and_a_stop_ends_all(system):
     assert system.pids("m8d-run") == []
 
 
-def test_wrong_arguments_are_not_tried_again(system):
+def test_wrong_arguments_are_tried_as_often_as_the_unit_says(system):
+    """A worker's 2, as Python ends with where it cannot open its program, is `m8d-run`'s, too: both are tried again."""
     system.path("/etc/m8d/run.env").write_text("M8D_RUN=--no-such-option\n")
     try:
         system.ctl("start", "m8d-run", check=False)
         system.wait(lambda: system.show("m8d-run", "ActiveState") == "failed", "the unit fails", PATIENCE)
         assert system.show("m8d-run", "ExecMainStatus") == "2"
-        assert system.show("m8d-run", "NRestarts") == "0"
+        assert system.show("m8d-run", "NRestarts") == "5"
     finally:
         system.ctl("reset-failed", "m8d-run", check=False)
 
