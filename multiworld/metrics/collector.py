@@ -145,6 +145,7 @@ class WorldsCollector:
         stuck: dict[str, float] = {}
         for name, world in worlds.items():
             label, state, gen = labels[name], world.state, world._gen  # noqa: SLF001  (the handle's own package)
+            breakage = None if state is State.ACTIVE else gen.breakage
             if state in states:
                 states[state] += 1
             since = records[name][1] if name in records else None
@@ -160,7 +161,10 @@ class WorldsCollector:
                 hangs = max(hangs, stuck.get(label, 0))
             else:
                 generation[label] = gen.number
-            active[label], ready[label], broken[label], pending[label] = is_active, is_ready, seconds, waits
+            active[label], broken[label], pending[label] = is_active, seconds, waits
+            # A member that left in good order may be done: then nothing is amiss, for ever.
+            if breakage is None or breakage.cause is not Cause.LEFT:
+                ready[label] = is_ready
             stuck[label] = hangs
             members[label] = members.get(label, 0) + gen.size
             busy[label] = busy.get(label, 0) + len(world.busy)
@@ -170,13 +174,19 @@ class WorldsCollector:
         )  # fmt: skip
         yield self._gauge("world_active", "Whether the world is active.", "world", active)
         yield self._gauge(
-            "world_ready", "Whether it is active and this member has its latest state.", "world", ready
+            "world_ready",
+            "Whether it is active and this member has its latest state; none after one left in good order.",
+            "world",
+            ready,
         )
         yield self._gauge("world_generation", "Number of its generation.", "world", generation)
         yield self._gauge("world_members", "Members of its generation, lost ones too.", "world", members)
         yield self._gauge("world_busy_members", "Members that run and give no sign of life.", "world", busy)
         yield self._gauge(
-            "world_broken_seconds", "Seconds since it broke; 0 while it is not broken.", "world", broken
+            "world_broken_seconds",
+            "Seconds since it broke; 0 while it is not broken, or after a member left in good order.",
+            "world",
+            broken,
         )
         yield self._gauge(
             "world_pending_seconds",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._generation.process_totals import KEPT
 from multiworld.events import (
+    Cause,
     State,
     WorldActive,
     WorldBroken,
@@ -32,7 +33,7 @@ from multiworld.registry import registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiworld.events import Event
+    from multiworld.events import Breakage, Event
 
 __all__ = ["BROKEN", "STATE_BYTES", "STUCK", "Histogram", "Key", "Record", "Recorder", "recorder"]
 
@@ -84,7 +85,7 @@ class Record:
     Attributes:
         counts: that only rise.
         joining: whether a join is under way; `joining_since` when it began, None if that was not seen.
-        broken_at: when it broke; None while it is not broken.
+        broken_at: when it broke; None while it is not broken, or since a member left it in good order.
         closed: whether this process has closed it, and not joined it again.
     """
 
@@ -97,6 +98,11 @@ class Record:
         self.broken_at: float | None = None
         self.closed = False
         self.transfer = 0, -1, 0  # generation, provider, bytes that have been counted
+
+    def broke(self, breakage: Breakage) -> None:
+        """It is broken, unless a member left in good order: that one may be done, and never come back."""
+        if breakage.cause is not Cause.LEFT:
+            self.broken_at = breakage.at
 
     def until(self, now: float) -> Counter[Key]:
         """Return the counts, with the seconds for which it is broken now."""
@@ -137,7 +143,7 @@ class Recorder:
             for name, world in registry.worlds().items():
                 record, breakage = self._of(name), world._gen.breakage  # noqa: SLF001  (the handle's own package)
                 if breakage is not None and world.state is not State.ACTIVE:
-                    record.broken_at = breakage.at
+                    record.broke(breakage)
             self._forget = subscribe(self.apply)
             _know_forks()
 
@@ -181,7 +187,7 @@ class Recorder:
                 self._closed(event.world, record, event.at)
         elif isinstance(event, WorldBroken):
             counts["breakages", event.breakage.cause.value] += 1
-            record.broken_at = event.breakage.at
+            record.broke(event.breakage)
         elif isinstance(event, WorldStuck):
             counts[STUCK] += 1
         elif isinstance(event, WorldStateReceived):

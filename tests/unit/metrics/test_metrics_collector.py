@@ -110,6 +110,22 @@ def test_a_world_that_rejoins_is_broken_until_it_is_active(busy):
     assert found["multiworld_world_broken_seconds", "w1"] > 6
 
 
+def test_a_world_that_a_member_left_in_good_order_is_not_said_to_be_unready(process):
+    for name in ("w0", "w1", "w2"):
+        process.joins(process.add(name).name)
+    for name in ("w0", "w2"):
+        process.known[name].breaks(Cause.LEFT, ago=9.0)
+        process.breaks(name, Cause.LEFT)
+    process.known["w2"].state = State.JOINING
+    for labels in (512, 0):
+        with collected(process, max_worlds=labels) as made:
+            found = numbers(made)
+        assert {key[1]: value for key, value in found.items() if key[0] == "multiworld_world_ready"} == {
+            "w1" if labels else OTHER: 1
+        }
+    assert found["multiworld_world_active", OTHER] == found["multiworld_world_broken_seconds", OTHER] == 0
+
+
 def test_worlds_beyond_the_limit_share_a_label_and_the_worst_is_shown(process):
     for number in range(4):
         world = process.add(f"w{number}", size=10)

@@ -57,7 +57,7 @@ def test_a_breakage_lasts_until_the_world_is_active(process):
     assert counts(process)[BROKEN] == 6.0, "the join is a part of it"
     assert recorder.records(300.0)[0]["w"][1] is None
     assert recorder.recoveries.sum == pytest.approx(6.0)
-    process.breaks("w", Cause.LEFT, at=300.0)
+    process.breaks("w", Cause.CRASHED, at=300.0)
     process.known["w"] = object()
     process.fails("w", at=301.0)
     assert recorder.records(302.0)[0]["w"][1] == 300.0, "a join that failed repairs nothing"
@@ -66,7 +66,22 @@ def test_a_breakage_lasts_until_the_world_is_active(process):
     assert recorder.records(303.0)[0]["w"][1] is None
     assert recorder.recoveries.cumulative()[-1] == ("+Inf", 1.0), "a world that was closed has not recovered"
     found = counts(process)
-    assert (found["breakages", "hung"], found["breakages", "left"]) == (1, 1)
+    assert (found["breakages", "hung"], found["breakages", "crashed"]) == (1, 1)
+
+
+def test_a_world_that_a_member_left_in_good_order_is_not_broken(process):
+    """That member may be done: a hub keeps the world, and its Rejoiner tries, for as long as the program runs."""
+    recorder = process.recorder
+    process.joins("w")
+    process.breaks("w", Cause.LEFT, at=200.0)
+    assert recorder.records(300.0)[0]["w"][1] is None
+    process.joins("w", at=300.0)
+    assert counts(process) == {("joins", "active"): 2, ("breakages", "left"): 1}
+    assert recorder.recoveries.cumulative()[-1] == ("+Inf", 0.0)
+    process.add("before").breaks(Cause.LEFT)
+    recorder.end()
+    recorder.begin()
+    assert recorder.records(300.0)[0]["before"][1] is None
 
 
 def test_bytes_of_a_state_count_once(process):
