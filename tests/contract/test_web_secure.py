@@ -202,9 +202,9 @@ def test_prometheus_with_the_example(tmp_path, cast, files):
     text = text.replace('"alpha:9400", "beta:9400"', f'"127.0.0.1:{told.numbers}"')
     text = text.replace('"alpha:8080", "beta:8080"', f'"127.0.0.1:{told.page}"')
     # And one that shows nothing.
-    text = text.replace(
+    text = text.replace("scrape_interval: 15s", "scrape_interval: 1s").replace(
         "scrape_configs:\n",
-        "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: stranger\n    scheme: https\n"
+        "scrape_configs:\n  - job_name: stranger\n    scheme: https\n"
         f"    tls_config: {{ca_file: {files.ca}}}\n    static_configs: [{{targets: ['127.0.0.1:{told.numbers}']}}]\n",
     )
     config = tmp_path / "prometheus.yml"

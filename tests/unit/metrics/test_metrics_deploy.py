@@ -75,6 +75,28 @@ def test_every_alert_has_a_test_that_fires_and_one_that_does_not():
         assert f"alertname: {name}}}" in tests, name
 
 
+def test_what_is_shipped_scrapes_and_evaluates_as_often_as_the_alerts_need():
+    """A member is busy, and an operation stuck, for less than a minute, which is Prometheus's default."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    samples = [
+        each
+        for each in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+        if "\nscrape_configs:" in f"\n{each}"
+    ]
+    assert len(samples) == 2
+    for text in [RULES.with_name("secure.yml").read_text(), *samples]:
+        for name in ("scrape_interval", "evaluation_interval"):
+            assert re.findall(rf"\b{name}: (\w+)", text) == ["15s"], text
+
+
+@needs_promtool
+def test_the_shipped_configuration_is_checked(tmp_path):
+    text = RULES.with_name("secure.yml").read_text()
+    (tmp_path / "prometheus.yml").write_text(text)
+    (tmp_path / RULES.name).write_text(RULES.read_text())
+    promtool("check", "config", "--syntax-only", tmp_path / "prometheus.yml")
+
+
 def test_every_alert_says_value_meaning_and_next_step():
     for alert in alerts():
         name = alert.split()[0]
