@@ -90,7 +90,7 @@ class WorldsCollector:
         joining = registry.joining()
         records, forgotten = recorder.records(now)
         sums, before = process_totals.sums()
-        labels = self._labelled({*worlds, *joining}, (*records, *sums, *worlds))
+        labels = self._labelled({*worlds, *joining}, (*records, *sums, *worlds, *joining))
         yield self._core.InfoMetricFamily(
             "multiworld", "The version of multiworld.", {"version": import_module("multiworld").__version__}
         )
@@ -143,6 +143,9 @@ class WorldsCollector:
         broken: dict[str, float] = {}
         pending: dict[str, float] = {}
         stuck: dict[str, float] = {}
+        for name in joining:
+            if name not in worlds:
+                active[labels[name]] = ready[labels[name]] = 0.0
         for name, world in worlds.items():
             label, state, gen = labels[name], world.state, world._gen  # noqa: SLF001  (the handle's own package)
             breakage = None if state is State.ACTIVE else gen.breakage

@@ -60,6 +60,7 @@ _SCHEMAS = {
         sizes={"type": "string", "description": "MIN:MAX where ranks are assigned, else empty"},
         since=_or_null(_TIME), note=_TEXT, cause=_CAUSE, detail=_TEXT, members=_list(_ref("Member")),
         candidates={"type": "integer", "description": "processes that wait to be let in"},
+        left={**_YES, "description": "whether it is over for those that left it in good order, and no member of it was lost"},
         pending=_list(_ref("Pending")), links=_list(_ref("Link")),
         waited={"type": "object", "additionalProperties": _NUMBER, "description": "seconds, by rank"},
     ),

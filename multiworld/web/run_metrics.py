@@ -71,8 +71,8 @@ def families(view: dict[str, Any]) -> Iterable[Metric]:
         [([state], worlds[state]) for state in _WORLD_STATES],
     )  # fmt: skip
     yield gauge(
-        "world_active", "Whether the world is active.", ["world"],
-        [([each["name"]], float(each["state"] == "active")) for each in shown],
+        "world_active", "Whether the world is active; none where members closed it in good order.", ["world"],
+        [([each["name"]], float(each["state"] == "active")) for each in shown if not each["left"]],
     )  # fmt: skip
     yield gauge(
         "world_generation",

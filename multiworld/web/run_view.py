@@ -172,6 +172,8 @@ class RunViews:
             "size": status["size"] or len(members),
             "note": next((each["note"] for each in said if each["note"]), ""),
             "candidates": sum(each.get("waiting", 0) for each in said),
+            "left": bool(reports)
+            and all(each["state"] == "closed" or each.get("left", False) for each in reports.values()),
         }
 
 

@@ -85,6 +85,7 @@ def world(
         "detail": status.get("detail", "") if broken else "",
         "members": sorted(members, key=lambda each: (each["rank"] < 0, each["rank"])),
         "candidates": 0,
+        "left": status["state"] in {"broken", "joining"} and status.get("cause") == "left",
         "pending": waits["pending"] if waits and not broken else [],
         "links": links,
         "waited": waits["waited"] if waits and not broken else {},

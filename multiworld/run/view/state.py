@@ -58,11 +58,15 @@ _LONGEST_TEXT = 500
 _TOKEN = re.compile(r"\?token=\S+")
 _LIVE = frozenset({"starting", "up", "retiring"})
 _OVER = frozenset({"ended", "stopped"})
+_LEFT = "left"
 
 
 @dataclass
 class _WorldReport:
-    """Last report of one worker about one world; `received` of `total` bytes of its state have come."""
+    """Last report of one worker about one world; `received` of `total` bytes of its state have come.
+
+    `left`: its last generation ended when another member left in good order, and it is in no later one.
+    """
 
     state: str
     generation: int
@@ -70,6 +74,7 @@ class _WorldReport:
     sizes: str = ""
     received: int = 0
     total: int = 0
+    left: bool = False
 
 
 @dataclass
@@ -184,6 +189,7 @@ class RunState:
                     "name": name, "state": state, "generation": generation,
                     "members": [
                         {"rank": rank, "state": each.state, "generation": each.generation, **_transfer(each)}
+                        | ({"left": True} if each.left else {})
                         | self._place(name, rank)
                         for rank, each in members
                     ],
@@ -356,7 +362,9 @@ class RunState:
         known = before.generation if before is not None else 0
         sizes = event.sizes or (before.sizes if before is not None else "")
         size = event.size or (before.size if before is not None else 0)
-        world[event.rank] = _WorldReport(event.state, event.generation or known, size, sizes)
+        left = event.state in {"joining", "failed"} and before is not None and before.left
+        left = event.cause == _LEFT if event.state == "broken" else left
+        world[event.rank] = _WorldReport(event.state, event.generation or known, size, sizes, left=left)
         self._busy.pop(event.world, None)
         if event.state == "active" and event.detail:
             self._busy[event.world] = event.detail
@@ -389,7 +397,7 @@ class RunState:
         for world in self._worlds.values():
             report = world.get(rank)
             if report is not None and report.state != "closed":
-                report.state = state
+                report.state, report.left = state, False
 
     def _forget(self, ranks: Iterable[int]) -> None:
         for rank in list(ranks):

@@ -102,6 +102,16 @@ def test_what_was_told_as_stuck_counts_as_long_as_it_waits(process, monkeypatch)
     )
 
 
+def test_a_world_that_is_joined_for_the_first_time_is_neither_active_nor_ready(process):
+    process.add("w0")
+    process.names = ("w0", "new")  # `new`: its event may come later
+    for label, limit in (("new", 512), (OTHER, 0)):
+        with collected(process, max_worlds=limit) as made:
+            found = numbers(made)
+        assert (found["multiworld_world_active", label], found["multiworld_world_ready", label]) == (0, 0)
+        assert ("multiworld_world_generation", "new") not in found
+
+
 def test_a_world_that_rejoins_is_broken_until_it_is_active(busy):
     busy.known["w1"].state = State.JOINING
     with collected(busy) as made:

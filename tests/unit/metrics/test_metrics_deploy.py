@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from fakeworlds import collected
+from unit.web.test_views import run_views
+
+from multiworld.web.run_metrics import families
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "multiworld.rules.yml"
@@ -41,6 +44,9 @@ def series(process):
         for family in made.collect():
             for sample in family.samples:
                 found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    for family in families(run_views()[0]):
+        for sample in family.samples:
+            found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
     return found
 
 
@@ -104,7 +110,8 @@ def test_every_alert_says_value_meaning_and_next_step():
         description = " ".join(alert.split("description: >-")[1].split())
         assert re.fullmatch(r"Value: .+\. Meaning: .+\. Next step: .+\.", description), name
         assert "m8d-run status" in description, name
-        assert "{{ $labels.world }}" in alert.split("summary:")[1].splitlines()[0], name
+        of = "instance" if "multiworld_run_worker_" in alert else "world"
+        assert f"{{{{ $labels.{of} }}}}" in alert.split("summary:")[1].splitlines()[0], name
 
 
 def test_the_alerts_name_metrics_that_there_are(series):
