@@ -267,9 +267,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     parts.callback(reaper.close)
     forks = _forks(run, parts)
     handler, address, port = _rendezvous(config, secured, parts)
-    leave = ExitStack()
-    leave.callback(shut_down, handler)
-    parts.push(leave)
+    leave = parts.enter_context(ExitStack())
     shared = [field.name for field in dataclasses.fields(WorkerSpec) if hasattr(config, field.name)]
     asked: dict[str, Any] = {name: getattr(config, name) for name in shared}
     asked |= {
@@ -343,7 +341,7 @@ def _run_agent(run: _Run, state: RunState, parts: ExitStack) -> End:
     initialize_metrics(MetricsConfig(config.metrics_cfg))
     handler_name = getattr(config, "event_log_handler", "null")
     run.bus.subscribe(ElasticFeed(handler_name, socket.gethostname(), config.run_id))
-    return _result_of(run, agent, leave)
+    return _result_of(run, agent, partial(leave.callback, shut_down, handler))
 
 
 def _run_id(config: LaunchConfig) -> str:
@@ -426,18 +424,28 @@ def _show(run: _Run, control: Path, parts: ExitStack) -> None:
         parts.callback(WebPage(str(control), run.options.web, run.bus).close)
 
 
-def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, leave: ExitStack) -> End:
+def _result_of(run: _Run, agent: WorkerAgent | GroupAgent, close: Callable[[], object]) -> End:
+    """Run the agent.
+
+    Args:
+        run: of this launcher.
+        agent: of its workers.
+        close: has the rendezvous closed in the end, for all nodes and for good. It is not called where the
+            run may go on without this node, which was sent a signal or failed alone: others may come.
+    """
     handler_name = getattr(run.config, "event_log_handler", "null")
     try:
         result = agent.run()
     except SignalException:
-        # As torch does: a rendezvous that is shut down is closed for all nodes, for good.
-        leave.pop_all()
         events.record(agent.get_event_failed(), handler_name)
         raise
     except Exception:
+        if run.options.restart == "group":
+            close()  # as torchrun does: the other nodes' workers are in one group with this one's
         events.record(agent.get_event_failed(), handler_name)
         raise
+    if not getattr(agent, "alone", False):
+        close()
     events.record(agent.get_event_succeeded(), handler_name)
     if result is None:  # the rendezvous was complete without this node
         return End(0, "this node was not needed")

@@ -96,6 +96,7 @@ def test_an_error_in_the_watch_ends_the_run(nodes, monkeypatch, item):
     event = ends(nodes)
     assert isinstance(event, Stop)
     assert "can't start new thread" in event.reason
+    assert event.alone
 
 
 @pytest.fixture
@@ -168,6 +169,7 @@ def test_a_node_cut_off_after_the_store_was_lost_for_good_ends(store, nodes, joi
     lost = next(each for each in events if isinstance(each, Reassigned))
     assert lost.assignment.slot is None
     assert "the rendezvous store is gone: it cannot get one" in events[-1].reason
+    assert events[-1].alone
 
 
 def test_a_node_cut_off_after_the_others_have_closed_the_rendezvous_is_done(

@@ -75,9 +75,15 @@ class Reassigned(NodeEvent):
 
 @dataclass(frozen=True)
 class Stop(NodeEvent):
-    """The run has to end: another node ended it, or a node was lost under --on-node-loss stop."""
+    """The run has to end: another node ended it, or a node was lost under --on-node-loss stop.
+
+    Attributes:
+        reason: for the log.
+        alone: only this node has to end; the others go on.
+    """
 
     reason: str
+    alone: bool = False
 
 
 @dataclass(frozen=True)

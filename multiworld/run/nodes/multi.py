@@ -84,6 +84,9 @@ class MultiNode(Nodes):
         plan: of the worlds file.
         snapshot: returns what other nodes' launchers get when they ask for this one's. Quick.
         signs: gets a sign of life every 0.5 s and after each answer of the store, from ``m8d-nodes``.
+
+    Raises:
+        RunError: its --local-addr is no address of this host.
     """
 
     def __init__(
@@ -95,6 +98,9 @@ class MultiNode(Nodes):
         snapshot: Callable[[], dict[str, Any]] = dict,
         signs: LifeSigns | None = None,
     ) -> None:
+        if spec.local_addr:
+            # A wrong one is found before the rendezvous: the others would hold one for this node.
+            reachable_address(spec.endpoint, spec.local_addr)
         self._spec, self._handler, self._bus, self._plan = spec, handler, bus, plan
         self._ready: deque[NodeEvent | RunEvent] = deque()
         self._bell, self._ringer = socket.socketpair()
@@ -309,7 +315,8 @@ class MultiNode(Nodes):
             # A bug in here must not silently leave the run unwatched.
             except Exception as error:  # noqa: BLE001  (logged, and the run ends)
                 _log.exception("the watch over the other nodes failed")
-                self._emit(Stop(f"the watch over the other nodes failed: {type(error).__name__}: {error}"))
+                said = f"the watch over the other nodes failed: {type(error).__name__}: {error}"
+                self._emit(Stop(said, alone=True))
                 return
 
     def _show_life(self) -> None:
@@ -354,7 +361,8 @@ class MultiNode(Nodes):
         if self._no_rendezvous == "closed" or self._links.me in self._finished:
             self._emit(Over())
         else:
-            self._emit(Stop("this node has no seat, and the rendezvous store is gone: it cannot get one"))
+            said = "this node has no seat, and the rendezvous store is gone: it cannot get one"
+            self._emit(Stop(said, alone=True))
 
     def _take(self, agreed: Agreed) -> None:
         """Adopt an agreement: its store is polled from now on."""

@@ -127,6 +127,7 @@ class WorkerAgent(LocalElasticAgent):
     Attributes:
         assignment: of this node; None before the first rendezvous.
         reason: why the run ended, if not because a worker failed; for people.
+        alone: whether only this node ends, and the run goes on without it.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class WorkerAgent(LocalElasticAgent):
         self._failed = ""
         self.assignment: Assignment | None = None
         self.reason = ""
+        self.alone = False
         context.bus.subscribe(self._heard)
 
     def _heard(self, event: RunEvent) -> None:
@@ -488,8 +490,8 @@ class WorkerAgent(LocalElasticAgent):
                     f"no node took the place of ranks {', '.join(map(str, lost))}, whose node was lost"
                 )
                 return RunResult(state=WorkerState.FAILED)
-            case Stop(reason=reason):
-                self.reason = reason
+            case Stop(reason=reason, alone=alone):
+                self.reason, self.alone = reason, alone
                 return RunResult(state=WorkerState.FAILED)
             case Reassigned(assignment=assignment):
                 self._reassigned(assignment)

@@ -1,0 +1,53 @@
+"""After which ends of its agent a launcher closes the rendezvous, in which then no node can come any more."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from multiworld.run import launcher
+from multiworld.run.errors import RunError
+
+SUCCEEDED, FAILED = RunResult(WorkerState.SUCCEEDED), RunResult(WorkerState.FAILED)
+SIGNALLED = SignalException("SIGTERM", signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("restart", "alone", "end", "closes"),
+    [
+        ("worker", False, SUCCEEDED, True),
+        ("worker", False, FAILED, True),
+        ("worker", True, FAILED, False),
+        ("worker", False, RunError("the nodes did not agree"), False),
+        ("worker", False, OSError("a disk is full"), False),
+        ("worker", False, SIGNALLED, False),
+        ("worker", False, None, True),
+        ("group", False, FAILED, True),
+        ("group", False, OSError("a disk is full"), True),  # as torchrun
+        ("group", False, SIGNALLED, False),
+    ],
+)
+def test_the_rendezvous_is_closed_where_the_run_is_over_for_all_nodes(
+    monkeypatch, restart, alone, end, closes
+):
+    def run():
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    monkeypatch.setattr(launcher.events, "record", lambda *_: None)
+    agent = SimpleNamespace(
+        run=run, alone=alone, get_event_failed=lambda: None, get_event_succeeded=lambda: None
+    )
+    asked = SimpleNamespace(
+        config=SimpleNamespace(), options=SimpleNamespace(restart=restart), name="train.py"
+    )
+    closed = []
+    with pytest.raises(type(end)) if isinstance(end, Exception) else contextlib.nullcontext():
+        launcher._result_of(asked, agent, lambda: closed.append(True))
+    assert closed == [True] * closes
