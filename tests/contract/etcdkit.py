@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -57,6 +59,12 @@ class Etcd:
                 return json.load(answer)["health"] == "true"
         except (OSError, ValueError):
             return False
+
+    def delete(self, key):
+        """Delete a key of version 2, as the end of its time to live does."""
+        with contextlib.closing(http.client.HTTPConnection(self.endpoint, timeout=30)) as etcd:
+            etcd.request("DELETE", f"/v2/keys{key}")
+            assert etcd.getresponse().status == 200
 
     def kill(self):
         self.process.kill()

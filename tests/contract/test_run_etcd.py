@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -19,7 +20,7 @@ def etcd(tmp_path):
         yield made
 
 
-def hub(folder, etcd, backend, *options):
+def hub(folder, etcd, backend, *options, **more):
     conf = {
         "etcd-v2": "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3",
         "etcd": "last_call_timeout=3",
@@ -30,6 +31,7 @@ def hub(folder, etcd, backend, *options):
             "--rdzv-backend", backend, "--rdzv-endpoint", etcd.endpoint, "--rdzv-id", f"run-{backend}",
             "--rdzv-conf", conf[backend], "--local-addr", "127.0.0.1", *options,
         ],
+        **more,
     )  # fmt: skip
 
 
@@ -76,3 +78,19 @@ def test_a_run_ends_and_leaves_a_closed_rendezvous(tmp_path, etcd):
         assert late.ended(120) != 0
         assert time.monotonic() < deadline
         assert late.told("born") == []
+
+
+def test_a_run_begins_anew_when_the_state_of_an_earlier_one_has_expired(tmp_path, etcd):
+    """torch's state of a run id lives for two hours in etcd; what the nodes wrote to the store stays."""
+    script = "tell('born')\nhold()\n"
+    with hub(tmp_path, etcd, "etcd-v2", "--nnodes", "2", text=script) as made:
+        for workers in (4, 8):
+            runs = [made.start(), made.start()]
+            born = made.wait(workers, "born")[-4:]
+            assert sorted(each["rank"] for each in born) == [0, 1, 2, 3]
+            if workers == 4:
+                for run in runs:
+                    run.signal(signal.SIGTERM)
+                assert [run.ended() for run in runs] == [143, 143]
+                etcd.delete("/torch/elastic/rendezvous/run-etcd-v2")
+        made.end(runs)

@@ -113,6 +113,13 @@ def joined(bus, nodes, monkeypatch):
     return look
 
 
+def notes(store):
+    """The notes of the round, as another node reads and writes them."""
+    found = RendezvousStore(store)
+    assert found.follow()
+    return found
+
+
 def node_of(number, host, since=0):
     return slots.Node(
         id=f"{number:032x}", host=host, address="127.0.0.1", port=1, pid=1, capacity=1, role="", store="",
@@ -122,7 +129,7 @@ def node_of(number, host, since=0):
 
 def apply(store, number, host, since=0, node=None):
     record = slots.NodeRecord(node_of(node or number, host, since))
-    RendezvousStore(store).write(f"apply/{number}", slots.to_json(record))
+    notes(store).write(f"apply/{number}", slots.to_json(record))
 
 
 def test_a_node_whose_application_is_late_is_admitted(store, joined):
@@ -230,7 +237,7 @@ def test_a_seat_is_free_once_its_node_has_read_in_a_store_outside_that_it_was_re
         first = nodes._membership
         seats = (*first.slots, slots.Slot(1, "", lost.id, lost.id))
         second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, lost, spare))
-        round_ = RendezvousStore(store)
+        round_ = notes(store)
         round_.add("membership", 1, slots.to_json(second))
         until(lambda: nodes._membership.epoch == 2)
         nodes._inbox.put(PeerSignal(lost.id, 2, "lost", cause, time.monotonic() - 3 * SPEC.hang_timeout))
@@ -256,7 +263,7 @@ def spare(store, nodes, monkeypatch):
     second = replace(first, epoch=2, slots=seats, nodes=(*first.nodes, *others))
     said = [{"node": each.id, **votes.says(second, list)} for each in others[2:]]
     monkeypatch.setattr(nodes._asking, "_told", lambda _: [{SAID: each} for each in said])
-    RendezvousStore(store).add("membership", 1, slots.to_json(second))
+    notes(store).add("membership", 1, slots.to_json(second))
     until(lambda: nodes._membership.epoch == 2)
 
     def gone(*_):
@@ -293,7 +300,7 @@ def test_without_a_store_a_spare_takes_the_seat_of_a_node_that_is_gone(nodes, sp
 
 
 def loses_its_seat(nodes, store):
-    RendezvousStore(store).add(
+    notes(store).add(
         "membership",
         1,
         slots.to_json(replace(nodes._membership, nodes=(), epoch=nodes._membership.epoch + 1)),

@@ -39,6 +39,7 @@ class Agreement:
         after: epoch that this node knows; the membership has to be a later one.
         counts: see `decisions.form`.
         token: for a run that has no membership yet.
+        once: whether the store has one agreement for all rounds, as that of a static rendezvous.
     """
 
     store: RendezvousStore
@@ -48,6 +49,7 @@ class Agreement:
     after: int
     counts: tuple[int, ...] | None
     token: str
+    once: bool = False
 
     def membership(self, deadline: float, cancelled: Callable[[], bool]) -> tuple[int, Membership]:
         """Return the agreed membership and its number in the store.
@@ -60,12 +62,13 @@ class Agreement:
             RunError: there was no agreement in time.
         """
         last = "the first node has not decided"
-        published = decided = applied = False
+        published: str | None = None  # id of the notes that have this node's record
+        decided = applied = False
         while not cancelled():
             try:
-                if not published:
+                if (notes := self._notes()) != published:
                     self.store.write(f"record/{self.rank}", slots.to_json(self.record))
-                    published = True
+                    published, applied = notes, False
                 if self.rank == 0 and not decided:
                     self._decide(min(deadline - 1.0, time.monotonic() + GATHERING), cancelled)
                     decided = True
@@ -92,6 +95,12 @@ class Agreement:
             next_step="See whether the other nodes run m8d-run with the same --rdzv-id and --worlds, and "
             "look at their logs",
         )
+
+    def _notes(self) -> str:
+        """Return the id of the round's notes: for all but the first node another one, perhaps, each time."""
+        if self.once:
+            return ""
+        return self.store.begin() if self.rank == 0 else self.store.follow()
 
     def _application(self, newest: Membership) -> NodeRecord:
         """Return this node's record as an application: ``since`` is the latest epoch without this node."""

@@ -284,6 +284,7 @@ class MultiNode(Nodes):
             after=epoch,
             counts=None if self._plan is None else tuple(role.count for role in self._plan.roles),
             token=secrets.token_hex(16),
+            once=self._handler.get_backend() == "static",
         )
         bootstrap = info.bootstrap_store_info
         master = None if bootstrap is None else (bootstrap.master_addr, bootstrap.master_port)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
@@ -26,6 +27,7 @@ __all__ = ["RendezvousStore", "StoreSilentError"]
 T = TypeVar("T")
 
 _PREFIX = "m8d/nodes/"
+_BEGUN = _PREFIX + "begun"
 _AHEAD = 3  # a writer that died after its claim leaves a number without text: readers look past it
 
 
@@ -45,6 +47,10 @@ class StoreSilentError(Exception):
 class RendezvousStore:
     """The notes of one rendezvous round.
 
+    torch numbers the rounds of a run id from 0 again once its state has expired (etcd, two hours), and the
+    store still has the notes of the earlier round of that number. So the first node begins notes under an id,
+    and the others follow it.
+
     Args:
         store: of the round.
         patience: seconds that one call may take.
@@ -60,16 +66,32 @@ class RendezvousStore:
         self._returns = returns
         self._patience = patience
         self._hangs: threading.Event | None = None
+        self._begun = ""
         self.answered: Callable[[], None] = lambda: None
 
-    def write(self, key: str, data: dict[str, Any]) -> None:
-        """Write a note.
+    def begin(self) -> str:
+        """Begin notes under an id of their own, and return it; once is enough.
 
         Raises:
             StoreSilentError: the store does not answer. All other methods raise it too.
         """
+        self._begun = self._begun or uuid.uuid4().hex
+        self._call(lambda: self._store.set(_BEGUN, self._begun))
+        return self._begun
+
+    def follow(self) -> str:
+        """Follow the notes that were begun last, and return their id; "" if there are none.
+
+        They may be those of an earlier run, until this round's first node begins others.
+        """
+        text = self._call(lambda: self._store.get(_BEGUN) if self._store.check([_BEGUN]) else b"")
+        self._begun = text.decode(errors="replace")
+        return self._begun
+
+    def write(self, key: str, data: dict[str, Any]) -> None:
+        """Write a note."""
         text = json.dumps(data, separators=(",", ":"))
-        self._call(lambda: self._store.set(_PREFIX + key, text))
+        self._call(lambda: self._store.set(self._key(key), text))
 
     def tell_master(self, address: str, port: int) -> None:
         """Write the address of torch's store for workers, which torch's handlers leave out in some rounds.
@@ -85,7 +107,7 @@ class RendezvousStore:
 
         def read() -> bytes | None:
             # A blocking get would keep every other call of this process's client waiting.
-            return self._store.get(_PREFIX + key) if self._store.check([_PREFIX + key]) else None
+            return self._store.get(self._key(key)) if self._store.check([self._key(key)]) else None
 
         text = self._call(read)
         if text is None:
@@ -100,7 +122,7 @@ class RendezvousStore:
 
     def count(self, key: str) -> int:
         """Count up from 1, and return the new count: each caller gets another one."""
-        return int(self._call(lambda: self._store.add(_PREFIX + key, 1)))
+        return int(self._call(lambda: self._store.add(self._key(key), 1)))
 
     def newest(self, key: str, after: int) -> tuple[int, dict[str, Any]] | None:
         """Return number and text of the last of the notes ``key/<number>`` that come after `after`."""
@@ -121,8 +143,11 @@ class RendezvousStore:
         self.write(f"{key}/{number}", data)
         return True
 
+    def _key(self, key: str) -> str:
+        return f"{_PREFIX}{self._begun}/{key}" if self._begun else _PREFIX + key
+
     def _exists(self, key: str) -> bool:
-        return bool(self._call(lambda: self._store.check([_PREFIX + key])))
+        return bool(self._call(lambda: self._store.check([self._key(key)])))
 
     def _call(self, function: Callable[[], T]) -> T:
         if self._hangs is not None and not self._hangs.is_set():
