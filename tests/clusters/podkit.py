@@ -56,18 +56,19 @@ def identity(name, index):
         if each["kind"] in {"Job", "JobSet", "LeaderWorkerSet", "StatefulSet"}
     ]
     own, spec = found["metadata"]["name"], found["spec"]
+    of_job = {"batch.kubernetes.io/controller-uid": f"uid-of-{own}"}
     match found["kind"]:
         case "Job":
             return (
                 f"{own}-{index}",
                 spec["template"]["spec"]["subdomain"],
-                {},
+                of_job,
                 {"JOB_COMPLETION_INDEX": str(index)},
             )
         case "JobSet":
             job = spec["replicatedJobs"][0]["name"]
             domain = spec["network"]["subdomain"]
-            return f"{own}-{job}-0-{index}", domain, {}, {"JOB_COMPLETION_INDEX": str(index)}
+            return f"{own}-{job}-0-{index}", domain, of_job, {"JOB_COMPLETION_INDEX": str(index)}
         case "StatefulSet":
             return f"{own}-{index}", spec["serviceName"], {"apps.kubernetes.io/pod-index": str(index)}, {}
     size = spec["leaderWorkerTemplate"]["size"]

@@ -117,6 +117,13 @@ def test_arguments_are_those_of_m8d_run_and_give_all_pods_one_run(name, clean):
     assert len(set(found)) == 1
 
 
+@pytest.mark.parametrize("name", ["job.yaml", "jobset.yaml"])
+def test_each_job_is_a_run_of_its_own(name):
+    """In an etcd torch keeps the rendezvous of a run that is over closed for two hours."""
+    assert environment(name, 0, "10.0.0.1")["PET_RDZV_ID"].startswith("uid-of-")
+    assert "--rdzv-id" not in (MANIFESTS / name).read_text()
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_probes_ask_the_page_at_its_port(name):
     pod, spec = container(name), template(name)["spec"]
