@@ -182,6 +182,31 @@ def test_the_tutorials_worlds_break_and_come_back(stage: Stage) -> None:
     assert leader.poll() is None
 
 
+DIES_JOINING = """
+import os, signal
+from multiworld._c10d import groups
+groups.build = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Before a program: it dies in its first join, when it has agreed on a generation with the other members."""
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorials_leader_outlives_a_worker_that_dies_while_it_joins(stage: Stage) -> None:
+    leader, worker = stage.start(PARTS["leader"]), PARTS["worker"]
+    stage.start(worker, "left")
+    right = stage.start(worker, "right")
+    read_until(leader, r"right 3")
+    right.kill()
+    read_until(leader, r"right is broken: crashed \(1,\)")
+    dying = stage.start(Sample("sample", "dying", "", DIES_JOINING + worker.body), "right")
+    assert dying.wait(PATIENCE) == -signal.SIGKILL
+    read_until(leader, r"right is not back: JoinAbandonedError", never="left is broken")
+    read_until(leader, r"left \d+", never="left is broken")  # the other world goes on
+    stage.start(worker, "right")
+    read_until(leader, r"right is back: generation \d+", never="left is broken")
+    read_until(leader, r"right \d+", never="left is broken")
+
+
 def test_every_part_of_a_story_is_told() -> None:
     assert set(PARTS) == {"leader", "worker", "ray"}
     assert len(RUN) > 4
