@@ -7,6 +7,8 @@ losses are compared.
 
     python examples/elastic_fsdp.py                    both, and what they came to
     python examples/elastic_fsdp.py --record FILE      the losses, as JSON
+    python examples/elastic_fsdp.py --rank 0           in terminals of their own (ranks 0 to 3, others later),
+                                                       with --pause seconds (0.2) before each step
 
 It needs a file of scikit-learn: pip install --no-deps scikit-learn
 """
@@ -69,7 +71,7 @@ class Trainer:
                 if self.generation != self.world.generation:
                     self.begin()
                 for pixels, labels in loader:
-                    time.sleep(PAUSE * self.args.story)
+                    time.sleep(self.args.pause)
                     with self.world:
                         loss = self.gradients(self.present, pixels, labels)
                     # From here on nothing can break off, and all have the gradients of this step.
@@ -139,7 +141,7 @@ def together() -> dict[str, Any]:
     """Train with members that are killed and come; returns what they came to."""
     with tempfile.TemporaryDirectory() as folder, Members("torch._dynamo") as members:
         for seat in range(MEMBERS + 1):
-            members.start(seat, "--story", "1", "--folder", folder)
+            members.start(seat, "--tell", "1", "--story", "1", "--pause", str(PAUSE), "--folder", folder)
         progress = Progress(members.store)
         for seat in KILLED:
             progress.wait(STORY[seat])
@@ -152,7 +154,8 @@ def together() -> dict[str, Any]:
 
 def main() -> int:
     """Be a member, or start them."""
-    args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--folder", "checkpoints"), ("--record", ""))
+    options = (("--tell", 0), ("--story", 0), ("--pause", 0.2), ("--folder", "checkpoints"), ("--record", ""))
+    args = arguments(__doc__, MEMBERS + 1, *options)
     if args.rank is not None:
         return member(args)
     disturbed = together()

@@ -6,7 +6,8 @@ with the same samples in each step, the two losses are the same but for rounding
     python examples/elastic_training.py                    both, and what they came to
     python examples/elastic_training.py --record FILE      the losses, as JSON
     python examples/elastic_training.py --workers 2        that read in advance, for each member
-    python examples/elastic_training.py --rank 0           in terminals of their own (ranks 0 to 2, others later)
+    python examples/elastic_training.py --rank 0           in terminals of their own (ranks 0 to 2, others later),
+                                                           with --pause seconds (0.2) before each step
 
 It needs a file of scikit-learn: pip install --no-deps scikit-learn
 """
@@ -65,10 +66,9 @@ def member(args: argparse.Namespace) -> int:
     while sampler.epoch < EPOCHS:
         try:
             for pixels, labels in loader:
-                if args.story:
-                    time.sleep(PAUSE)
-                    if args.rank == LEAVES and world.step == STORY[LEAVES]:
-                        world.leave()
+                time.sleep(args.pause)
+                if args.story and args.rank == LEAVES and world.step == STORY[LEAVES]:
+                    world.leave()
                 with world:
                     loss = nn.functional.cross_entropy(ddp(pixels), labels, reduction="sum") / BATCH
                     optimizer.zero_grad()
@@ -102,7 +102,7 @@ def run(story: int) -> dict[str, Any]:
     """Train once, with the story or without; returns what the members came to."""
     with Members("torch._dynamo") as members:
         for seat in range(MEMBERS + story):
-            members.start(seat, "--story", str(story))
+            members.start(seat, "--tell", "1", "--story", str(story), "--pause", str(PAUSE * story))
         progress = Progress(members.store)
         if story:
             progress.wait(STORY[KILLED])
@@ -115,7 +115,8 @@ def run(story: int) -> dict[str, Any]:
 
 def main() -> int:
     """Be a member, or start them."""
-    args = arguments(__doc__, MEMBERS + 1, ("--story", 0), ("--workers", 0), ("--record", ""))
+    options = (("--tell", 0), ("--story", 0), ("--pause", 0.2), ("--workers", 0), ("--record", ""))
+    args = arguments(__doc__, MEMBERS + 1, *options)
     if args.rank is not None:
         return member(args)
     disturbed = run(1)

@@ -23,7 +23,12 @@ class Progress:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Progress:
-        """A member's, once there is a store."""
+        """A member's, once there is a store.
+
+        In terminals no process asks for it, and the store is lost with the member that serves it: it stays here then.
+        """
+        if not args.tell:
+            return cls(dist.HashStore())
         return cls(dist.TCPStore(args.addr, args.port, is_master=False, wait_for_workers=False))
 
     def tell(self, step: int, result: dict[str, Any] | None = None) -> None:

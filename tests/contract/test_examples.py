@@ -17,6 +17,7 @@ import uuid
 
 import pytest
 from examplekit import EXAMPLES, MARK, PATIENCE, ROOT, examples, processes_with
+from kits.portkit import listeners
 from worldkit import free_port
 
 pytestmark = pytest.mark.everyday
@@ -240,6 +241,27 @@ def test_a_sharded_training_that_loses_members(run, scikit_learn):
     assert sizes == [4, 3, 2, 3]
     assert difference < 1e-12
     assert len(re.findall(r"of 2, gloo>, step \d+, of the checkpoint", program.text)) == 2
+
+
+@pytest.mark.parametrize(("name", "size"), [("elastic_training", 3), ("elastic_fsdp", 4)])
+def test_a_training_in_terminals_loses_the_member_that_serves_the_store(
+    run, scikit_learn, tmp_path, name, size
+):
+    port = free_port()
+    common = (f"{name}.py", "--port", port, "--pause", 0.05)
+    folder = ("--folder", tmp_path) if name == "elastic_fsdp" else ()
+    members = [run(*common, *folder, "--rank", rank) for rank in range(size)]
+    for member in members:
+        member.expect(f"of {size}, gloo>, step")
+    (served,) = [each for each in listeners(member.process.pid for member in members) if each.port == port]
+    serving = next(member for member in members if member.process.pid in served.pids)
+    serving.kill()
+    members.remove(serving)
+    for member in members:
+        member.expect(f"of {size - 1}, gloo>, step")
+    codes, text = [member.finish() for member in members], "\n".join(member.text for member in members)
+    assert codes == [0] * (size - 1), text
+    assert "Traceback" not in text
 
 
 def test_rl_weights_of_engines_that_are_killed(run, gymnasium):
