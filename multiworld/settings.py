@@ -4,7 +4,7 @@
 |---|---|---|
 | ``M8D_HANG_TIMEOUT`` | seconds without a sign of life after which a member is hung (at least 0.3) | 5 |
 | ``M8D_BUSY_TIMEOUT`` | seconds for which a silent member that runs counts as busy, then as hung; 0: it is not looked | 60 |
-| ``M8D_JOIN_TIMEOUT`` | seconds a join and each operation may take | 30 |
+| ``M8D_JOIN_TIMEOUT`` | seconds a join and each operation may take (at least 0.001) | 30 |
 | ``M8D_CLOSE_TIMEOUT`` | seconds a close may take | 5 |
 | ``M8D_SHIM`` | ``auto``, ``on`` or ``off``: NCCL fault management | auto |
 | ``M8D_REQUIRE_PATCH`` | ``1``: a torch build without the patches is an error for NCCL worlds | 0 |
@@ -131,7 +131,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         hang_timeout=_seconds(env, "M8D_HANG_TIMEOUT", Settings.hang_timeout, MIN_HANG_TIMEOUT),
         busy_timeout=_seconds(env, "M8D_BUSY_TIMEOUT", Settings.busy_timeout, 0.0),
-        join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.0),
+        join_timeout=_seconds(env, "M8D_JOIN_TIMEOUT", Settings.join_timeout, 0.001),
         close_timeout=_seconds(env, "M8D_CLOSE_TIMEOUT", Settings.close_timeout, 0.0),
         reports=env.get("M8D_REPORTS", "").strip(),
         stuck_after=_seconds(env, "M8D_STUCK_AFTER", Settings.stuck_after, 0.0),

@@ -80,6 +80,7 @@ def test_the_run_of_a_process(environ, found):
         ("M8D_HANG_TIMEOUT", "nan", "at least 0.3"),
         ("M8D_JOIN_TIMEOUT", "soon", "number of seconds"),
         ("M8D_JOIN_TIMEOUT", "inf", "number of seconds"),
+        ("M8D_JOIN_TIMEOUT", "0", "at least 0.001"),
         ("M8D_CLOSE_TIMEOUT", "-1", "at least 0"),
         ("M8D_SHIM", "maybe", "auto, on, off"),
         ("M8D_REQUIRE_PATCH", "2", "0 or 1"),
