@@ -12,6 +12,7 @@ import pytest
 import statespage
 
 from multiworld import errors, events, settings
+from multiworld._core import nccl_policy
 from multiworld.events import State
 
 ROOT = Path(__file__).parents[3]
@@ -75,6 +76,19 @@ def test_the_table_of_settings_is_that_of_the_module() -> None:
     assert said.pop("M8D_RUN_ID") == "`TORCHELASTIC_RUN_ID`"
     assert settings.run_id({"TORCHELASTIC_RUN_ID": "a"}) == "a"
     assert said == {}
+
+
+def test_each_variable_that_the_library_reads_is_named() -> None:
+    page, shim = text("settings.md"), text("shim.md")
+    for path in sorted((ROOT / "multiworld").rglob("*.py")):
+        if "run" not in path.relative_to(ROOT).parts:  # the launcher: docs/launching.md
+            for name in re.findall(r'\benvironment\("(\w+)"\)', path.read_text(encoding="utf-8")):
+                assert name in page, (path, name)
+    debugging = [name for name in nccl_policy.VARIABLES if name.startswith("TORCH_") and "DEBUG" in name]
+    assert debugging == ["TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"]
+    for name in debugging:
+        assert f"`{name}`" in page
+        assert name in shim
 
 
 def test_the_least_hang_timeout_is_said_everywhere() -> None:
