@@ -95,7 +95,7 @@ TOLD_APART: dict[str, Any] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return torch's parser with the launcher's options, which PET_<NAME> in the environment sets too."""
+    """Return torch's parser with the launcher's options, which PET_<NAME> sets too, all but --use-env."""
     parser = get_args_parser()
     if parser.get_default("master_port") == _OLDER_PORT:  # torchrun's own: a run that is alone takes any port
         parser.set_defaults(master_port=None)

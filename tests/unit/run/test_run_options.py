@@ -213,6 +213,28 @@ def test_the_own_options_by_variables(monkeypatch):
     assert (options.restart, options.restart_backoff) == ("group", 2.5)
 
 
+def test_the_page_says_which_own_options_have_a_variable():
+    text = (ROOT / "docs" / "from-torchrun.md").read_text(encoding="utf-8")
+    without = {
+        action.dest
+        for action in build_parser()._actions
+        if action.dest in OWN and type(action).__name__ not in {"env", "check_env"}
+    }
+    assert without == {"use_env", "version"}
+    assert "options that m8d-run adds, but for `--use-env`" in " ".join(text.split())
+
+
+def test_the_page_has_each_own_option():
+    text = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+    table = text.split("## Options besides torchrun's")[1]
+    told = {
+        name.replace("-", "_")
+        for row in re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE)
+        for name in re.findall(r"`--([\w-]+)", row)
+    }
+    assert told - {"no_use_env"} == OWN
+
+
 def test_version_and_a_python_without_torch(tmp_path):
     """Neither loads torch; an error line, not a traceback."""
     (tmp_path / "torch.py").write_text(
