@@ -25,12 +25,14 @@ PATIENCE = 120.0
 say = logging.getLogger("example").info
 
 
-def arguments(text: str | None, processes: int, *options: tuple[str, Any]) -> argparse.Namespace:
-    """Read the command line; `options` are further ones, by name and default."""
+def arguments(
+    text: str | None, processes: int, *options: tuple[str, Any], gpus: bool = True
+) -> argparse.Namespace:
+    """Read the command line; `options` are further ones, by name and default. Without `gpus` there is no --backend."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--backend", default="gloo", help="gloo (default) or nccl, which needs a GPU per process"
-    )
+    if gpus:
+        told = "gloo (default) or nccl, which needs a GPU per process"
+        parser.add_argument("--backend", default="gloo", help=told)
     parser.add_argument("--addr", default="127.0.0.1", help="the host of process 0, which serves the store")
     parser.add_argument("--port", type=int, default=29500, help="of the store")
     parser.add_argument(
@@ -40,7 +42,8 @@ def arguments(text: str | None, processes: int, *options: tuple[str, Any]) -> ar
         parser.add_argument(name, type=type(default), default=default, help=f"default {default}")
     args = parser.parse_args()
     args.store = f"tcp://{args.addr}:{args.port}"
-    args.device = f"cuda:{args.rank or 0}" if args.backend.startswith("nccl") else None
+    if gpus:
+        args.device = f"cuda:{args.rank or 0}" if args.backend.startswith("nccl") else None
     who = "start" if args.rank is None else args.rank
     logging.basicConfig(format=f"[{who}] %(message)s", level=logging.INFO, stream=sys.stdout)
     if args.rank is not None:

@@ -155,7 +155,7 @@ def together() -> dict[str, Any]:
 def main() -> int:
     """Be a member, or start them."""
     options = (("--tell", 0), ("--story", 0), ("--pause", 0.2), ("--folder", "checkpoints"), ("--record", ""))
-    args = arguments(__doc__, MEMBERS + 1, *options)
+    args = arguments(__doc__, MEMBERS + 1, *options, gpus=False)
     if args.rank is not None:
         return member(args)
     disturbed = together()

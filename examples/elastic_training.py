@@ -116,7 +116,7 @@ def run(story: int) -> dict[str, Any]:
 def main() -> int:
     """Be a member, or start them."""
     options = (("--tell", 0), ("--story", 0), ("--pause", 0.2), ("--workers", 0), ("--record", ""))
-    args = arguments(__doc__, MEMBERS + 1, *options)
+    args = arguments(__doc__, MEMBERS + 1, *options, gpus=False)
     if args.rank is not None:
         return member(args)
     disturbed = run(1)

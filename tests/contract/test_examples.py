@@ -368,6 +368,12 @@ def test_ctrl_c_is_quiet(run):
     assert "KeyboardInterrupt" not in program.text
 
 
+@pytest.mark.parametrize("name", ["elastic_training", "elastic_fsdp"])
+def test_what_runs_on_gloo_alone_takes_no_backend(cast, name):
+    process = cast.start(one_process, 0, script=f"{name}.py", arguments=("--backend", "nccl"))
+    assert process.expect("ran").code == 2
+
+
 def test_every_example_is_explained():
     told = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = [path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")]
