@@ -49,3 +49,25 @@ def test_a_killed_stage_comes_back_and_takes_only_its_own_requests_along(tmp_pat
         assert len(restarted) == 1, restarted
         assert "role=second:1" in restarted[0]
         assert run.leftovers() == []
+
+
+ENDS_LATE = f"""
+import os, runpy
+if _attempt == 0:  # all others have done their part; this one was killed before it had
+    raise SystemExit(os.environ["ROLE_NAME"] + os.environ["ROLE_RANK"] == "third1")
+sys.argv = [{str(EXAMPLE / "pipeline.py")!r}]
+sys.path.insert(0, {str(EXAMPLE)!r})
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_worker_that_is_started_again_after_its_neighbours_have_ended_ends_too(tmp_path):
+    with launched(
+        tmp_path, ENDS_LATE,
+        options=["--worlds", str(EXAMPLE / "worlds.toml"), "--max-restarts", "2"],
+        env={"M8D_JOIN_TIMEOUT": "3"},  # no other member comes, however long it waits
+    ) as run:  # fmt: skip
+        assert run.ended(PATIENCE) == 0, run.report()
+        assert "third:1 ends: its neighbours did not come (JoinTimeoutError)" in run.text()
+        assert len([line for line in run.lines() if "event=restarting" in line]) == 1, run.report()
+        assert "Traceback" not in run.text()
