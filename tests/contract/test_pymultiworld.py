@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
+from pathlib import Path
 from queue import Queue
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from multiworld import worlds
 from multiworld.communicator import BrokenWorldException, WorldCommunicator
 from multiworld.errors import JoinAbandonedError, UnknownWorldError
 from multiworld.manager import WorldManager
 from multiworld.watchdog import WatchDog
 
 PATIENCE = 60
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def port_of(me):
@@ -195,6 +199,41 @@ def run_operations(me, size):
 def test_all_eight_operations_in_two_worlds(cast):
     members = cast.all(run_operations, 3)
     assert [member.finish() for member in members] == [0, 0, 0]
+
+
+# -- torch's own functions, which pymultiworld patches to take a world's name --------------------------------------
+
+
+async def torchs_functions(me):
+    world_manager = WorldManager()
+    await world_manager.initialize_world(
+        "world1", me.rank, 2, addr="127.0.0.1", port=port_of(me), timeout=PATIENCE
+    )
+    tensor = torch.full((2,), float(me.rank))
+    with worlds()["world1"]:  # there: dist.broadcast(tensor, 1, None, True, "world1")
+        dist.broadcast(tensor, 1)
+        assert (dist.get_rank(), dist.get_world_size()) == (me.rank, 2)
+    assert tensor.tolist() == [1.0, 1.0]
+    await world_manager.communicator.all_reduce(tensor, world_name="world1")
+    world_manager.cleanup()
+
+
+def run_torchs_functions(me):
+    asyncio.run(torchs_functions(me))
+
+
+def test_torchs_functions_mean_a_managers_world_inside_of_with(cast):
+    members = [cast.start(run_torchs_functions, rank) for rank in range(2)]
+    assert [member.finish() for member in members] == [0, 0]
+
+
+def test_the_pages_say_which_programs_run_unchanged():
+    page = (DOCS / "from-pymultiworld.md").read_text(encoding="utf-8")
+    assert '`with multiworld.worlds()["world1"]: dist.broadcast(t, src)`' in page
+    assert not hasattr(dist, "DEFAULT_WORLD_NAME")
+    for each in (DOCS / "index.md", DOCS.parent / "README.md", DOCS / "install.md"):
+        (line,) = re.findall(r".*\brun (?:\[|unchanged).*", each.read_text(encoding="utf-8"))
+        assert "`WorldManager` and `WorldCommunicator`" in line, each
 
 
 # -- a world whose other member is not there yet --------------------------------------------------------------------
