@@ -2,9 +2,9 @@
 
 A worker dies: its images go to another, none is lost and none counted twice. It comes back under its world's name.
 
-    python examples/resnet_serving.py                      starts two workers, kills one, starts it again
-    python examples/resnet_serving.py --rank 0             in terminals of their own: the leader, and
-    python examples/resnet_serving.py --rank 1             workers 1 to --workers, to be killed and started by you
+    python examples/resnet_serving.py                             starts two workers, kills one, starts it again
+    python examples/resnet_serving.py --rank 0 --images 100000    in terminals of their own: the leader, and
+    python examples/resnet_serving.py --rank 1                    workers 1 to --workers, to be killed and started by you
 
 `--folder PATH` classifies the images in a folder (with Pillow installed) instead of generated ones.
 """

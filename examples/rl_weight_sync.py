@@ -4,8 +4,10 @@ Trainers 0 and 1 share the world "trainers" and add up their gradients there. Ea
 its own with trainer 0: weights go out, trajectories come back. When an engine dies, only its world breaks; training
 does not stop, and a new engine joins under the old world's name and gets the newest weights.
 
-    python examples/rl_weight_sync.py              starts all, kills engine 3, starts another
-    python examples/rl_weight_sync.py --rank 0     in terminals of their own (ranks 0 to 3), to be killed by you
+    python examples/rl_weight_sync.py                             starts all, kills engine 3, starts another
+    python examples/rl_weight_sync.py --rank 0 --steps 100000     in terminals of their own: trainer 0, which says when
+                                                                  all end, and
+    python examples/rl_weight_sync.py --rank 1                    ranks 1 to 3; 2 and 3 to be killed and started by you
 """
 
 from __future__ import annotations

@@ -374,6 +374,17 @@ def test_what_runs_on_gloo_alone_takes_no_backend(cast, name):
     assert process.expect("ran").code == 2
 
 
+@pytest.mark.parametrize(
+    "line", ["resnet_serving.py --rank 0 --images 100000", "rl_weight_sync.py --rank 0 --steps 100000"]
+)
+def test_in_terminals_there_is_time_to_kill_a_process(line):
+    """By default they end after some seconds, which is what a program that kills by itself wants."""
+    name, _, options = line.partition(" --rank 0 ")
+    for file in (EXAMPLES / name, EXAMPLES / "README.md"):
+        assert f"python examples/{line}" in file.read_text(encoding="utf-8"), file
+    assert f'("{options.split()[0]}", ' in (EXAMPLES / name).read_text(encoding="utf-8")
+
+
 def test_every_example_is_explained():
     told = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = [path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")]
