@@ -339,6 +339,13 @@ def test_the_pages_own_commands_work_as_written(page, words):
         configure(options)
 
 
+def test_a_script_of_gpus_is_told_how_it_stays_on_nccl():
+    """The file's default is gloo, which takes CUDA tensors too: without a word of it such a script gets slow."""
+    (sample,) = worlds_files(ROOT / "docs" / "from-torchrun.md")
+    (world,) = parse_worlds(sample, "worlds.toml").worlds
+    assert (world.backend, world.device) == ("nccl", "cuda:{local_rank}")
+
+
 def test_one_given_by_a_variable_is_given(monkeypatch):
     monkeypatch.setenv("PET_NPROC_PER_NODE", "1")
     with pytest.raises(ArgumentsError):
