@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multiworld.run.errors import PlanError
 from multiworld.run.worldsfile.positions import Positions
 from multiworld.run.worldsfile.worlds_plan import LAUNCHER, PlannedMember, PlannedWorld, Role, WorldsPlan
-from multiworld.settings import MIN_HANG_TIMEOUT
+from multiworld.settings import MAX_TIMEOUT, MIN_HANG_TIMEOUT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["parse"]
 
 _MOST_WORKERS = 100_000
-_MOST_SECONDS = 10_000_000
 _INDEX = "{i}"
 _LOCAL_RANK = "{local_rank}"
 _WORLD_KEYS = (
@@ -360,11 +359,11 @@ class _Reader:
         if value is None:
             return None
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not least <= value <= _MOST_SECONDS or (value == 0 and not zero):
+        if not number or not least <= value <= MAX_TIMEOUT or (value == 0 and not zero):
             lowest = f"at least {least:g}" if least or zero else "above 0"
             raise self._fault(
                 f"{key} = {_shown(value)}",
-                f"It is a number of seconds, {lowest}, at most {_MOST_SECONDS}",
+                f"It is a number of seconds, {lowest}, at most {MAX_TIMEOUT:.0f}",
                 f"Write it like {key} = {30 if key == 'timeout' else 5}",
                 *at,
                 key,

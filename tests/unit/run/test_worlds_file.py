@@ -130,6 +130,7 @@ MEMBERS = 'members = ["hub:0", "worker:0"]\n'
         (f'[worlds.w]\n{MEMBERS}store = ""', 6, ["store = ''"]),
         (f'[worlds.w]\n{MEMBERS}timeout = "30"', 6, ["timeout = '30'", "above 0"]),
         (f"[worlds.w]\n{MEMBERS}timeout = 0", 6, ["timeout = 0"]),
+        (f"[worlds.w]\n{MEMBERS}timeout = 1_000_001", 6, ["timeout = 1000001", "at most 1000000"]),  # as of a join
         (f"[worlds.w]\n{MEMBERS}timeout = nan", 6, ["timeout = nan"]),
         (f"[worlds.w]\n{MEMBERS}timeout = inf", 6, ["timeout = inf"]),
         (f"[worlds.w]\n{MEMBERS}timeout = {10**400}", 6, ["timeout = 1000", "…"]),
