@@ -8,6 +8,7 @@ import datetime as dt
 import gc
 import inspect
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -336,4 +337,24 @@ def test_the_timeout_of_a_group_is_that_of_its_messages(cast):
     members[1].expect("waited")
     members[0].say("go on")
     assert "no message within 1 s" in members[1].expect("detail").detail
+    assert [each.finish() for each in members] == [0, 0]
+
+
+def unlimited(me, size):
+    """A group that was given no timeout, in a world without the lane, has the world's."""
+    os.environ["M8D_LANE"] = "0"
+    with world(me, size, timeout=3.0) as w, w:
+        group = dist.new_group()
+        if me.rank == 0:
+            with pytest.raises(mw.BrokenWorldException):
+                dist.all_reduce(one(1), group=group)
+            me.emit("raised")
+        else:
+            me.hear()
+
+
+def test_a_group_without_a_timeout_has_the_worlds(cast):
+    members = cast.all(unlimited, 2)
+    members[0].expect("raised", timeout=PATIENCE)
+    members[1].say("go on")
     assert [each.finish() for each in members] == [0, 0]
