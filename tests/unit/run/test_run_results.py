@@ -7,6 +7,9 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("torch", reason="the launcher's agents are torch's")
+
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
