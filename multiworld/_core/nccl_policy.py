@@ -27,8 +27,9 @@ __all__ = [
 CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
-ABORT_PATIENCE = 5.0
-"""Seconds: kPatience of patches/*/0002-abort-offload.patch."""
+ABORT_PATIENCE = 4.5
+"""Seconds: kPatience of patches/*/0002-abort-offload.patch, 5, counts from when torch's watchdog begins to
+abort, which may be a moment before the runtime does."""
 
 NO_HANDLING = "0"
 """Value of the same variable: note the failure and do nothing."""
