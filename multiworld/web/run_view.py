@@ -172,9 +172,14 @@ class RunViews:
             "size": status["size"] or len(members),
             "note": next((each["note"] for each in said if each["note"]), ""),
             "candidates": sum(each.get("waiting", 0) for each in said),
-            "left": bool(reports)
-            and all(each["state"] == "closed" or each.get("left", False) for each in reports.values()),
+            "left": _is_left(reports),
         }
+
+
+def _is_left(reports: dict[int, dict[str, Any]]) -> bool:
+    """Whether all have closed it, or were left by one that did. Those that are gone do not count."""
+    there = [each for each in reports.values() if each["state"] != "gone"]
+    return bool(there) and all(each["state"] == "closed" or each.get("left", False) for each in there)
 
 
 def _launcher(snapshot: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Building groups: what is refused, what gives up in time, backends by name, and nothing left after many."""
 
 import datetime as dt
+import inspect
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from groupkit import PATIENCE, SOON, Crew, blocked, run, settles, sockets, soon,
 from multiworld._c10d.gloo import backend as gloo
 from multiworld._c10d.group_spec import GroupSpec
 from multiworld._c10d.nccl import backend as nccl
+from multiworld._c10d.nccl import splitting
 from multiworld._c10d.nccl.inflight import Traffic
 from multiworld._c10d.routing import router
 from multiworld._net.stores.store import PollingStore
@@ -354,3 +356,14 @@ def test_connecting_can_be_left_behind():
     assert nccl.cancellable(lambda: 7, lambda: None) == 7
     with pytest.raises(ZeroDivisionError):
         nccl.cancellable(lambda: 1 / 0, lambda: None)
+
+
+def test_what_torch_asks_for_a_group_to_split_is_taken():
+    """Its arguments are torch's, in each version; a group of no world is torch's to answer for."""
+    name = "_get_split_source"
+    count = len(inspect.signature(vars(c10d)[name]).parameters)
+    asked = []
+    source = splitting._not_split(lambda *args: asked.append(args))
+    group = c10d.ProcessGroup(dist.HashStore(), 0, 1)
+    source(group, *["nccl"] * (count - 1))
+    assert asked == [(group, *["nccl"] * (count - 1))]

@@ -344,6 +344,10 @@ def unlimited(me, size):
     """A group that was given no timeout, in a world without the lane, has the world's."""
     os.environ["M8D_LANE"] = "0"
     with world(me, size, timeout=3.0) as w, w:
+        patient = dist.new_group(timeout=dt.timedelta(minutes=30))  # torch's default, and given
+        if me.rank == 1:
+            time.sleep(5)
+        dist.all_reduce(one(1), group=patient)
         group = dist.new_group()
         if me.rank == 0:
             with pytest.raises(mw.BrokenWorldException):

@@ -148,7 +148,7 @@ class GlooWorld:
             store: where the members meet, prefixed for this group.
             rank: in the group.
             size: of the group.
-            timeout: of its operations; the world's if None, or torch's default, which no call has given.
+            timeout: of its operations; the world's if None.
 
         Raises:
             Exception: what `check` raised.
@@ -168,9 +168,7 @@ class GlooWorld:
             if not self.joining:  # a member whose group stands may send before all others' stand
                 gate.relieve()
 
-        limit = dt.timedelta(seconds=self.timeout)
-        if timeout is not None and timeout != c10d.default_pg_timeout:
-            limit = timeout
+        limit = dt.timedelta(seconds=self.timeout) if timeout is None else timeout
         if self.secure and size > 1:
             self.verify()
             return lane_only.stand_in(self.name, rank, size, limit)

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed.constants import default_pg_nccl_timeout
 
 from multiworld._c10d.nccl import loaded
 from multiworld._c10d.nccl.inflight import TIMEOUT_GRACE, Canary
@@ -165,15 +164,10 @@ def error_of(group: Any, device: Any) -> str | None:
 
 
 def timeout_of(group: Any, traffic: Traffic) -> float | None:
-    """Return the seconds that a group's operations may take; None where that is the world's timeout.
-
-    A group that was made without a timeout has torch's default, which says nothing.
-    """
+    """Return the seconds that a group's operations may take; None where that is the world's timeout."""
     options = getattr(_backend(group, traffic.device), "options", None)
     given = getattr(options, "_timeout", None)
-    if given is None or given == default_pg_nccl_timeout:
-        return None
-    seconds = given.total_seconds()
+    seconds = traffic.timeout if given is None else given.total_seconds()
     return None if seconds == traffic.timeout else seconds + TIMEOUT_GRACE
 
 

@@ -31,6 +31,7 @@ from multiworld._c10d import logged_calls
 from multiworld._c10d.elastic import ddp
 from multiworld._c10d.nccl import backend as nccl
 from multiworld._c10d.nccl import coalescing, compiler_import, splitting
+from multiworld._c10d.nccl.loaded import queries_beside_captures
 from multiworld._c10d.routing.ended_groups import refuse
 from multiworld._c10d.routing.functional_results import owner_of_results
 from multiworld._c10d.routing.selection import current
@@ -304,7 +305,8 @@ def _on_own_communicator(
                 end(group, device)
             raise
         work = end(group, device)
-        _outputs[work] = tensors
+        if work is not None:
+            _outputs[work] = tensors
         return work
 
     return point_to_point
@@ -360,7 +362,7 @@ def _asking(function: Callable[..., Any]) -> Callable[..., Any]:
         if owner is None:
             return bool(function(work))
         try:
-            with owner.traffic.call():
+            with owner.traffic.call(), queries_beside_captures():
                 return bool(function(work))
         except RuntimeError:
             return True  # the world is over: waiting says so

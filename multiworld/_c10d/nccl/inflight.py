@@ -210,18 +210,19 @@ class Traffic:
         Raises:
             torch.distributed.DistBackendError: it failed, it took too long, or the world is over.
         """
-        self.until(lambda: bool(_is_completed(work)), timeout)
-        with self.call():
-            if self.torch_aborts:
-                # torch's watchdog may have ended it after the last query, and reports that by now.
-                _is_completed(work)
-            failed = failure_of(work) or (error_of() if self.torch_aborts else None)
-            if failed is not None and self.torch_aborts:
-                # What it raises says more. It first lets the current stream wait for the operation, which
-                # does not end as long as the abort hangs: not the caller's stream.
-                aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
-                with torch.cuda.stream(aside):
-                    plain_wait(work)
+        with queries_beside_captures():
+            self.until(lambda: bool(_is_completed(work)), timeout)
+            with self.call():
+                if self.torch_aborts:
+                    # torch's watchdog may have ended it after the last query, and reports that by now.
+                    _is_completed(work)
+                failed = failure_of(work) or (error_of() if self.torch_aborts else None)
+                if failed is not None and self.torch_aborts:
+                    # What it raises says more. It first lets the current stream wait for the operation, which
+                    # does not end as long as the abort hangs: not the caller's stream.
+                    aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
+                    with torch.cuda.stream(aside):
+                        plain_wait(work)
         if failed is not None:
             raise _DistBackendError(failed)
 

@@ -57,9 +57,9 @@ def install(patches: Patches) -> None:
 
 def _not_split(original: Any) -> Any:
     @functools.wraps(original)
-    def source(pg: Any) -> Any:
+    def source(pg: Any, *more: Any, **named: Any) -> Any:  # 2.15 gives the wanted backend, too
         owner = owner_of(pg)
-        return original(pg) if owner is None or owner.traffic is None else None
+        return original(pg, *more, **named) if owner is None or owner.traffic is None else None
 
     return source
 
@@ -89,9 +89,11 @@ def _splitting(original: Any) -> Any:
         if owner is not None and owner.traffic is not None and nccl.has_nccl(parent):
             wanted = _backends(owner.pg_map[parent][0], backend)
         # What torch refuses is torch's; older ones do not know the last argument.
-        if owner is None or wanted is None or not _are_parts(split_ranks):
+        if owner is None or wanted is None or not _are_parts(split_ranks, parent.size()):
             more = {} if backend is None else {"backend": backend}
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
+        with selected(owner):
+            c10d._get_default_group()  # raises where the world is over, in members of no part, too
         count = _splits.setdefault(owner, Counter())
         whole = owner.pg_names[parent]
         count[whole] += 1
@@ -118,11 +120,14 @@ def _is_default(group: Any) -> bool:
 
 def _backends(have: str, wanted: Any) -> str | None:
     """Return those of a group's backends, "cpu:gloo,cuda:nccl", that are wanted; None where torch refuses."""
-    if wanted is None or str(wanted).lower() in {have, f"cuda:{have}"}:
+    if wanted is None or set(str(wanted).lower().split(",")) in ({*have.split(",")}, {f"cuda:{have}"}):
         return have
     each = [part for part in have.split(",") if str(wanted).lower() in {part, part.rpartition(":")[2]}]
     return ",".join(each) or None
 
 
-def _are_parts(split_ranks: Any) -> bool:
-    return bool(split_ranks) and all(each and len(each) == len(set(each)) for each in split_ranks)
+def _are_parts(split_ranks: Any, size: int) -> bool:
+    every = set(range(size))
+    return bool(split_ranks) and all(
+        each and len(each) == len(set(each)) and every.issuperset(each) for each in split_ranks
+    )

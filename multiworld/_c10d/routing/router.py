@@ -11,6 +11,7 @@ Nothing is changed at import. `uninstall` puts every attribute back, the very ob
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import inspect
 import operator
@@ -126,6 +127,7 @@ def _install(patches: Patches) -> None:
     _own_names.update(original_world().pg_names.values())
     for name, make in (
         ("_process_group_name", _naming),
+        ("_get_default_timeout", _limiting),
         ("_register_process_group", _registering),
         ("_unregister_process_group", _unregistering),
         ("_unregister_all_process_groups", _sweeping),
@@ -223,6 +225,17 @@ def _naming(original: Any) -> Any:
         return full
 
     return process_group_name
+
+
+def _limiting(original: Any) -> Any:
+    def get_default_timeout(*args: Any, **kwargs: Any) -> Any:
+        """Of what is given no timeout: in a world its own."""
+        state = current()
+        if state is None or state.gloo is None:
+            return original(*args, **kwargs)
+        return dt.timedelta(seconds=state.gloo.timeout)
+
+    return get_default_timeout
 
 
 def _registering(original: Any) -> Any:

@@ -16,6 +16,7 @@ class GlooGroups(Protocol):
     """A `multiworld._c10d.gloo.backend.GlooWorld`."""
 
     secure: bool
+    timeout: float
 
     def posted(self, work: W) -> W:
         """Note that a send or a receive was posted in this thread; returns it."""

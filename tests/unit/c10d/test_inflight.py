@@ -430,6 +430,10 @@ def test_a_wait_asks_in_the_mode_that_leaves_other_threads_captures_alone(monkey
     monkeypatch.setattr(loaded, "_exchange_mode", lambda: exchange)
     traffic().until(lambda: seen.append(mode.value) or len(seen) > 2, None)
     assert (seen, mode.value) == ([1, 1, 1], 0)
+    seen.clear()
+    monkeypatch.setattr(inflight, "_is_completed", lambda _: seen.append(mode.value) or True)
+    Traffic(timeout=1.0, device=torch.device("cpu"), torch_aborts=True).finish(Work())
+    assert (seen, mode.value) == ([1, 1], 0)
 
     def refuse(_given):  # no driver
         return 35

@@ -76,6 +76,12 @@ def test_a_world_that_a_member_left_in_good_order_is_not_said_to_be_inactive():
     assert active(*LEFT, AGAIN, h.WorldChanged(AT + 12, 0, "w0", "active", 2)) == {"w0": 1, "w1": 1}
 
 
+def test_members_that_are_gone_do_not_count_where_the_others_have_closed_their_world():
+    whole = [h.WorldChanged(AT + 11, rank, "w0", "active", 2) for rank in (0, 1)]
+    gone = [*whole, h.WorkerFailed(AT + 20, 1, 4001, 0, 1, "exit code 1")]
+    assert active(*gone, h.WorldChanged(AT + 21, 0, "w0", "closed", 2)) == {"w1": 1}
+
+
 def test_a_world_that_has_to_be_whole_is_said_to_be_inactive():
     crashed = h.WorldChanged(AT + 12, 0, "w0", "broken", 2, "rank 0 crashed", "crashed")
     lost = [h.WorkerFailed(AT + 20, 0, 4000, 0, 1, "exit code 1"), h.WorkerRestarting(AT + 20, 0, 1, 0.0, 2)]
