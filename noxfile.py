@@ -48,10 +48,12 @@ ELSEWHERE = "--ignore=tests/clusters"
 
 def install(session: nox.Session, *packages: str) -> None:
     """Install packages, torch among them: its CPU build, unless the user's pip is told where packages are."""
-    said = session.run_install("python", "-m", "pip", "config", "list", silent=True)
+    # uv's environments have no pip, and uv has settings of its own.
+    uv = session.venv_backend == "uv"
+    said = "" if uv else session.run_install("python", "-m", "pip", "config", "list", silent=True)
     told = {line.partition("=")[0].rpartition(".")[2] for line in str(said).splitlines()}
     # pip takes a version with a local label (2.13.0+cpu) before the same one without.
-    env = {} if PLACES & told or sys.platform != "linux" else {"PIP_EXTRA_INDEX_URL": CPU_BUILDS}
+    env = {} if uv or PLACES & told or sys.platform != "linux" else {"PIP_EXTRA_INDEX_URL": CPU_BUILDS}
     session.install(*packages, env=env)
 
 

@@ -116,15 +116,19 @@ async def main() -> int:
     parser.add_argument("--rate", type=float, default=300, help="requests per second (default 300)")
     args = parser.parse_args()
     role, place = os.environ["ROLE_NAME"], os.environ["ROLE_RANK"]
-    try:
-        worlds = await mw.join_all_async()
-    except mw.JoinError as error:
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            raise
-        # It was killed near the run's end, and its neighbours have ended: one that ends with 0 is not started again. In
-        # the middle of the run a neighbour that is being started again, too, is there within the join's 30 s.
-        say(f"{role}:{place} ends: its neighbours did not come ({type(error).__name__})")
-        return 0
+    ends = time.monotonic() + args.seconds
+    while True:
+        try:
+            worlds = await mw.join_all_async()
+            break
+        except mw.JoinTimeoutError:
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                raise
+            # It was killed near the run's end, and its neighbours have ended: one that ends with 0 is not started
+            # again. Before the end they come, though their node may take longer than the join's 30 s.
+            if time.monotonic() > ends:
+                say(f"{role}:{place} ends: its neighbours did not come")
+                return 0
     say(f"{role}:{place} is there, pid {os.getpid()}, in {', '.join(worlds)}")
     part = Front(worlds, args.seconds, args.rate) if role == "front" else Stage(worlds)
     await part.run()
