@@ -69,6 +69,35 @@ class TestNonBlocking:
             assert [event.fields["result"] for event in ranks.wait("value")] == [2.0, 2.0]
 
 
+class TestDestroying:
+    """A peer is lost while a group is destroyed: from 2.22 on NCCL's abort frees what its finalize uses."""
+
+    @pytest.mark.patched
+    @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+    def test_patched(self, run, sync):
+        with run("destroyed_lost", sync=sync) as ranks:
+            ranks.wait("ready")
+            still(ranks, 0, 1)
+            assert not ranks.events(0, "destroy")
+            killed = ranks.kill(1)
+            (ended,) = ranks.wait("destroy", ranks=[0])
+            assert ended.at - killed < PROMPT
+            ranks.wait("left", ranks=[0])
+            exits = ranks.join(ranks=[0])
+            assert (exits[0].code, exits[0].signal) == (0, None), ranks.stderr(0)[-2000:]
+
+
+@pytest.mark.parametrize("mode", ["0", "1", "3"])
+def test_in_other_modes_no_wait_takes_a_lock_that_an_abort_holds(run, mode):
+    # On the official builds, too: what a patch asks under that lock it asks in its own mode alone.
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": mode, "M8D_BED_ABORT_HANG_MS": "60000"}
+    with run("other_mode", env=env) as ranks:
+        (seen,) = ranks.wait("aborts", ranks=[0])
+        assert seen.fields["seen"]
+        (waited,) = ranks.wait("wait", ranks=[0])
+        assert waited.fields["ms"] < PROMPT * 1000
+
+
 @pytest.mark.parametrize("how", ["nccl", "argument", "user"])
 class TestSameGroup:
     """A coalesced operation fails; the group's next operation must run, or raise."""

@@ -451,6 +451,33 @@ def destroyed_busy(me: Rank) -> None:
     me.event("value", result=tensor.cpu()[0].item())
 
 
+def destroyed_lost(me: Rank) -> None:
+    """A group is destroyed while its last operation waits for a peer, which is lost then. ``sync``: a synchronous one."""
+    world(me)
+    warm(me)
+    if me.rank == 1:
+        me.event("ready")
+        time.sleep(FOREVER)
+    dist.all_reduce(ones(me), async_op=not me.config.get("sync"))
+    me.event("ready")
+    me.attempt("destroy", dist.destroy_process_group)
+    me.event("left", comms=me.bed.count("comms"))
+
+
+def other_mode(me: Rank) -> None:
+    """The abort hangs while another thread waits for an operation, in a mode that the patches leave alone."""
+    world(me)
+    warm(me)
+    if me.rank == 1:
+        time.sleep(FOREVER)
+    work = dist.all_reduce(ones(me), async_op=True)
+    abort = dist.group.WORLD._get_backend(me.device).abort
+    threading.Thread(target=abort, daemon=True).start()
+    me.event("aborts", seen=until(lambda: me.bed.count("aborts") > 0))
+    me.attempt("wait", work.wait)
+    os._exit(0)
+
+
 def failing_hook(me: Rank) -> None:
     """An on-completion hook that raises."""
     calls = []

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "bed.h"
@@ -21,6 +22,19 @@ void hang(const Communicator& communicator, bool before) {
   auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
   while (std::chrono::steady_clock::now() < end && faults::abort_hang_ms(communicator.id, before) == ms)
     std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, 5L)));
+}
+
+// From 2.22 on ncclCommFinalize marks the communicator before it waits; ncclCommAbort, which sees the mark, waits for
+// nothing and frees it (src/init.cc, commReclaim): what the other thread uses on.
+void no_use_after_free(const Communicator& communicator) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 22, 0)
+  const char* call = communicator.inside;
+  if (!call) return;
+  bed::say("ncclCommAbort frees a communicator that another thread uses, inside %s", call);
+  std::abort();
+#else
+  (void)communicator;
+#endif
 }
 
 ncclResult_t done(const char* call, const Shared& communicator, int result) {
@@ -44,7 +58,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return done(call, communicator, ncclInvalidArgument);
   }
   if (communicator->blocking) {
+    communicator->inside = call;
     communicator->wait_all_done();
+    communicator->inside = nullptr;
   } else {
     group::must_outlive([known = std::weak_ptr<Communicator>(communicator)] {
       Shared communicator = known.lock();
@@ -75,6 +91,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   bed::count("aborts");
+  no_use_after_free(*communicator);
   hang(*communicator, true);
   communicator->end();
   hang(*communicator, false);

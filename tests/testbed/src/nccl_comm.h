@@ -1,6 +1,7 @@
 // One rank's end of a communicator: its connections, the order of its operations, its errors, its end.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -67,6 +68,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void stay_busy(long ms);
   bool finalize();   // false: it was already
   bool finalized() const;
+  std::atomic<const char*> inside{nullptr};  // a call that uses its memory until it returns
 
   // Ends all operations, now and later; wakes everybody.
   void end();
