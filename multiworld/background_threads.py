@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiworld.logs.source import logger
@@ -29,6 +30,9 @@ free core, or while an abort of NCCL hangs."""
 
 _CONNECTING = "m8d-nccl-connect-"
 """What the names of threads that connect a group of NCCL begin with; the member's rank follows."""
+
+_NATIVE = "pt_nccl_init"
+"""The name of a thread of a patched build that connects a group (patches/*/0005-init-release.patch)."""
 
 _APART = 1.0
 """Seconds between the ends of two members that gave up a group: what the end of the interpreter takes
@@ -78,12 +82,29 @@ def end(deadline: float) -> None:
     """
     for each in _loaded(_STEPS):
         each.stop(deadline)
-    while left := [each.name for each in threading.enumerate() if each.name.startswith(_IN_TORCH)]:
+    while left := _left():
         if time.monotonic() >= deadline + GRACE + _turn(left):
             _log.debug("threads are left that may be in torch")
             return
         dismiss()
         time.sleep(0.002)
+
+
+def _left() -> list[str]:
+    """Return the names of threads that are left: Python's, and those in which patched builds connect groups."""
+    found = [each.name for each in threading.enumerate() if each.name.startswith(_IN_TORCH)]
+    backend = sys.modules.get("multiworld._c10d.nccl.backend")
+    abandoned = () if backend is None else backend.abandoned
+    if abandoned and any(_name_of(task) == _NATIVE for task in Path("/proc/self/task").glob("*")):
+        found += [f"{_CONNECTING}{rank}" for rank in abandoned]
+    return found
+
+
+def _name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
 
 
 def _turn(names: list[str]) -> float:

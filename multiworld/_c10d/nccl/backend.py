@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from multiworld._c10d.nccl.inflight import Traffic
 
 __all__ = [
-    "SINGLE", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group", "connect",
-    "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works", "one_by_one",
-    "timeout_of", "wake", "works_need",
+    "SINGLE", "abandoned", "aborter", "backends_of", "bound_device", "cancellable", "close_thread_group",
+    "connect", "error_of", "has_nccl", "is_nccl", "is_older", "keep_for_unfinished", "needed_by_works",
+    "one_by_one", "timeout_of", "wake", "works_need",
 ]  # fmt: skip
 
 SINGLE = {
@@ -61,6 +61,9 @@ _DEEPEST = 8
 # Backends that NCCL could not abort, never destroyed: their destructors would abort a second time, with the
 # GIL held.
 _given_up: list[Any] = []
+
+abandoned: set[int] = set()
+"""Ranks of this process in groups whose connection it gave up, and which NCCL may still connect."""
 
 # Backends that unfinished functional operations may need, by the thread that began these.
 _unfinished: dict[int, list[Any]] = {}
@@ -330,6 +333,7 @@ def cancellable(make: Callable[[], Any], check: Callable[[], None], rank: int = 
             check()
         except BaseException:  # noqa: PERF203  (fifty times a second)
             given_up.set()
+            abandoned.add(rank)
             raise
     if failed:
         raise failed[0]

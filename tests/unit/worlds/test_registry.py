@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -142,6 +145,29 @@ def test_members_that_gave_up_a_group_end_one_after_the_other(monkeypatch):
         bell.set()
         thread.join(30)
     assert background_threads._turn(["m8d-nccl-connect-8", "m8d-read"]) == 0
+
+
+def test_a_thread_in_which_a_patched_build_connects_a_given_up_group_is_waited_for(monkeypatch):
+    """It is no thread of Python's; its name is known to the kernel."""
+    libc, bell = ctypes.CDLL(None), threading.Event()
+
+    def connect():
+        libc.prctl(15, b"pt_nccl_init", 0, 0, 0)  # PR_SET_NAME
+        named.set()
+        bell.wait(60)
+
+    named = threading.Event()
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    assert named.wait(60)
+    backend = types.SimpleNamespace(abandoned=set())
+    monkeypatch.setitem(sys.modules, "multiworld._c10d.nccl.backend", backend)
+    assert background_threads._left() == []
+    backend.abandoned.add(3)
+    assert background_threads._left() == ["m8d-nccl-connect-3"]
+    bell.set()
+    thread.join(60)
+    assert background_threads._left() == []
 
 
 def test_what_uses_worlds_is_closed_before_them_at_the_end_and_held_weakly():
