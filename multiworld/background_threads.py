@@ -91,7 +91,7 @@ def end(deadline: float) -> None:
 
 
 def _left() -> list[str]:
-    """Return the names of threads that are left: Python's, and those in which patched builds connect groups."""
+    """Return the names of threads that are left: Python's, and those in which patched builds connect."""
     found = [each.name for each in threading.enumerate() if each.name.startswith(_IN_TORCH)]
     backend = sys.modules.get("multiworld._c10d.nccl.backend")
     abandoned = () if backend is None else backend.abandoned
