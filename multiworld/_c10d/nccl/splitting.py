@@ -94,10 +94,8 @@ def _splitting(original: Any) -> Any:
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
         with selected(owner):
             c10d._get_default_group()  # raises where the world is over, in members of no part, too
-        count = _splits.setdefault(owner, Counter())
-        whole = owner.pg_names[parent]
-        count[whole] += 1
-        with selected(owner):
+            count, whole = _splits.setdefault(owner, Counter()), owner.pg_names[parent]
+            count[whole] += 1
             ranks, mine = dist.get_process_group_ranks(parent), dist.get_rank(parent)
             part = next((each for each in split_ranks if mine in each), None)
             if part is None:
