@@ -185,6 +185,7 @@ def test_a_state_that_came_in_part_is_no_state_of_the_world(cast):
     for each in (gets, comes):
         told = each.expect("told", PATIENCE)
         assert (told.values, told.size, told.ready) == ({9.0}, 2, True)
+    for each in (gets, comes):  # one that ends sooner breaks the world of the other one
         each.say("end")
 
 
