@@ -110,7 +110,9 @@ def test_its_old_state_is_not_taken_for_the_latest_when_the_sender_is_lost(cast)
         with contextlib.suppress(OSError):  # it is gone
             others[0].say("step")
         others[1].say("step")
-        with contextlib.suppress(AssertionError):  # it is gone; else its pipe would be full before the late one is in
+        with contextlib.suppress(
+            AssertionError
+        ):  # it is gone; else its pipe would be full before the late one is in
             others[0].expect("step")
         others[1].expect("step")
     others[1].say("reform")
