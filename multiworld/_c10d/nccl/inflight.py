@@ -210,19 +210,18 @@ class Traffic:
         Raises:
             torch.distributed.DistBackendError: it failed, it took too long, or the world is over.
         """
-        with queries_beside_captures():
-            self.until(lambda: bool(_is_completed(work)), timeout)
-            with self.call():
-                if self.torch_aborts:
-                    # torch's watchdog may have ended it after the last query, and reports that by now.
-                    _is_completed(work)
-                failed = failure_of(work) or (error_of() if self.torch_aborts else None)
-                if failed is not None and self.torch_aborts:
-                    # What it raises says more. It first lets the current stream wait for the operation, which
-                    # does not end as long as the abort hangs: not the caller's stream.
-                    aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
-                    with torch.cuda.stream(aside):
-                        plain_wait(work)
+        self.until(lambda: bool(_is_completed(work)), timeout)
+        with self.call(), queries_beside_captures():
+            if self.torch_aborts:
+                # torch's watchdog may have ended it after the last query, and reports that by now.
+                _is_completed(work)
+            failed = failure_of(work) or (error_of() if self.torch_aborts else None)
+            if failed is not None and self.torch_aborts:
+                # What it raises says more. It first lets the current stream wait for the operation, which
+                # does not end as long as the abort hangs: not the caller's stream.
+                aside: Any = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call, unused-ignore]
+                with torch.cuda.stream(aside):
+                    plain_wait(work)
         if failed is not None:
             raise _DistBackendError(failed)
 
@@ -266,12 +265,9 @@ class Traffic:
         with self._lock:
             self._canaries.clear()
 
+    @queries_beside_captures()
     def until(self, done: Callable[[], bool], timeout: float | None) -> None:
         """Block until `done`, which must be quick, says so while the world is not over; see `finish`."""
-        with queries_beside_captures():
-            self._until(done, timeout)
-
-    def _until(self, done: Callable[[], bool], timeout: float | None) -> None:
         limit = self.timeout + TIMEOUT_GRACE if timeout is None else timeout
         began = time.monotonic()
         while True:
