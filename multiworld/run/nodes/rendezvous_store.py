@@ -70,13 +70,15 @@ class RendezvousStore:
         self.answered: Callable[[], None] = lambda: None
 
     def begin(self) -> str:
-        """Begin notes under an id of their own, and return it; once is enough.
+        """Begin notes under an id of their own, the first time, and return it.
 
         Raises:
             StoreSilentError: the store does not answer. All other methods raise it too.
         """
-        self._begun = self._begun or uuid.uuid4().hex
-        self._call(lambda: self._store.set(_BEGUN, self._begun))
+        if not self._begun:
+            begun = uuid.uuid4().hex
+            self._call(lambda: self._store.set(_BEGUN, begun))
+            self._begun = begun
         return self._begun
 
     def follow(self) -> str:
