@@ -77,6 +77,7 @@ class Trainer:
                     # From here on nothing can break off, and all have the gradients of this step.
                     self.present.optimizer.step()
                     self.history.steps.append([loss, self.world.world_size])
+                    self.history.generation = self.generation
                     self.ended += 1
                     if self.world.rank == 0:
                         self.progress.tell(self.world.step)
@@ -95,8 +96,11 @@ class Trainer:
     def begin(self) -> None:
         """Begin a generation: shard the model over its members."""
         if self.present is not None and self.world.step > self.ended:
-            # This member broke off when others had the word that all have their gradients: it has them, too.
-            self.present.optimizer.step()
+            if self.history.generation == self.generation:
+                # This member broke off when others had the word that all have their gradients: it has them, too.
+                self.present.optimizer.step()
+            else:
+                self.present = None  # it was away: the others made steps without it, and its shards are old
         self.ended = self.world.step
         with self.world:
             new = Sharded(self.world.world_size)

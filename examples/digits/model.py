@@ -32,15 +32,21 @@ def accuracy(net: nn.Module, data: TensorDataset) -> float:
 
 
 class History:
-    """Of each step the loss and how many members made it: a part of a world's state, so that newcomers have it."""
+    """Of each step the loss and how many members made it: a part of a world's state, so that newcomers have it.
+
+    Attributes:
+        steps: loss and members of each.
+        generation: of the world, in which the last step was made; 0: the program does not say.
+    """
 
     def __init__(self) -> None:
         self.steps: list[list[float]] = []
+        self.generation = 0
 
     def state_dict(self) -> dict[str, Any]:
         """As a world's state wants it."""
-        return {"steps": self.steps}
+        return {"steps": self.steps, "generation": self.generation}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over another member's."""
-        self.steps = [list(each) for each in state["steps"]]
+        self.steps, self.generation = [list(each) for each in state["steps"]], state["generation"]

@@ -30,13 +30,13 @@ class Losses:
     """Of each step: the part of the state that is not sharded."""
 
     def __init__(self):
-        self.each = []
+        self.each, self.generation = [], 0
 
     def state_dict(self):
-        return {"each": self.each}
+        return {"each": self.each, "generation": self.generation}
 
     def load_state_dict(self, state):
-        self.each = list(state["each"])
+        self.each, self.generation = list(state["each"]), state["generation"]
 
 
 def net_of():
@@ -91,10 +91,8 @@ def trains(me, folder):
     while not stop:
         try:
             if generation != w.generation:
-                if net is not None and w.step > ended:  # the others had made the step of these gradients
-                    optimizer.step()
-                    ended = w.step
-                    me.emit("late")
+                if net is not None and w.step > ended:
+                    net = caught_up(me, net, optimizer, away=losses.generation != generation)
                 old = None if net is None else state_of(net, optimizer)
                 with w:
                     made = sharded(w.world_size)
@@ -123,6 +121,7 @@ def trains(me, folder):
                 interrupted(me, w, word)
             optimizer.step()
             losses.each.append(vote[0].item())
+            losses.generation = generation
             stop = vote[1].item()
             ended += 1
             changed = advanced(me, w, word)
@@ -133,6 +132,14 @@ def trains(me, folder):
             w.reform(LONG)
     me.emit("done", losses=losses.each)
     w.barrier()
+
+
+def caught_up(me, net, optimizer, *, away):
+    me.emit("away" if away else "late")
+    if away:  # the others made steps without this member
+        return None
+    optimizer.step()  # they had made the step of these gradients
+    return net
 
 
 def advanced(me, w, word):
@@ -231,6 +238,35 @@ def test_shards_come_from_a_replica_or_from_a_checkpoint(cast, tmp_path):
     first, *others = [each.expect("done").losses for each in members]
     assert all(each == first for each in others)
     assert len(first) > grown.step > SAVE_EVERY
+    torch.testing.assert_close(torch.tensor(first), torch.tensor(by_hand(len(first))), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="FSDP2 of this torch needs a GPU"
+)
+def test_shards_of_a_member_that_was_away_are_not_taken(cast, tmp_path):
+    members = [cast.start(trains, number, folder=str(tmp_path)) for number in range(4)]
+    entered(members)
+    stopped = members[-1]
+    for each in members:
+        each.expect("at")
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    for each in members[:3]:
+        each.say("go")  # into a step that breaks
+    shrunk = entered(members[:3])
+    assert (shrunk.step, len(shrunk.seats)) == (A_BREAK, 3), "the other replica has its shard"
+    say(members[:3], "go", "go", "go")  # and steps are made without it
+    os.kill(stopped.process.pid, signal.SIGCONT)
+    stopped.say("go")
+    assert stopped.expect("away")
+    back = entered(members)
+    assert (len(back.seats), back.missing) == (4, [])
+    assert back.step > ANOTHER
+
+    members[0].say("stop")
+    first, *others = [each.expect("done").losses for each in members]
+    assert all(each == first for each in others)
+    assert len(first) > back.step
     torch.testing.assert_close(torch.tensor(first), torch.tensor(by_hand(len(first))), rtol=1e-3, atol=1e-4)
 
 
