@@ -84,13 +84,13 @@ def test_ci_runs_every_test_once():
     text = (ROOT / ".ci" / "run").read_text()
     calls = re.findall(r"^ *run tests-all (.*?)(?: \|\| .*)?$", text, re.MULTILINE)
     assert sorted(calls) == [
-        '"-- tests --ignore=tests/contract --but-covered --share $1/2"',
+        '"-- ${2:-tests} --ignore=tests/contract --but-covered --share $1/3"',
         '"-- tests/contract --ignore=tests/contract/test_llm_serving.py --share $1/2"',
         '"-- tests/contract/test_llm_serving.py"',
     ]  # fmt: skip
     assert re.search(r"^checks=\(.*\bcoverage\b.*\)$", text, re.MULTILINE), "it runs the others"
-    for function in ("contract", "others_of"):
-        assert sorted(re.findall(rf"^ *{function} (\d)", text, re.MULTILINE)) == ["1", "2"]
+    for function, shares in (("contract", ["1", "2"]), ("others_of", ["1", "2", "3 tests/unit"])):
+        assert sorted(re.findall(rf"^ *{function} (.*?) \|\|", text, re.MULTILINE)) == shares
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
     assert "not long" not in body[0]
