@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,14 @@ def last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def files_of(entries: list[dict[str, Any]]) -> tuple[dict[str, list[str]], list[str]]:
+@functools.cache  # all sources are read
+def found() -> tuple[dict[str, list[str]], list[str]]:
     """Return the files in which each listed name is used, and the used names that are not listed.
 
     A name found in the source is that of an entry where they are equal, or where only the last part was found
     (an attribute of a value) and no listed name is equal.
     """
+    entries = uses()
     listed = [name for entry in entries for name in entry["names"]]
     whole, by_last = set(listed), {}
     for name in listed:
@@ -71,7 +74,7 @@ def files_of(entries: list[dict[str, Any]]) -> tuple[dict[str, list[str]], list[
 def text() -> str:
     """Return the page."""
     entries = uses()
-    files, _ = files_of(entries)
+    files, _ = found()
     parts = [_HEAD]
     for how, title in _HOW.items():
         parts.append(f"## {title}\n")

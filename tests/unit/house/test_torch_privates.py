@@ -16,12 +16,12 @@ def source(text: str) -> Source:
 
 
 def test_every_private_name_that_is_used_is_listed() -> None:
-    _, strange = page.files_of(page.uses())
+    _, strange = page.found()
     assert not strange, "add these to tests/torchprivates/uses.toml, and run python -m torchprivates"
 
 
 def test_every_listed_name_is_used() -> None:
-    files, _ = page.files_of(page.uses())
+    files, _ = page.found()
     assert [name for name, where in files.items() if not where] == []
 
 
