@@ -9,10 +9,19 @@ from multiworld.elastic import ElasticBatchSampler
 
 
 class AsWorld:
-    """What the sampler asks of a world."""
+    """What the sampler asks of a world.
 
-    def __init__(self, generation, rank, world_size, step):
+    Args:
+        behind: advances of the member's own state, while the latest is still to come; None: it has that.
+    """
+
+    def __init__(self, generation, rank, world_size, step, behind=None):
         self.generation, self.rank, self.world_size, self.step = generation, rank, world_size, step
+        self.behind = behind
+
+    @property
+    def _state_step(self):
+        return self.step if self.behind is None else self.behind
 
 
 @dataclass
@@ -81,9 +90,10 @@ class Stage:
         """The next generation: without the lost, with newcomers, all with the latest state."""
         rest = [each for each in self.members if each not in lost]
         self._generation += 1
-        step = max((each.world.step for each in rest), default=0)
-        latest = next((each for each in rest if each.world.step == step), None)
-        behind = [each for each in rest if each.world.step < step]
+        made = [each.world._state_step for each in rest]
+        step = max(made, default=0)
+        latest = next((each for each, steps in zip(rest, made, strict=True) if steps == step), None)
+        behind = [each for each, steps in zip(rest, made, strict=True) if steps < step]
         new = [Member(self._make(), self._ahead) for _ in range(come)]
         self.members = [*rest, *new]
         worlds = [
@@ -96,6 +106,16 @@ class Stage:
                 each.load(latest.state())
         for each, world in zip(new, worlds[len(rest) :], strict=True):
             each.enter(world)
+
+    def fail(self, lost=()):
+        """The next generation begins without the lost, and breaks before a state has come; all are asked then."""
+        self.members = [each for each in self.members if each not in lost]
+        self._generation += 1
+        made = [each.world._state_step for each in self.members]
+        for rank, (each, steps) in enumerate(zip(self.members, made, strict=True)):
+            behind = None if steps == max(made) else steps
+            each.enter(AsWorld(self._generation, rank, len(self.members), max(made), behind))
+            each.sampler.state_dict()
 
     def step(self, ended=None):
         """One step; `ended` are the ranks of those that end it before the world breaks, None for all."""

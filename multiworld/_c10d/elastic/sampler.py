@@ -26,6 +26,8 @@ class _World(Protocol):
     def world_size(self) -> int: ...
     @property
     def step(self) -> int: ...
+    @property
+    def _state_step(self) -> int | None: ...
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
@@ -166,13 +168,16 @@ class ElasticBatchSampler(Sampler[list[int]]):
         world = self._world
         if world is None:
             return self._place
-        steps = world.step - self._step
-        if steps:
+        # While the latest state is still to come, `world.step` is that of the others.
+        own = world._state_step
+        steps = 0 if own is None else own - self._step
+        if steps > 0:
             if self._epochs is None or steps > self._given:
                 raise RuntimeError(
                     f"the world advanced {steps} times, and {self._given} batches were taken for that: say "
                     "advance() once for each batch"
                 )
             self._place = self._epochs.after(self._epochs.here(self._place), steps)
-            self._step, self._given = world.step, self._given - steps
+            self._given -= steps
+        self._step += steps  # less than 0 where the count began anew, with this state
         return self._present().here(self._place)

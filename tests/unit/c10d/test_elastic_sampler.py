@@ -14,12 +14,13 @@ from multiworld.elastic import ElasticBatchSampler  # noqa: E402
 
 MOST = 5
 """Members."""
+SOME = st.sets(st.integers(0, MOST - 1))
 EVENTS = st.one_of(
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("advance"), st.integers(0, 3), st.integers(0, 3)),  # so many leave, and come
-    st.tuples(st.just("break"), st.sets(st.integers(0, MOST - 1)), st.sets(st.integers(0, MOST - 1)), st.integers(0, 2)),
-)  # fmt: skip
-"""Of a breakage: who is lost, who has ended the step, how many come."""
+    st.tuples(st.just("break"), SOME, SOME, st.integers(0, 2), st.lists(SOME, max_size=2)),
+)
+"""Of a breakage: who is lost, who has ended the step, how many come, who is lost before each try that fails."""
 OPTIONS = st.fixed_dictionaries(
     {"per_member": st.booleans(), "shuffle": st.booleans(), "drop_last": st.booleans()}
 )
@@ -42,10 +43,12 @@ def test_every_sample_once_in_an_epoch_whoever_comes_and_goes(length, batch, opt
             rest = max(1, len(members) - leave)
             stage.change(lost=members[rest:], come=min(come, MOST - rest))
         else:
-            lost, ended, come = what
-            lost = [members[rank] for rank in lost if rank < len(members)][: len(members) - 1]
+            lost, ended, come, tries = what
             stage.step(ended=ended)
-            stage.change(lost=lost, come=min(come, MOST - len(members) + len(lost)))
+            for gone in tries:
+                stage.fail(some(stage.members, gone))
+            lost = some(stage.members, lost)
+            stage.change(lost=lost, come=min(come, MOST - len(stage.members) + len(lost)))
         learned = stage.members[0].learned
         assert all(each.learned == learned for each in stage.members)
         epochs = {each.sampler.epoch for each in stage.members}
@@ -61,6 +64,37 @@ def test_every_sample_once_in_an_epoch_whoever_comes_and_goes(length, batch, opt
                 assert sum(times) < length + most
             if not options["shuffle"]:
                 assert times == sorted(times, reverse=True)
+
+
+def some(members, ranks):
+    """Return those of these ranks, but for one of all."""
+    return [members[rank] for rank in ranks if rank < len(members)][: len(members) - 1]
+
+
+def test_a_step_that_only_others_have_made_is_not_taken_for_made():
+    sampler, world = ElasticBatchSampler(20, 4), AsWorld(1, 1, 2, 0)
+    sampler.follow(world)
+    list(sampler)
+    world.step = 4
+    before = {"epoch": 0, "taken": 16}
+    assert sampler.state_dict() == before
+    world.step, world.behind = 5, 4  # the next generation has agreed, and the state has not come
+    assert sampler.state_dict() == before
+    world.step, world.behind = 4, None  # the member that had made the step was lost
+    assert sampler.state_dict() == before
+
+
+def test_a_count_that_begins_anew_moves_nothing():
+    sampler, world = ElasticBatchSampler(20, 4), AsWorld(1, 0, 1, 0)
+    sampler.follow(world)
+    next(iter(sampler))
+    world.step = 1
+    assert sampler.state_dict() == {"epoch": 0, "taken": 4}
+    world.step = 0
+    assert sampler.state_dict() == {"epoch": 0, "taken": 4}
+    next(iter(sampler))
+    world.step = 1
+    assert sampler.state_dict() == {"epoch": 0, "taken": 8}
 
 
 def test_a_step_has_the_same_samples_whoever_takes_them():
