@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from multiworld import reentry, settings
 from multiworld._core import durations
+from multiworld._core.membership.state_sources import advances
 from multiworld._core.state_machine import CloseAsked
 from multiworld._generation.background_release import releaser
 from multiworld._generation.every_step import take_all
@@ -86,7 +87,7 @@ class World(Selecting, ObjectCollectives):
         self._stop_listening: Callable[[], None] = _nothing
         self._closes = 0  # `join_all` asks whether the program has closed the world since it looked
         self._whole: Generation | None = None  # the last one in which this member had the world's state
-        self._behind: int | None = None  # advances of its state, while the latest is still to come
+        self._behind: int | None = None  # which state it has, while the latest is still to come
         self._torn = False  # whether some of a state has come into this member's own, and not all
         self._aio: Aio | None = None
         self._elastic: ElasticGroup | None = None
@@ -500,9 +501,9 @@ class World(Selecting, ObjectCollectives):
         """A generation begins.
 
         Args:
-            steps: by rank, how many advances the members' states have; None: none yet.
+            steps: by rank, which state the members have, see `Roster.steps`.
             rank: of this member.
-            step: the most of them.
+            step: advances of the latest.
         """
         own = steps[rank] if steps else step
         self._behind = None if own == step else own
@@ -512,7 +513,13 @@ class World(Selecting, ObjectCollectives):
 
     @property
     def _state_step(self) -> int | None:
-        """How many advances this member's state has; None where it has not had the world's state yet.
+        """How many advances this member's state has; None where it has not had the world's state yet."""
+        claimed = self._state_claimed
+        return None if claimed is None else advances(claimed)
+
+    @property
+    def _state_claimed(self) -> int | None:
+        """Which state this member says that it has when it joins again: see `Claim.step`.
 
         A member that is lost while a state is brought must not make others take an old one for the latest.
         """

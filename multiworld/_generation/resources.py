@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from multiworld._core.membership.state_sources import latest
 from multiworld._generation.every_step import take_all
 from multiworld._net.stores.rendezvous import least_pause
 
@@ -52,8 +53,7 @@ class Resources:
         store: this generation's hold on the store.
         group_store: what the process group was built over.
         lane: the connections for messages; None where they go through gloo.
-        steps: where ranks are assigned, by rank, how many advances each member has made when it begins; None
-            for one that comes new, without the world's state.
+        steps: as in the roster; where all have agreed on the advance at which it begins, that one.
     """
 
     roster: Roster
@@ -70,7 +70,7 @@ class Resources:
     @property
     def step(self) -> int:
         """How many advances its members have made: the most of any."""
-        return max((each for each in self.steps if each is not None), default=0)
+        return latest(self.steps)
 
     @property
     def keys(self) -> list[str]:

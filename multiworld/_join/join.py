@@ -379,7 +379,7 @@ def _join_once(
                 left=left,
                 more_lost=frozenset if world is None or past is None else _more_lost(world),
                 gone=tries.gone,
-                step=0 if world is None else world._state_step,  # noqa: SLF001  (joins make worlds)
+                step=0 if world is None else world._state_claimed,  # noqa: SLF001  (joins make worlds)
                 torn=world is not None and world._torn,  # noqa: SLF001
                 known=tries.known,
             )

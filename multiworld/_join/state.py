@@ -56,12 +56,13 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     steps = resources.steps
     wanted = sources(steps, resources.roster.torn)
     provider = wanted.get(gen.rank)
+    own = steps[gen.rank] if steps else None
     if wanted and gen.lane is None:
         raise _no_lane(world)
     began = time.monotonic()
     try:
         if provider is not None:
-            _receive(world, gen, provider, kept, new=steps[gen.rank] is None)
+            _receive(world, gen, provider, kept, new=own is None or own < 0)
         elif gen.rank in wanted.values():
             _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
     except BaseException as error:

@@ -87,7 +87,7 @@ class Terms:
         gone: gets the ids of processes that agreed to this join and were lost in it.
         deadline: ``time.monotonic()`` seconds.
         cancelled: asked often, from several threads, whether to give up.
-        step: how many advances this process's state has; None: it has not had the world's state yet.
+        step: which state this process has, see `Claim.step`.
         torn: whether that is in part the state of a member that was lost while it sent it.
         known: whether this process has opened the store before: see `open_store`.
         limit: where `past` works, and the next generation is prepared beside it: see `Rendezvous.commit`.
@@ -317,7 +317,7 @@ def _with_members(
         store=store,
         group_store=polling,
         lane=endpoint,
-        steps=tuple(each if each is None else rendezvous.entry or each for each in roster.steps),
+        steps=tuple(each if each is None or each < 0 else rendezvous.entry or each for each in roster.steps),
     )
     undo.callback(lambda: rendezvous.over(made.keys))
     if not late:

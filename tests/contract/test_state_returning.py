@@ -59,7 +59,8 @@ def working(me, sampled):
             until(lambda: w.breakage is not None)
             w.reform(LONG)
             batches = iter(sampler) if sampled else batches
-            me.emit("in", seats=w.seats, step=w.step, done=int(counted.done), ready=w.ready)
+            taken = sampler.state_dict()["taken"] if sampled else 0
+            me.emit("in", seats=w.seats, step=w.step, done=int(counted.done), ready=w.ready, taken=taken)
 
 
 def steps(members, count):
@@ -120,6 +121,17 @@ def test_its_old_state_is_not_taken_for_the_latest_when_the_sender_is_lost(cast)
     assert first.step == first.done == second.step == second.done >= 4
     assert first.ready
     assert second.ready
+
+
+def test_its_old_state_is_the_latest_when_all_others_are_lost(cast):
+    """Before the first of theirs has come: it goes on from the step at which it was stopped, with its samples."""
+    [sender, other], late = away(cast, sampled=True)
+    sender.say("dies")
+    other.kill()
+    sender.say("reform")
+    told = late.expect("in", SOON)
+    assert (told.step, told.done, told.taken, told.ready) == (1, 1, 4, True)
+    steps([late], 2)
 
 
 def loading(me, number):

@@ -33,6 +33,7 @@ from multiworld._core.membership import assigned, majority, refusals
 from multiworld._core.membership.ledger import FAILURES_KEPT, Attempt, Claim, Failure, Ledger
 from multiworld._core.membership.request import JoinRequest
 from multiworld._core.membership.roster import Roster
+from multiworld._core.membership.state_sources import outdated
 
 __all__ = [
     "ClaimState",
@@ -435,7 +436,9 @@ def roster(attempt: Attempt, request: JoinRequest, me: str) -> Roster:
         members=tuple(each.member for each in attempt.claims),
         token=bytes.fromhex(attempt.token),
         hang_timeout=request.hang_timeout,
-        steps=tuple(each.step if each.was else None for each in attempt.claims) if request.assigned else (),
+        steps=tuple(each.step if each.was else outdated(each.step) for each in attempt.claims)
+        if request.assigned
+        else (),
         torn=tuple(each.rank for each in attempt.claims if each.torn),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from multiworld._core.membership import serving
 from multiworld._core.membership.roster import Endpoint, LaneAddress, Member
+from multiworld._core.membership.state_sources import advances, outdated
 from multiworld.errors import JoinError
 
 __all__ = [
@@ -40,6 +41,8 @@ FAILURES_KEPT = 4
 """How many closed attempts keep their reason, for members that were too slow to read it at once."""
 
 _FORMAT = 1
+_NO_STATE, _TORN, _OUTDATED = 1, 2, 3
+"""What is said of a member's state in its row, where that is not the latest."""
 _MOST_KNOWN = 2 * MAX_SIZE
 _known: dict[str, Claim] = {}  # by the text of their rows; emptied when there are so many
 
@@ -78,8 +81,8 @@ class Claim:
         last: the last generation of the world that its process knows of.
         was: the last generation that its process was a member of; 0 if none, and where members choose ranks.
             In a sealed attempt 0 as well for a member that comes new.
-        step: how many advances the state of its process had when it claimed (`World.advance`); None: it has
-            not had the world's state yet.
+        step: which state its process had when it claimed: how many advances (`World.advance`); None: it has
+            not had the world's state yet; a negative number: see `state_sources`.
         working: whether its generation still works: the next one is to be prepared beside it.
         torn: whether its process had received the world's state in part, into its own, when it claimed.
     """
@@ -348,9 +351,10 @@ def claim_to_json(claim: Claim) -> list[Any]:
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
     at = member.lane
     lane = [] if at is None else [[at.version, at.place, at.port, at.checks]]
-    # One more number where there is no state: the row is for good where there is one.
-    without = [1 + claim.torn] if claim.step is None else []
-    seat = [member.seat, claim.was, claim.step or 0, int(claim.working), *without]
+    # One more number where there is no state, or an old one: the row is for good where there is the latest.
+    step = claim.step or 0
+    without = [_TORN if claim.torn else _NO_STATE] if claim.step is None else [_OUTDATED] if step < 0 else []
+    seat = [member.seat, claim.was, advances(step), int(claim.working), *without]
     return [*row, *lane, *([seat] if member.seat else [])]
 
 
@@ -428,7 +432,8 @@ def _new_claim(row: Any) -> Claim:
         raise _Garbage(f"a claim goes on with {more!r}"[:200])
     rank, me, process, host, port, pid, hostname, last = _row(base, kinds)
     member = Member(rank, process, Endpoint(host, port), pid, hostname, lane, seat)
-    return Claim(me, member, last, was, None if without else step, bool(working), without > 1)
+    states = {0: step, _OUTDATED: outdated(step)}
+    return Claim(me, member, last, was, states.get(without), bool(working), without == _TORN)
 
 
 def _failure_from_json(row: Any) -> Failure:

@@ -47,8 +47,8 @@ class JoinRequest:
         past_rank: its rank there.
         lost: ranks of members of that generation that it knows to be lost.
         left: those of them that have said themselves that they leave.
-        step: how many advances this process's state has (`World.advance`); None: it has not had the world's
-            state yet.
+        step: which state this process has: how many advances (`World.advance`); None: it has not had the
+            world's state yet; a negative number: see `state_sources`.
         torn: whether its state is partly that of a member that was lost meanwhile.
         working: whether that generation still works: the next one is prepared beside it.
         state: of the state that newcomers get, or that it gets: see `state_text`; "" for none.

@@ -79,8 +79,9 @@ class Roster:
         token: 16 random bytes that authenticate the members to each other, drawn by the member that completes
             the generation.
         hang_timeout: seconds, this process's own.
-        steps: where ranks are assigned, by rank, how many advances each member had made; None for one that
-            comes new, without the world's state. Empty where members choose their ranks.
+        steps: where ranks are assigned, by rank, which state each member has: how many advances; None for one
+            that comes new, without the world's state; a negative number for one that comes back with an old
+            one (`state_sources`). Empty where members choose their ranks.
         torn: ranks of those whose state is in part that of a member that was lost while it sent it.
     """
 

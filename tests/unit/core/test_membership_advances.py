@@ -10,7 +10,7 @@ from kits.lifekit import seat
 from multiworld._core.membership import admission, assigned, refusals
 from multiworld._core.membership.admission import Phase
 from multiworld._core.membership.ledger import Ledger, decode, encode
-from multiworld._core.membership.state_sources import sources
+from multiworld._core.membership.state_sources import latest, sources
 from multiworld.errors import JoinError
 
 TOKEN = "ab" * 16
@@ -272,7 +272,18 @@ def test_a_state_that_came_in_part_is_sent_to_no_member(steps, torn, wanted):
         ((5, 4, 5, None, None), {1: 0, 3: 2, 4: 0}),
         ((0, None), {1: 0}),
         ((None, 0), {0: 1}),
+        ((-3, None, 1), {0: 2, 1: 2}),  # an old state of two advances
+        ((None, -3), {0: 1}),
+        ((-3, -6, -6), {0: 1}),
     ],
 )
 def test_who_gets_the_state_from_whom(steps, wanted):
     assert sources(steps) == wanted
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_the_world"),
+    [((), 0), ((None,), 0), ((4, None, 3), 4), ((-11, 2), 2), ((-11, None, -3), 10)],
+)
+def test_an_old_state_counts_where_no_member_has_a_later_one(steps, of_the_world):
+    assert latest(steps) == of_the_world

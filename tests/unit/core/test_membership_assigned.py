@@ -105,6 +105,19 @@ def test_members_whose_states_came_in_part_wait_for_one_that_has_a_state():
     assert (roster.steps, roster.torn) == ((None, None, None), (0, 1))
 
 
+def test_a_member_that_comes_back_has_an_old_state_until_it_has_the_others():
+    def steps():
+        return admission.roster(ledger.current, C, me(C)).steps
+
+    ledger = active(Ledger(), A, B, C)
+    late = again(ledger, C, step=3)
+    ledger = active(ledger, *(again(ledger, each, 2, step=4) for each in (A, B)))
+    ledger = active(ledger, late, *(again(ledger, each, step=9) for each in (A, B)))
+    assert steps() == (9, 9, -4)
+    ledger = claim(ledger, D, again(ledger, C, 0, 1, step=-4))
+    assert (seats(ledger), steps()) == (["s2", "s7"], (-4, None))
+
+
 def test_a_new_member_has_its_own_state():
     ledger = active(Ledger(), A, B, C)
     ledger = claim(ledger, *(again(ledger, each, 0, step=None) for each in (B, C)))
