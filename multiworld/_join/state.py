@@ -1,7 +1,9 @@
 """A world's state, brought to members that come without it, or are a step behind, when a generation begins.
 
-The world is active then, and its other operations may begin: they wait for these members. A member lost
-meanwhile breaks the world, as in any operation; what came whole until then need not come again.
+The world is active then. All members wait here until the state is where it is needed, however long that
+takes: otherwise those that neither send nor receive would wait in their next operation, and for its timeout
+only. Each pause of a transfer has a limit. A member lost meanwhile breaks the world, as in any operation;
+what came whole until then need not come again.
 """
 
 from __future__ import annotations
@@ -10,17 +12,20 @@ import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from multiworld import settings
 from multiworld._core.membership.state_sources import sources
 from multiworld.errors import MismatchError
 from multiworld.events import WorldReady, WorldStateReceived, bus
 from multiworld.logs.source import about, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from multiworld._generation.generation import Generation
+    from multiworld._generation.resources import Resources
     from multiworld._join.arguments import JoinPlan
     from multiworld._join.kept_state import KeptState
     from multiworld.world import World
@@ -34,7 +39,7 @@ TELL_EVERY = 0.1
 
 
 def bring_up_to_date(world: World, kept: KeptState) -> None:
-    """Send this member's state to those that need it, or receive it; return at once where none needs it.
+    """Send this member's state to those that need it, or receive it; return when all have what they need.
 
     Args:
         world: active.
@@ -61,10 +66,16 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
         raise _no_lane(world)
     began = time.monotonic()
     try:
+        meet = _meeting(gen, resources) if wanted else _not_at_all
+        # Those that are here run no code of the program until the end of the transfers, or have limits in it.
+        meet(plan.timeout)
         if provider is not None:
-            _receive(world, gen, provider, kept, new=own is None or own < 0)
-        elif gen.rank in wanted.values():
-            _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+            together = partial(meet, settings.MAX_TIMEOUT)
+            _receive(world, gen, provider, kept, together, new=own is None or own < 0)
+        else:
+            if gen.rank in wanted.values():
+                _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+            meet(settings.MAX_TIMEOUT)
     except BaseException as error:
         # The others hear of it here: no transfer may have begun that would tell the other end.
         if gen.state.value == "active":
@@ -109,7 +120,28 @@ def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
         threads.shutdown(wait=False)  # after an error the generation is over, which ends the others
 
 
-def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, new: bool) -> None:
+def _meeting(gen: Generation, resources: Resources) -> Callable[[float], None]:
+    """Return what waits for all members, so many seconds at most; for none where some cannot."""
+    if gen.lane is None or not resources.roster.meets:
+        return _not_at_all
+    from multiworld._c10d.lane.state_meeting import StateMeeting  # noqa: PLC0415  (it loads torch)
+
+    return StateMeeting(gen.lane, gen.rank, gen.size).wait
+
+
+def _not_at_all(_: float) -> None:
+    """No member waits for the others."""
+
+
+def _receive(
+    world: World,
+    gen: Generation,
+    provider: int,
+    kept: KeptState,
+    together: Callable[[], None],
+    *,
+    new: bool,
+) -> None:
     from multiworld._c10d.lane.state_transfer import receive_state  # noqa: PLC0415  (it loads torch)
 
     plan = world._plan  # noqa: SLF001  (joins make worlds)
@@ -137,9 +169,12 @@ def _receive(world: World, gen: Generation, provider: int, kept: KeptState, *, n
             changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
         )
     world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
-    _load(plan, came)
-    world._state_is_whole(gen)  # noqa: SLF001  (also where the world has broken meanwhile)
-    kept.tensors.clear()
+    try:
+        together()  # before it is loaded: the other members wait for that in their next operation
+    finally:  # it has come, also where the world has broken meanwhile
+        _load(plan, came)
+        world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
+        kept.tensors.clear()
 
 
 @contextlib.contextmanager

@@ -252,6 +252,46 @@ def test_a_member_goes_on_when_the_other_end_of_a_transfer_is_interrupted(cast, 
         assert (told.values, told.size, told.ready) == ({7.0}, 2, True)
 
 
+TIMEOUT = 6.0
+"""Seconds, of the world whose state takes longer."""
+
+
+def waits(me):
+    """One is behind after a breakage, and gets the state, of eight parts, as slowly as the test says."""
+    state_pieces.CHUNK = 1 << 20
+    tell = Line.tell
+
+    def slowly(line, kind, *numbers, **more):
+        if kind is Kind.PART:
+            me.emit("part")
+            me.hear()
+        tell(line, kind, *numbers, **more)
+
+    state = Parts(1)
+    w = enter(me, "3:4", state=state)
+    Line.tell = slowly
+    me.emit("in", rank=w.rank)
+    until(lambda: w.breakage is not None)
+    if me.hear() == "ahead":
+        outcome(w.advance)  # the world is broken; the step counts
+    w.reform(TIMEOUT)
+    me.emit("told", failed=outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"])
+    me.hear()
+
+
+def test_a_state_may_take_longer_than_the_timeout_of_operations(cast):
+    """All wait until it is there: a member that neither sends nor receives it does not begin its next operation."""
+    members = {each.expect("in").rank: each for each in [cast.start(waits, number) for number in range(4)]}
+    members.pop(3).kill()
+    for rank, each in members.items():
+        each.say("behind" if rank == 1 else "ahead")
+    for _ in range(8):
+        members[0].expect("part", SOON)
+        assert not members[2].conn.poll(TIMEOUT / 5), "it ended before the state was there"
+        members[0].say("go on")
+    assert [each.expect("told", SOON).failed for each in members.values()] == [[], [], []]
+
+
 def test_a_state_goes_to_several_members_at_once(monkeypatch):
     """One after the other, the last would wait for all the others, and for no longer than the world's timeout."""
     together, sent = threading.Barrier(3, timeout=SOON), []

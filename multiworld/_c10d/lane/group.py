@@ -265,11 +265,11 @@ class GroupCollectives:
             new.outputs = output
         return new
 
-    def barrier(self, device_ids: object = None) -> Collective | None:
+    def barrier(self, device_ids: object = None, *, name: str = "barrier") -> Collective | None:
         """As ``dist.barrier``, of a group whose only backend is gloo."""
         if not self._used or not self._alone or device_ids is not None:
             return None
-        new = self._new("barrier", [])
+        new = self._new(name, [])
         return self._numbered(new, schedules.barrier(new, _nothing, deep=self._deep))
 
     def exchange(self, record: Tensor) -> Collective:

@@ -350,7 +350,7 @@ def claim_to_json(claim: Claim) -> list[Any]:
     where = [member.endpoint.host, member.endpoint.port]
     row = [member.rank, claim.id, member.process, *where, member.pid, member.hostname, claim.last]
     at = member.lane
-    lane = [] if at is None else [[at.version, at.place, at.port, at.checks]]
+    lane = [] if at is None else [[at.version, at.place, at.port, at.options]]
     # One more number where there is no state, or an old one: the row is for good where there is the latest.
     step = claim.step or 0
     without = [_TORN if claim.torn else _NO_STATE] if claim.step is None else [_OUTDATED] if step < 0 else []

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Endpoint", "LaneAddress", "Member", "Roster"]
+__all__ = ["CHECKS", "MEETS", "Endpoint", "LaneAddress", "Member", "Roster"]
+
+CHECKS = 1
+"""Option of a lane: its member wants each collective's calls to be compared."""
+MEETS = 2
+"""Its member waits for all others before and after a state is sent. Older versions do not."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,13 @@ class LaneAddress:
         version: of the lane's protocol, 1 or more; from 2 on it carries collectives.
         place: the same text in all processes that share a host and its network; "" where that is not known.
         port: TCP port.
-        checks: 1 if the member wants each collective's calls to be compared; else 0.
+        options: `CHECKS`, `MEETS`, or their sum; else 0.
     """
 
     version: int
     place: str
     port: int
-    checks: int = 0
+    options: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,15 @@ class Roster:
     @property
     def checks(self) -> bool:
         """Whether all members want the calls of each collective to be compared."""
-        return all(member.lane is not None and member.lane.checks for member in self.members)
+        return self._all_say(CHECKS)
+
+    @property
+    def meets(self) -> bool:
+        """Whether all members wait for each other before and after a state is sent."""
+        return self._all_say(MEETS)
+
+    def _all_say(self, option: int) -> bool:
+        return all(member.lane is not None and member.lane.options & option for member in self.members)
 
     @property
     def one_host(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiworld._core.lane.greeting import VERSION
-from multiworld._core.membership.roster import LaneAddress
+from multiworld._core.membership.roster import CHECKS, MEETS, LaneAddress
 from multiworld._net.liveness.listeners import bound, is_numeric
 from multiworld.errors import MultiworldError
 from multiworld.logs.source import logger
@@ -55,7 +55,7 @@ class Door:
         unix = _bind_unix(unix_name(process, port)) if (place := _place()) else None
         # They begin to listen in this order: where TCP can be dialed, so can the Unix socket.
         self.sockets = (tcp,) if unix is None else (unix, tcp)
-        self.address = LaneAddress(version, place if unix is not None else "", port, int(checks))
+        self.address = LaneAddress(version, place if unix is not None else "", port, MEETS + CHECKS * checks)
 
     def __enter__(self) -> Self:
         return self

@@ -479,6 +479,13 @@ def test_calls_are_compared_if_all_members_want_it(checks, all_do):
     assert Roster("w", 1, 0, members, bytes(16), 5.0).checks is all_do
 
 
+@pytest.mark.parametrize(("options", "all_do"), [((2, 3), True), ((2, 1), False), ((3, None), False)])
+def test_they_meet_at_a_state_if_all_members_can(options, all_do):
+    addresses = [None if each is None else LaneAddress(2, "", 1, each) for each in options]
+    members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
+    assert Roster("w", 1, 0, members, bytes(16), 5.0).meets is all_do
+
+
 def test_claims_that_were_read_are_not_kept_for_ever(monkeypatch):
     monkeypatch.setattr(ledger_module, "_known", {})
     monkeypatch.setattr(ledger_module, "_MOST_KNOWN", 3)

@@ -1,0 +1,63 @@
+"""Where all members of a generation wait for each other before and after a state is sent.
+
+It has an order of its own: another thread of the program may call the world's collectives meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiworld._c10d.lane.channels import number_of
+from multiworld._c10d.lane.group import WITHOUT_LIMITS, GroupCollectives
+
+if TYPE_CHECKING:
+    from multiworld._c10d.lane.messages import Messages
+
+__all__ = ["StateMeeting"]
+
+_NUMBER = number_of("m8d:state-meeting")
+_NAME = "wait for a state"
+
+
+class StateMeeting:
+    """See the module.
+
+    Args:
+        messages: of the generation.
+        rank: of this process.
+        size: of the generation, 2 or more.
+    """
+
+    def __init__(self, messages: Messages, rank: int, size: int) -> None:
+        self._messages = messages
+        self._group = GroupCollectives(
+            messages.endpoint,
+            _NUMBER,
+            range(size),
+            rank,
+            messages.timeout,
+            carried=True,
+            near=True,
+            alone=True,
+            log=messages.log,
+            limits=WITHOUT_LIMITS,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all members are here.
+
+        Args:
+            seconds: at most.
+
+        Raises:
+            Exception: the world's error.
+        """
+        barrier = self._group.barrier(name=_NAME)
+        assert barrier is not None  # noqa: S101  (without limits all are the lane's)
+        try:
+            barrier.wait(seconds)
+            error = barrier.error
+        except TimeoutError as late:
+            error = TimeoutError(*late.args)
+        if error is not None:
+            self._messages.raise_explained(error)
