@@ -342,7 +342,8 @@ class World(Selecting, ObjectCollectives):
         Raises:
             BrokenWorldException: a member was lost: see `reform`. The step has ended here and counts.
             WorldClosedError: this process closed or left the world.
-            JoinTimeoutError: the members have not agreed on the next generation within ``timeout``.
+            JoinTimeoutError: the members have not agreed on the next generation within ``timeout``. The step
+                counts. Call this again before the next step: it waits on, and counts no other step.
             Exception: what ``state_dict()`` of the world's state raises, and the world is broken then.
         """
         return self._advances.advance()
