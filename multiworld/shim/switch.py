@@ -18,10 +18,10 @@ def attach() -> None:
     """Make ``torch.distributed.WorldManager`` mean `multiworld.manager.WorldManager`.
 
     Importing ``torch.distributed.multiworld`` calls this. With ``M8D_SHIM=off``, and where torch has a
-    WorldManager of its own, nothing is done.
+    WorldManager of its own, nothing is done. A setting that breaks its rule is an error at the first join.
     """
     dist = _distributed()
-    if settings.load().shim != "off" and not hasattr(dist, _NAME):
+    if (settings.environment("M8D_SHIM") or "").strip().lower() != "off" and not hasattr(dist, _NAME):
         setattr(dist, _NAME, _manager())
 
 
