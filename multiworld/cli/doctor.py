@@ -99,6 +99,9 @@ def _patches(found: Status) -> Iterable[str]:
 
 def _loader(found: Status) -> Iterable[str]:
     loader = found.loader
+    if found.loader_error:
+        yield from _wrapped(found.loader_error, "           ", first="namespace  ")
+        return
     if loader is None:
         yield "namespace  torch was not installed from a wheel: use the package `multiworld` itself"
         return

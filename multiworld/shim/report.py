@@ -21,7 +21,7 @@ from multiworld.provenance.installed import InstalledProvenance, check_installed
 from multiworld.shim import switch
 from multiworld.shim.clash import Clash, find
 from multiworld.shim.install import Inspection, inspect
-from multiworld.shim.torchsite import find_site
+from multiworld.shim.torchsite import FromSourceError, find_site
 
 if TYPE_CHECKING:
     from multiworld._c10d.marker import Marker
@@ -63,7 +63,8 @@ class Status:
         nccl: what is done about the backend ``nccl``, why, and what remains.
         backends: what each backend can do here.
         loader: whether ``torch.distributed.multiworld`` is installed; None where torch was not installed from
-            a wheel.
+            a wheel, or that cannot be found out.
+        loader_error: why it cannot.
         router: whether the router is on in this process.
         clash: another distribution that installs the import name ``multiworld``; None if there is none.
     """
@@ -76,6 +77,7 @@ class Status:
     loader: Inspection | None
     router: bool
     clash: Clash | None = None
+    loader_error: str = ""
 
     @property
     def sound(self) -> bool:
@@ -97,13 +99,15 @@ def status() -> Status:
         MultiworldError: an ``M8D_*`` variable has a value that breaks its rule.
     """
     torch = build()
+    loader, loader_error = _loader()
     return Status(
         multiworld=__version__,
         torch=torch,
         patched=_patched(),
         nccl=decide_nccl(),
         backends=backend_abilities(),
-        loader=_loader(),
+        loader=loader,
+        loader_error=loader_error,
         router=_router_is_on(distributed=torch.distributed),
         clash=find(Path(__file__).parents[1], tuple(sys.path)),
     )
@@ -136,11 +140,13 @@ def _provenance(marker: Marker) -> InstalledProvenance | None:
         return InstalledProvenance(0, (f"its files cannot be compared with those that were built: {exc}",))
 
 
-def _loader() -> Inspection | None:
+def _loader() -> tuple[Inspection | None, str]:
     try:
-        return inspect(find_site())
-    except InstallError:
-        return None  # a source tree, an editable install: nothing is installed into those
+        return inspect(find_site()), ""
+    except FromSourceError:
+        return None, ""  # nothing is installed into those
+    except InstallError as exc:
+        return None, str(exc)
 
 
 def _router_is_on(*, distributed: bool) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASIDE",
+    "FromSourceError",
     "TorchSite",
     "find_folder",
     "find_site",
@@ -44,6 +45,10 @@ ASIDE = ".m8d-new"
 
 _DIST_INFO = re.compile(r"torch-.*\.dist-info")
 _VERSION = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+class FromSourceError(InstallError):
+    """This torch was not installed from a wheel: it is a source tree, or an editable install."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +262,8 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
             interpreter would import.
 
     Raises:
-        InstallError: there is none, it was not installed from a wheel, or it cannot be read.
+        FromSourceError: it was not installed from a wheel.
+        InstallError: there is none, or it cannot be read.
     """
     torch = find_folder(torch_dir)
     if not is_there(torch / "__init__.py"):
@@ -273,7 +279,7 @@ def find_site(torch_dir: Path | None = None) -> TorchSite:
         raise unreadable(root, exc) from exc
     found = [path for path in inside if _DIST_INFO.fullmatch(path.name) and _is_torch(path)]
     if not found:
-        raise InstallError(
+        raise FromSourceError(
             f"{torch} belongs to no installed distribution: {root} has no torch-*.dist-info",
             rule="a torch installed from a wheel has one; a source tree or an editable install has not",
             next_step="Install torch from a wheel; from sources, build one first",

@@ -116,6 +116,37 @@ def test_a_patched_build_whose_files_cannot_be_compared_says_why(monkeypatch, ca
     assert "an older toolchain" not in said.out
 
 
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("second", "has torch-2.5.1.dist-info and torch-2.6.0"),
+        ("stripped", "has no RECORD"),
+        ("source", "torch was not installed from a wheel"),
+    ],
+)
+def test_an_installation_that_cannot_be_looked_at_is_no_source_tree(
+    monkeypatch, capsys, tmp_path, damage, why
+):
+    site = tmp_path / "site"
+    with zipfile.ZipFile(patched_wheel(tmp_path).path) as archive:
+        archive.extractall(site)
+    monkeypatch.setattr(torchsite, "find_torch", lambda: site / "torch")
+    [own] = site.glob("torch-*.dist-info")
+    if damage == "second":
+        left = site / "torch-2.5.1.dist-info"
+        left.mkdir()
+        (left / "METADATA").write_text("Name: torch\nVersion: 2.5.1\n\n")
+    elif damage == "stripped":
+        (own / "RECORD").unlink()
+    else:
+        own.rename(tmp_path / "elsewhere")
+    loader, error = report._loader()
+    assert loader is None
+    _, said = run(monkeypatch, capsys, replace(status_of(loader=None), loader_error=error))
+    assert why in " ".join(said.out.split())
+    assert ("not installed from a wheel" in said.out) is (damage == "source")
+
+
 def test_other_builds_in_words(monkeypatch, capsys):
     facts = NcclFacts("nccl", Implementation.NONE)
     code, said = run(monkeypatch, capsys, status_of(facts, cuda=None, loader=None))
@@ -193,6 +224,7 @@ def test_json_has_everything_in_plain_values(monkeypatch, capsys):
         "backends",
         "clash",
         "loader",
+        "loader_error",
         "router",
         "sound",
     }
