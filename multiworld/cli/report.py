@@ -64,18 +64,29 @@ def _read(path: Path) -> Fields:
               "ranks": list, "detail": str, "members": list, "reports": list}  # fmt: skip
     try:
         found = json.loads(path.read_text())
-        if all(isinstance(found[name], kind) for name, kind in wanted.items()) and found["format"] == 1:
+        if found["format"] == 1 and _fits(found, wanted) and _has_members(found):
+            time.gmtime(found["broke_at"])
             return dict(found)
         why = "it has other fields"
-    except OSError as error:
+    except OSError as error:  # a time that gmtime does not take is one, too
         why = error.strerror or str(error)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
     raise MultiworldError(
         f"{path} is no report of a breakage: {why}",
         rule="A report is a JSON file that a member wrote, in format 1",
         next_step="Name such files, or the folder that M8D_REPORTS named",
     )
+
+
+def _fits(fields: Any, wanted: dict[str, type]) -> bool:
+    return all(isinstance(fields[name], kind) for name, kind in wanted.items())
+
+
+def _has_members(found: Fields) -> bool:
+    member = {"rank": int, "pid": int, "hostname": str}
+    ranks = all(isinstance(each, int) for each in found["ranks"])
+    return ranks and all(_fits(each, member) for each in found["members"])
 
 
 def explained(breakage: list[Fields], *, shown: int | None = _SHOWN) -> str:

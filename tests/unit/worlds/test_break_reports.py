@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, caplog):
     assert "no report of the breakage of world 'w'" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\x00"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\x00", "[" * 100_000])
 def test_what_is_no_report(tmp_path, capsys, content):
     file = tmp_path / "x.json"
     file.write_text(content)
@@ -209,6 +209,26 @@ def test_a_report_of_another_format(tmp_path, capsys):
     file = wrote(tmp_path, 0, {0: report(0)})
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
     assert said(capsys, file)[0] == 9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"members": [1]},
+        {"members": [{"rank": 0, "hostname": "h"}]},
+        {"members": [{"rank": "0", "pid": 1, "hostname": "h"}]},
+        {"ranks": [[1]]},
+        {"broke_at": 1e300},
+        {"broke_at": float("nan")},
+    ],
+)
+def test_a_report_with_rows_that_are_none(tmp_path, capsys, changed):
+    file = wrote(tmp_path, 0, {0: report(0)})
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    code, out, err = said(capsys, file)
+    assert code == 9
+    assert not out
+    assert f"{file} is no report of a breakage" in err
 
 
 @pytest.mark.parametrize("name", ["", "nowhere.json"])
