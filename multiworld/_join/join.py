@@ -241,7 +241,7 @@ def _join(plan: JoinPlan, world: World | None, cancelled: Callable[[], bool]) ->
     if settings.environment("M8D_CONTROL"):
         from multiworld.launched import reports  # noqa: PLC0415  (only workers of a launcher need it)
 
-        reports.connect_once()
+        reports.connect_if_launched()
     # With the first join of the process this loads torch, which takes seconds that are not the join's.
     from multiworld._generation import generation  # noqa: F401, PLC0415
     from multiworld._join import steps  # noqa: F401, PLC0415

@@ -33,6 +33,8 @@ _MOST_WAITING = 10_000
 """Reports queued for a launcher that does not read; the oldest are dropped."""
 _TURN = 30.0
 """Seconds between two checks without events."""
+_AGAIN = 0.02
+"""Seconds before the next try where the launcher has not accepted those before: its queue was full."""
 
 _log = logger(__name__)
 
@@ -123,6 +125,7 @@ class ControlClient:
         retired: called, in the thread, when the launcher retires this worker. Quick.
         looked: called, in the thread, with the launcher's question how this worker's worlds stand; `report`
             takes the answer, with the question's "look". Quick.
+        store: address of its store, as an earlier connection was told last; "" for none.
 
     Raises:
         OSError: the socket does not accept, or another user's process listens there.
@@ -135,13 +138,13 @@ class ControlClient:
         deadline: float,
         retired: Callable[[], object] | None = None,
         looked: Callable[[dict[str, Any]], object] | None = None,
+        store: str = "",
     ) -> None:
         self._retired = retired
         self._looked = looked
         self._sock = socket.socket(socket.AF_UNIX)
         try:
-            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
-            self._sock.connect(path)
+            self._connect(path, deadline)
             peer_user.check(self._sock)
             self._sock.setblocking(False)
             self._awake, self._wake = socket.socketpair()
@@ -158,9 +161,21 @@ class ControlClient:
         self._questions: deque[bytes] = deque()
         self._reports: deque[bytes] = deque(maxlen=_MOST_WAITING)
         self._alive = True
-        self._store = ""
+        self._store = store
         self._thread = threading.Thread(target=self._run, daemon=True, name="m8d-control")
         self._thread.start()
+
+    def _connect(self, path: str, deadline: float) -> None:
+        while True:
+            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                self._sock.connect(path)
+            except BlockingIOError:  # at once where the queue is full, whatever the timeout is
+                if time.monotonic() + _AGAIN >= deadline:
+                    raise
+                time.sleep(_AGAIN)
+            else:
+                return
 
     @property
     def alive(self) -> bool:

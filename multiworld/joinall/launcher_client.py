@@ -141,6 +141,8 @@ class LauncherClient:
         except LookupError as exc:
             raise _refusal(f"{exc.args[0]}: this process has no launcher") from exc
         except OSError as exc:
+            if self._assigned:
+                return None  # it answered before
             path = settings.environment(CONTROL)
             raise _refusal(f"the launcher cannot be reached at {path}: {exc.strerror or exc}") from exc
         return client.ask("worlds", deadline=deadline)

@@ -1,7 +1,8 @@
 """`LauncherReports`: this process's connection to its launcher, which is told the states of its worlds.
 
-The first join of a process makes it, where ``M8D_CONTROL`` names a launcher's socket: the launcher's log,
-page, numbers and `m8d-run status` then know the process's worlds, whether or not a worlds file has them.
+The first join of a process makes it, where ``M8D_CONTROL`` names a launcher's socket, and a later one where
+there is none, or it has ended: the launcher's log, page, numbers and `m8d-run status` then know the process's
+worlds, whether or not a worlds file has them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from multiworld.events import Event
 
-__all__ = ["LauncherReports", "connect_once", "reports"]
+__all__ = ["LauncherReports", "connect_if_launched", "reports"]
 
 CONTROL = "M8D_CONTROL"
 """Environment variable with the path of the launcher's socket."""
@@ -78,7 +79,7 @@ class LauncherReports:
         self._busy: dict[str, frozenset[int]] = {}
 
     def connect(self, deadline: float) -> ControlClient:
-        """Return the connection; the first call makes it, and says who this worker is.
+        """Return the connection; where there is none, or it has ended, make it, and say who this worker is.
 
         Args:
             deadline: ``time.monotonic()`` seconds until which to connect.
@@ -88,13 +89,18 @@ class LauncherReports:
             OSError: the launcher's socket does not accept.
         """
         with self._connecting:
-            if self.client is None:
+            former = self.client
+            if former is None or not former.alive:
                 path, rank = settings.environment(CONTROL), settings.environment("RANK") or ""
                 if not path or not rank.isdigit():
                     raise LookupError(f"{CONTROL} is {path!r} and RANK is {rank!r}")
                 attempt = settings.environment("TORCHELASTIC_RESTART_COUNT") or ""
                 client = ControlClient(
-                    path, deadline=deadline, retired=self.retirement.begin, looked=self._look
+                    path,
+                    deadline=deadline,
+                    retired=self.retirement.begin,
+                    looked=self._look,
+                    store="" if former is None else former.store,
                 )
                 client.introduce({
                     "hello": "worker",
@@ -103,8 +109,10 @@ class LauncherReports:
                     "attempt": int(attempt) if attempt.isdigit() else 0,
                 })  # fmt: skip
                 self.client = client
-                bus.subscribe(self.tell)
-            return self.client
+                if former is None:
+                    bus.subscribe(self.tell)
+                return client
+            return former
 
     def tell(self, event: Event) -> None:
         """Report an event of a world to the launcher. Never blocks."""
@@ -205,7 +213,7 @@ class _Mine:
     def __init__(self) -> None:
         self._reports: LauncherReports | None = None
         self._lock = threading.Lock()
-        self._tried = False
+        self._alone = False  # there is no launcher
 
     def __call__(self) -> LauncherReports:
         if self._reports is None:
@@ -215,19 +223,22 @@ class _Mine:
                     self._reports = LauncherReports()
         return self._reports
 
-    def connect_once(self) -> None:
-        """Connect with the launcher, if this process has one; only the first call tries."""
-        if self._tried:
+    def connect_if_launched(self) -> None:
+        """Connect with the launcher, if this process has one, and is not connected."""
+        client = self().client
+        if self._alone or (client is not None and client.alive):
             return
-        self._tried = True
         try:
             self().connect(time.monotonic() + _CONNECTING)
-        except (LookupError, OSError) as error:
+        except LookupError as error:
+            self._alone = True
             _log.info("no launcher is told of this process's worlds: %s", error)
+        except OSError as error:  # the next join tries again
+            _log.info("the launcher is not told of this process's worlds: %s", error)
 
     def _forked(self) -> None:
         """Drop the parent's connection in a forked child, which makes its own."""
-        self._lock, self._tried = threading.Lock(), False
+        self._lock, self._alone = threading.Lock(), False
         if self._reports is not None:
             self._reports.forked()
             self._reports = LauncherReports()
@@ -236,5 +247,5 @@ class _Mine:
 reports = _Mine()
 """Return this process's `LauncherReports`."""
 
-connect_once: Callable[[], None] = reports.connect_once
-"""Connect with the launcher, if this process has one; only the first call in a process tries."""
+connect_if_launched: Callable[[], None] = reports.connect_if_launched
+"""Connect with the launcher, if this process has one, and is not connected."""

@@ -1,0 +1,146 @@
+"""A worker's connection to its launcher: what keeps it from coming about, and that it is made again."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from types import SimpleNamespace
+
+import pytest
+from kits.meetkit import PATIENCE, until
+
+from multiworld._net import launcher_connection
+from multiworld._net.launcher_connection import ControlClient
+from multiworld.joinall.launcher_client import LauncherClient
+from multiworld.launched import reports
+
+
+def soon():
+    return time.monotonic() + PATIENCE
+
+
+class Launcher:
+    """Listens at a control socket."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="m8d-test-")
+        self.path = f"{self.folder.name}/s"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.accepted = []
+
+    def listen(self, backlog=8):
+        self.listener.bind(self.path)
+        self.listener.listen(backlog)
+
+    def accept(self):
+        self.accepted.append(self.listener.accept()[0])
+        return self.accepted[-1]
+
+    def close(self):
+        for each in (*self.accepted, self.listener):
+            each.close()
+        self.folder.cleanup()
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    made = Launcher()
+    monkeypatch.setenv("M8D_CONTROL", made.path)
+    monkeypatch.setenv("RANK", "0")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """The reports of a process that begins; `subscribed`: what is told of its events."""
+    found = reports._Mine()
+    found._reports = reports.LauncherReports()  # without a hook into forks, which would stay
+    found.subscribed = []
+    monkeypatch.setattr(reports, "bus", SimpleNamespace(subscribe=found.subscribed.append))
+    yield found
+    if found().client is not None:
+        found().client.close()
+
+
+@pytest.fixture
+def full(launcher):
+    """A launcher that has not accepted as many as may wait."""
+    launcher.listen(0)
+    while True:
+        waiting = socket.socket(socket.AF_UNIX)
+        waiting.setblocking(False)
+        launcher.accepted.append(waiting)
+        try:
+            waiting.connect(launcher.path)
+        except BlockingIOError:
+            return launcher
+
+
+def pausing(monkeypatch, pause):
+    """Have `pause` done wherever the next try is waited for."""
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pause())
+    monkeypatch.setattr(launcher_connection, "time", clock)
+
+
+def test_a_launcher_whose_queue_is_full_is_tried_again(monkeypatch, full):
+    pausing(monkeypatch, full.accept)
+    client = ControlClient(full.path, deadline=soon())
+    assert client.alive
+    client.close()
+
+
+def test_it_is_tried_until_the_deadline(monkeypatch, full):
+    pauses = []
+    pausing(monkeypatch, lambda: pauses.append(time.sleep(0.01)))
+    with pytest.raises(BlockingIOError):
+        ControlClient(full.path, deadline=time.monotonic() + 0.2)
+    assert pauses
+
+
+def test_a_join_connects_where_an_earlier_one_could_not(launcher, mine):
+    mine.connect_if_launched()
+    assert mine().client is None
+    launcher.listen()
+    mine.connect_if_launched()
+    client = mine().client
+    assert client.alive
+    mine.connect_if_launched()
+    assert mine().client is client
+    assert mine.subscribed == [mine().tell]
+
+
+def test_a_connection_that_has_ended_is_made_again(launcher, mine):
+    launcher.listen()
+    mine.connect_if_launched()
+    first = mine().client
+    with launcher.accept() as theirs:
+        theirs.sendall(b'{"store":"tcp://a:1"}\n')
+        until(lambda: first.store == "tcp://a:1")
+    until(lambda: not first.alive)
+    mine.connect_if_launched()
+    second = mine().client
+    assert second is not first
+    assert second.alive
+    assert second.store == "tcp://a:1", "it is told anew only in a moment"
+    assert b'"hello":"worker"' in launcher.accept().recv(1000)
+    assert len(mine.subscribed) == 1
+
+
+def test_a_process_without_a_launcher_looks_for_none_again(monkeypatch, launcher, mine):
+    monkeypatch.delenv("RANK")
+    mine.connect_if_launched()
+    monkeypatch.setenv("RANK", "0")
+    launcher.listen()
+    mine.connect_if_launched()
+    assert mine().client is None
+
+
+def test_a_launcher_that_has_gone_leaves_its_last_answer():
+    def gone(_deadline):
+        raise ConnectionRefusedError
+
+    client = LauncherClient(SimpleNamespace(connect=gone))
+    client._assigned = {"w": object()}
+    assert client.ask(PATIENCE) == client._assigned
