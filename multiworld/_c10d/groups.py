@@ -155,7 +155,7 @@ def _traffic(spec: GroupSpec, state: WorldState) -> inflight.Traffic:
         device=nccl.bound_device(spec),
         fragile=decision.fragile,
         torch_aborts=decision.torch_aborts,
-        abort_patience=decision.abort_patience,
+        abort_returns=decision.abort_returns,
     )
     return traffic
 
@@ -349,7 +349,8 @@ class Group:
         if self.late is not None:
             self.late.end()
         backends = [backend for pg in self._process_groups() for backend in nccl.backends_of(pg)]
-        self._traffic.abort([end for end in map(nccl.aborter, backends) if end is not None])
+        ends = [nccl.aborter(backend, tells=self._traffic.abort_returns) for backend in backends]
+        self._traffic.abort([end for end in ends if end is not None])
 
     def close(self, deadline: float) -> bool:
         """Abort, and free everything: threads, sockets, names and maps.

@@ -27,10 +27,6 @@ __all__ = [
 CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
-ABORT_PATIENCE = 4.5
-"""Seconds: kPatience of patches/*/0002-abort-offload.patch, 5, counts from when torch's watchdog begins to
-abort, which may be a moment before the runtime does."""
-
 NO_HANDLING = "0"
 """Value of the same variable: note the failure and do nothing."""
 
@@ -188,7 +184,7 @@ class Decision:
         fragile: whether a call that fails leaves the thread's NCCL group open or ends the process (D5, D6):
             the runtime then calls torch with care.
         torch_aborts: whether torch's watchdog may abort a communicator by itself.
-        abort_patience: seconds after which torch's abort returns though NCCL's goes on; None: it does not.
+        abort_returns: whether torch's abort may return before NCCL's is over; its backend then tells.
     """
 
     mode: Mode
@@ -201,7 +197,7 @@ class Decision:
     survives: bool = False
     fragile: bool = True
     torch_aborts: bool = True
-    abort_patience: float | None = None
+    abort_returns: bool = False
 
     def warning(self) -> str:
         """Return the warning before the first NCCL world; empty where there is no reason for one."""
@@ -333,7 +329,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
         survives=survives,
         fragile=legacy and "group-guard" not in topics,
         torch_aborts=handled != NO_HANDLING,
-        abort_patience=ABORT_PATIENCE if "abort-offload" in topics else None,
+        abort_returns="abort-offload" in topics,
     )
 
 

@@ -119,22 +119,33 @@ def backends_of(pg: Any, *, gloo: bool = False) -> list[Any]:
     return found
 
 
-def aborter(backend: Any) -> Callable[[], None] | None:
-    """Return the function that aborts a backend's operations, or raises if it cannot; None without one."""
+def aborter(backend: Any, *, tells: bool = False) -> Callable[[], Callable[[], bool] | None] | None:
+    """Return the function that aborts a backend's operations, or raises if it cannot; None without one.
+
+    It returns what tells whether NCCL's abort goes on though torch's has returned; None: it does not.
+
+    Args:
+        backend: any.
+        tells: whether it can tell: of a patched build.
+    """
+    goes_on: Callable[[], bool] | None = getattr(backend, "_is_initialized", None) if tells else None
     for name in ("abort", "_shutdown"):
         method: Callable[[], None] | None = getattr(backend, name, None)
         if method is not None:
-            return functools.partial(_abort, backend, method)
+            return functools.partial(_abort, backend, method, goes_on)
     return None
 
 
-def _abort(backend: Any, method: Callable[[], None]) -> None:
+def _abort(
+    backend: Any, method: Callable[[], None], goes_on: Callable[[], bool] | None
+) -> Callable[[], bool] | None:
     try:
         method()
     except Exception:
         if is_nccl(backend.name()):
             _given_up.append(backend)
         raise
+    return goes_on
 
 
 def has_nccl(group: Any) -> bool:

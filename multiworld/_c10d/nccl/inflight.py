@@ -73,10 +73,11 @@ STILL = 3.0
 kernel writes into its tensor. On an H100 and an H200 they took up to 2.8 s."""
 
 OPEN_PAUSE = 0.05
-"""Seconds between two checks whether a thread has closed its NCCL group."""
+"""Seconds between two checks whether a thread has closed its NCCL group, or a hung abort has ended."""
 
-_hanging: list[Callable[[], None]] = []
-"""Aborts that torch gave up, kept with their backends, whose destructors would let go of what NCCL writes."""
+_hanging: list[Callable[[], bool]] = []
+"""What tells whether an abort goes on that torch gave up; with it the backend is kept, whose destructor would
+let go of what NCCL writes."""
 
 _blocks: contextvars.ContextVar[tuple[tuple[Traffic, bool], ...]] = contextvars.ContextVar("m8d_nccl_blocks")
 """The blocks that this thread or asyncio task is in, innermost last, and whether it was told in each that its
@@ -107,12 +108,12 @@ class Traffic:
         fragile: whether a call that fails leaves the thread's NCCL group open, or ends the process (an
             unpatched torch).
         torch_aborts: whether torch's own watchdog may abort a communicator.
-        abort_patience: seconds after which torch's abort returns though NCCL's goes on; None: it does not.
+        abort_returns: whether torch's abort may return before NCCL's is over, and its backend tells.
 
     Attributes:
         over: set when the world's groups are about to be aborted.
         ready: whether the world has been built.
-        timeout, device, fragile, torch_aborts: as given.
+        timeout, device, fragile, torch_aborts, abort_returns: as given.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Traffic:
         device: torch.device,
         fragile: bool = False,
         torch_aborts: bool = True,
-        abort_patience: float | None = None,
+        abort_returns: bool = False,
     ) -> None:
         self.timeout = timeout
         self.device = device
@@ -135,11 +136,11 @@ class Traffic:
         self._inside = 0
         self._quiet = threading.Event()
         self._here = threading.local()
-        self._abort_patience = abort_patience
-        self._ends: list[Callable[[], None]] = []
+        self.abort_returns = abort_returns
+        self._ends: list[Callable[[], Callable[[], bool] | None]] = []
         self._aborting: list[threading.Thread] = []
         self._running = 0  # aborts
-        self._hung = False
+        self._hung: list[Callable[[], bool]] = []
         self._unended: list[Work] = []
         self._open: set[OpenGroup] = set()
         self._in_blocks: set[int] = set()  # threads
@@ -338,11 +339,12 @@ class Traffic:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    def abort(self, ends: list[Callable[[], None]]) -> None:
+    def abort(self, ends: list[Callable[[], Callable[[], bool] | None]]) -> None:
         """Mark the world as over, wake its waiters, and abort on one daemon thread each; return at once.
 
         Args:
-            ends: each aborts one backend, and may hang for as long as NCCL does.
+            ends: each aborts one backend, and may hang for as long as NCCL does. It returns what tells
+                whether NCCL goes on though it has returned; None: NCCL does not.
         """
         with self._lock:
             self.over.set()
@@ -366,19 +368,19 @@ class Traffic:
                 self._running += 1
                 self._aborting.append(thread)
 
-    def _end(self, end: Callable[[], None]) -> None:
+    def _end(self, end: Callable[[], Callable[[], bool] | None]) -> None:
         self._quiet.wait(QUIET)
         if self._spare():
             self._quiet.wait(QUIET)  # it is being closed
-        began = time.monotonic()
+        hung = []
         # A backend that fails to abort is unusable, and its world is over.
         with contextlib.suppress(Exception):
-            end()
-        patience = self._abort_patience
+            goes_on = end()
+            if goes_on is not None and goes_on():
+                hung.append(goes_on)
         with self._lock:
-            if patience is not None and time.monotonic() - began >= patience:
-                self._hung = True
-                _hanging.append(end)
+            self._hung += hung
+            _hanging.extend(hung)
             self._running -= 1
             if not self._goes_on():
                 self._unended.clear()
@@ -424,9 +426,23 @@ class Traffic:
             aborting = list(self._aborting)
         for thread in aborting:
             thread.join(max(0.0, deadline - time.monotonic()))
+        while self._hangs() and time.monotonic() < deadline:
+            time.sleep(OPEN_PAUSE)
         with self._lock:
             self._aborting = [thread for thread in self._aborting if thread.is_alive()]
             return not self._aborting and not self._goes_on()
+
+    def _hangs(self) -> bool:
+        """Whether an abort that torch gave up goes on; those that have ended are let go."""
+        ended = [goes_on for goes_on in [*self._hung] if not goes_on()]
+        with self._lock:  # `ended` holds the backends: no destructor runs under it
+            for each in ended:
+                if each in self._hung:
+                    self._hung.remove(each)
+                    _hanging.remove(each)
+            if not self._goes_on():
+                self._unended.clear()
+            return bool(self._hung)
 
 
 def failure_of(work: Work) -> str | None:

@@ -147,7 +147,7 @@ def test_an_abort_that_hangs_is_left_behind():
 
 def test_a_failed_operation_waits_for_the_abort_and_not_for_ever(monkeypatch):
     world, done = traffic(), threading.Event()
-    world.abort([lambda: done.wait(30)])
+    world.abort([lambda: done.wait(30) and None])
     threading.Timer(0.3, done.set).start()
     world.still(Work())
     assert done.is_set()
@@ -155,7 +155,7 @@ def test_a_failed_operation_waits_for_the_abort_and_not_for_ever(monkeypatch):
 
     monkeypatch.setattr(inflight, "STILL", 0.2)
     world, done, work = traffic(), threading.Event(), Work()
-    world.abort([lambda: done.wait(30)])
+    world.abort([lambda: done.wait(30) and None])
     began = time.monotonic()
     world.still(work)
     assert time.monotonic() - began < 5
@@ -163,28 +163,35 @@ def test_a_failed_operation_waits_for_the_abort_and_not_for_ever(monkeypatch):
     done.set()
 
 
-def test_an_abort_that_torch_gave_up_is_not_over(monkeypatch):
-    # A patched build's abort returns after its patience, and NCCL's goes on.
+def test_an_abort_that_torch_gave_up_is_over_when_nccl_is_through(monkeypatch):
+    # A patched build's abort returns though NCCL's goes on: at once, where torch's watchdog began it before.
     monkeypatch.setattr(inflight, "STILL", 0.2)
     kept = []
     monkeypatch.setattr(inflight, "_hanging", kept)
-    here = traffic(abort_patience=0.3)
-    end = threading.Event()
-    here.abort([lambda: end.wait(0.35) and None])
-    for _ in range(200):
-        if kept:
-            break
-        time.sleep(0.01)
+    here, over, work = traffic(), threading.Event(), Work()
+    here.abort([lambda: lambda: not over.is_set()])
+    here._aborting[0].join(20)
     assert len(kept) == 1
-    assert here.ended(time.monotonic() + 30) is False
-    work = Work()
     here.still(work)
     assert here._unended == [work]
+    assert here.ended(time.monotonic()) is False
+    threading.Timer(0.1, over.set).start()
+    assert here.ended(time.monotonic() + 30)
+    assert kept == here._unended == []
+
+
+def test_an_abort_that_took_long_and_ended_is_over(monkeypatch):
+    kept = []
+    monkeypatch.setattr(inflight, "_hanging", kept)
+    here = traffic()
+    here.abort([lambda: lambda: False])
+    assert here.ended(time.monotonic() + 30)
+    assert kept == []
 
 
 def test_what_an_abort_that_ends_late_writes_to_is_let_go_then(monkeypatch):
     monkeypatch.setattr(inflight, "STILL", 0.1)
-    here, done, work = traffic(abort_patience=60.0), threading.Event(), Work()
+    here, done, work = traffic(), threading.Event(), Work()
     here.abort([lambda: done.wait(30) and None, lambda: done.wait(30) and None])
     here.still(work)
     assert here._unended == [work]

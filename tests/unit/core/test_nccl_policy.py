@@ -153,7 +153,8 @@ def test_a_patched_build_acts_only_under_clean_up_only():
     assert decide(PATCHED, {HANDLING: "2"}).mode is Mode.ON
     asleep = decide(PATCHED, {HANDLING: "0"})
     assert (asleep.mode, asleep.survives, asleep.fragile) == (Mode.GUARDED, True, True)
-    assert asleep.abort_patience is None  # its abort returns with NCCL's
+    assert not asleep.abort_returns  # before NCCL's
+    assert decide(replace(PATCHED, topics=ALL), {HANDLING: "2"}).abort_returns
     assert "the patches act only with 2" in asleep.warning()
     assert asleep.next_step == f"Unset {HANDLING}, or set it to 2"
     assert dict(asleep.environment) == MONITORS
