@@ -16,7 +16,7 @@ LEGACY = "ProcessGroupNCCL"
 
 @pytest.fixture(name="run")
 def running(launch, build, tmp_path):
-    """Start a program of ``programs/patches.py`` with the older class, whatever its name is, under CleanUpOnly."""
+    """Start a program of ``programs/patches.py``, or MODULE:PROGRAM, with the older class, whatever its name is, under CleanUpOnly."""
     backend = next((name for name, kind in build.backends.items() if kind == LEGACY), None)
     if backend is None:
         pytest.skip(f"{build.name} has no {LEGACY}")
@@ -24,9 +24,8 @@ def running(launch, build, tmp_path):
 
     def start(program, size=2, *, env=None, timeout=120, **config):
         config = {"backend": backend, **config}
-        return launch(
-            f"patches:{program}", size, config=config, env={**quiet, **(env or {})}, timeout=timeout
-        )
+        program = program if ":" in program else f"patches:{program}"
+        return launch(program, size, config=config, env={**quiet, **(env or {})}, timeout=timeout)
 
     return start
 

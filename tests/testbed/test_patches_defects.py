@@ -253,8 +253,9 @@ class TestD7:
                 assert ranks.events(rank, "works")[0].fields["ok"]
 
     @pytest.mark.patched
-    def test_a_subgroups_failure_is_heard_in_its_world(self, run):
-        with run("dump_signal", 4, env=SIGNALS, subgroup=True) as ranks:
+    @pytest.mark.parametrize("split", [False, True], ids=["new", "split"])
+    def test_a_subgroups_failure_is_heard_in_its_world(self, run, split):
+        with run("dump_signal", 4, env=SIGNALS, subgroup=True, split=split) as ranks:
             lose(ranks, survivors=(0, 2, 3))
             assert until_logged(ranks, 2, self.HEARD)
             ranks.tell("go on")

@@ -73,9 +73,10 @@ class TestDestroying:
     """A peer is lost while a group is destroyed: from 2.22 on NCCL's abort frees what its finalize uses."""
 
     @pytest.mark.patched
+    @pytest.mark.parametrize("aside", [False, True], ids=["current", "aside"])
     @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-    def test_patched(self, run, sync):
-        with run("destroyed_lost", sync=sync) as ranks:
+    def test_patched(self, run, sync, aside):
+        with run("destroyed_lost", sync=sync, aside=aside) as ranks:
             ranks.wait("ready")
             still(ranks, 0, 1)
             assert not ranks.events(0, "destroy")
@@ -112,8 +113,12 @@ class TestSameGroup:
                 assert ranks.events(rank, "value")[0].fields["result"] == STALE
 
     @pytest.mark.patched
-    def test_patched(self, run, how):
-        with run("same_group", how=how) as ranks:
+    @pytest.mark.parametrize("spelled", ["2", " 02", "by its older name"])
+    def test_patched(self, run, how, spelled):
+        env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": spelled}
+        if spelled == "by its older name":
+            env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": None, "NCCL_ASYNC_ERROR_HANDLING": "2"}
+        with run("same_group", how=how, env=env) as ranks:
             for rank, told in enumerate(ranks.wait("depth")):
                 assert not ranks.events(rank, "call")[0].fields["ok"]
                 (again,) = ranks.events(rank, "again")
@@ -163,8 +168,9 @@ class TestThreads:
     """A thread that used a group ends before its works do."""
 
     @pytest.mark.patched
-    def test_patched(self, run):
-        with run("short_threads") as ranks:
+    @pytest.mark.parametrize("later", [False, True], ids=["from-the-start", "later"])
+    def test_patched(self, run, later):
+        with run("short_threads", later=later) as ranks:
             assert {each.code for each in ranks.join().values()} == {0}
 
 

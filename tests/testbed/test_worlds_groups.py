@@ -55,7 +55,7 @@ def test_a_groups_own_timeout_holds_for_its_operations(launch):
 def test_an_abort_that_torch_gives_up_is_not_over(launch):
     # The patched builds wait 5 s for it; the operation is waited for after that.
     config = {"backend": "nccl", "timeout": 60, "later": 5.0}
-    env = {"M8D_BED_ABORT_HANG_MS": "20000"}
+    env = {"M8D_BED_ABORT_HANG_MS": "600000"}
     with launch("worlds_groups:gives_up", 2, config=config, env=env, timeout=180) as ranks:
         ranks.wait("pending", ranks=[0])
         ranks.kill(1)
@@ -64,4 +64,6 @@ def test_an_abort_that_torch_gives_up_is_not_over(launch):
             assert told.fields["kind"] == "BrokenWorldException", told
         (closed,) = ranks.wait("closed", ranks=[0])
         assert closed.fields["freed"] is False
+        (later,) = ranks.wait("later", ranks=[0])
+        assert later.fields["freed"] is True
         assert ranks.stderr(0).count("NCCL has not ended an operation") == 2

@@ -319,14 +319,22 @@ def user_group(me: Rank) -> None:
 def dump_signal(me: Rank) -> None:
     """D7: worlds share a store server. Ranks 0 and 1 are world A, the others world B; 1 is lost.
 
-    ``subgroup``: rank 2 is of world A as well, and only ranks 0 and 1 are in the group that breaks.
+    ``subgroup``: rank 2 is of world A as well, and only ranks 0 and 1 are in the group that breaks. ``split``: it is
+    split from the default group, whose store's prefix looks like one of torch's own.
     """
     if me.config.get("subgroup"):
         members = (0, 1, 2) if me.rank < 3 else (3,)
     else:
         members = (0, 1) if me.rank < 2 else tuple(range(2, me.world_size))
-    world(me, prefix="A" if 0 in members else "B", ranks=members)
-    pair = dist.new_group([0, 1]) if me.config.get("subgroup") and 0 in members else dist.group.WORLD
+    split = bool(me.config.get("split"))
+    more = {"device_id": me.device} if split else {}
+    world(me, prefix=("A" if 0 in members else "B") + "/" * split, ranks=members, **more)
+    pair = dist.group.WORLD
+    if split and 0 in members:
+        warm(me)
+        pair = dist.split_group(split_ranks=[[0, 1], [2]])
+    elif me.config.get("subgroup") and 0 in members:
+        pair = dist.new_group([0, 1])
     if len(members) > 1:
         warm(me)
     if me.rank == 1:
@@ -452,13 +460,17 @@ def destroyed_busy(me: Rank) -> None:
 
 
 def destroyed_lost(me: Rank) -> None:
-    """A group is destroyed while its last operation waits for a peer, which is lost then. ``sync``: a synchronous one."""
+    """A group is destroyed while its last operation waits for a peer, which is lost then.
+
+    ``sync``: a synchronous one. ``aside``: on another stream than the one that is current then.
+    """
     world(me)
     warm(me)
     if me.rank == 1:
         me.event("ready")
         time.sleep(FOREVER)
-    dist.all_reduce(ones(me), async_op=not me.config.get("sync"))
+    with torch.cuda.stream(torch.cuda.Stream()) if me.config.get("aside") else contextlib.nullcontext():
+        dist.all_reduce(ones(me), async_op=not me.config.get("sync"))
     me.event("ready")
     me.attempt("destroy", dist.destroy_process_group)
     me.event("left", comms=me.bed.count("comms"))
@@ -498,7 +510,17 @@ def failing_hook(me: Rank) -> None:
 
 
 def short_threads(me: Rank) -> None:
-    """Threads use a group, each for one operation, and end before it does. The process ends as a program does."""
+    """Threads use a group, each for one operation, and end before it does. The process ends as a program does.
+
+    ``later``: the process has used a group in another mode before.
+    """
+    if me.config.get("later"):
+        mode = os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
+        world(me, prefix="first")
+        warm(me)
+        dist.destroy_process_group()
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = mode
     world(me)
     warm(me)
     for _ in range(20):

@@ -116,7 +116,7 @@ def limits(me: Rank) -> None:
 
 
 def gives_up(me: Rank) -> None:
-    """NCCL's abort hangs for longer than torch waits for it: the world is not free, and says so."""
+    """NCCL's abort hangs for longer than torch waits for it: the world is not free, and says so, until it has ended."""
     world = joined(me)
     first, second = full(-7, me.device), full(-7, me.device)
     if me.rank == 1:
@@ -129,3 +129,5 @@ def gives_up(me: Rank) -> None:
     with broken(me, "second"):
         works[1].wait()
     me.event("closed", freed=world.close(timeout=1))
+    me.bed.set("ABORT_HANG_MS", 0)
+    me.event("later", freed=world.close(timeout=60))

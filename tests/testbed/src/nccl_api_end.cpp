@@ -1,10 +1,7 @@
 // The C functions that end communicators.
 #include <nccl.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <thread>
 
 #include "bed.h"
 #include "nccl_comm.h"
@@ -19,9 +16,7 @@ void hang(const Communicator& communicator, bool before) {
   if (!ms) return;
   complain(&communicator, "ncclCommAbort hangs for %ld ms %s it ends the pending operations, as told", ms,
            before ? "before" : "after");
-  auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  while (std::chrono::steady_clock::now() < end && faults::abort_hang_ms(communicator.id, before) == ms)
-    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, 5L)));
+  faults::hang([&] { return faults::abort_hang_ms(communicator.id, before); });
 }
 
 // From 2.22 on ncclCommFinalize marks the communicator before it waits; ncclCommAbort, which sees the mark, waits for
@@ -78,6 +73,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Shared communicator = find(comm, call, &result);
   if (!communicator) return done(call, nullptr, result);
   communicator->wait_all_done();
+  faults::hang([&] { return faults::destroy_hang_ms(communicator->id); });
   if (!take_back(comm, call)) return done(call, communicator, ncclInvalidUsage);  // it was aborted meanwhile
   communicator->end();
   communicator->release();

@@ -1,6 +1,9 @@
 #include "nccl_faults.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "bed.h"
 #include "nccl_results.h"
@@ -40,6 +43,8 @@ int enqueue_result(uint64_t id, const char* kind) {
 
 int group_end_result(uint64_t id) { return static_cast<int>(number(id, "GROUPEND_RESULT")); }
 
+long group_end_hang_ms(uint64_t id) { return number(id, "GROUPEND_HANG_MS"); }
+
 bool launch_hangs(uint64_t id) { return concerns(id) && launches().hit(); }
 
 int init_result(uint64_t id) { return static_cast<int>(number(id, "INIT_RESULT")); }
@@ -56,6 +61,8 @@ long abort_hang_ms(uint64_t id, bool before) {
   return (knob("ABORT_HANG_PHASE") != "after") == before ? number(id, "ABORT_HANG_MS") : 0;
 }
 
+long destroy_hang_ms(uint64_t id) { return number(id, "DESTROY_HANG_MS"); }
+
 bool death_unseen(uint64_t id) { return number(id, "NO_DETECT") != 0; }
 
 long detect_delay_ms(uint64_t id) { return number(id, "DETECT_DELAY_MS"); }
@@ -63,5 +70,12 @@ long detect_delay_ms(uint64_t id) { return number(id, "DETECT_DELAY_MS"); }
 int remote_result(uint64_t id) { return static_cast<int>(number(id, "REMOTE_RESULT", remote_error)); }
 
 long nonblocking_ms(uint64_t id) { return number(id, "NONBLOCKING_MS"); }
+
+void hang(const std::function<long()>& told) {
+  long ms = told();
+  auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  while (std::chrono::steady_clock::now() < end && told() == ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, 5L)));
+}
 
 }  // namespace bed::nccl::faults

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace bed::nccl::faults {
 
 bool concerns(uint64_t id);
 int enqueue_result(uint64_t id, const char* kind);  // 0: do not fail. Counts.
 int group_end_result(uint64_t id);
+long group_end_hang_ms(uint64_t id);
 bool launch_hangs(uint64_t id);                     // Counts.
 int init_result(uint64_t id);
 long init_hang_ms(uint64_t id);
@@ -15,9 +17,13 @@ int async_error(uint64_t id);
 int abort_result(uint64_t id);
 bool abort_writes(uint64_t id);
 long abort_hang_ms(uint64_t id, bool before);       // before, or after ending the pending operations
+long destroy_hang_ms(uint64_t id);
 bool death_unseen(uint64_t id);
 long detect_delay_ms(uint64_t id);
 int remote_result(uint64_t id);
 long nonblocking_ms(uint64_t id);
+
+// Lasts for as many milliseconds as `told` says, or until that changes.
+void hang(const std::function<long()>& told);
 
 }  // namespace bed::nccl::faults
