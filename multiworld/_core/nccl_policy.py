@@ -271,13 +271,24 @@ _EVENTS = _Guard(
     "0",
     "an operation that outlives the thread that posted it ends this process",
 )
+# A wait whose time is over aborts the communicator, also with 0: what else it had pending is stale, and not failed.
+_BLOCKING = _Guard(
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "0",
+    "torch aborts a communicator by itself when a wait takes too long",
+    older=("NCCL_BLOCKING_WAIT",),
+)
 _GUARDS = (_MONITOR, _DUMP, _DUMP_WAIT, _RETHROW)
 _ENDED_BY_GUARDS = frozenset(defect for guard in _GUARDS for defect in guard.brings_back)
 _DESYNC = ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")  # torch takes the first that is set
 _DEBUGGING = ("TORCH_DISTRIBUTED_DEBUG", *_DESYNC)
 
 VARIABLES = (
-    *(name for guard in (_HANDLING, *_GUARDS, _EVENTS) for name in (*guard.newer, guard.name, *guard.older)),
+    *(
+        name
+        for guard in (_HANDLING, *_GUARDS, _BLOCKING, _EVENTS)
+        for name in (*guard.newer, guard.name, *guard.older)
+    ),
     *_DEBUGGING,
 )
 """Every environment variable that `decide` looks at."""
@@ -307,6 +318,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     guards = (
         handling,
         *(guard.known_to(facts) for guard in _GUARDS if legacy and not patched),
+        *(() if patched else (_BLOCKING,)),
         *((_EVENTS,) if legacy and facts.thread_events and "event-cache" not in topics else ()),
     )
     environment = tuple((guard.name, guard.value) for guard in guards if guard.found(environ) is None)

@@ -27,9 +27,11 @@ MONITORS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
+WAIT = {"TORCH_NCCL_BLOCKING_WAIT": "0"}
 GUARDS = {HANDLING: "0", **MONITORS}
-NONE = {HANDLING: "0"}
+NONE = {HANDLING: "0", **WAIT}
 
 
 def ids(decision):
@@ -58,9 +60,9 @@ def ids(decision):
         (replace(PATCHED, topics=("marker", "group-guard")), {}, "auto", Mode.GUARDED, {HANDLING: "2", **MONITORS}, ["D1", "D8"]),
         (replace(PATCHED, topics=("marker",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
         (replace(PATCHED, disagreements=("no.",)), {}, "auto", Mode.GUARDED, GUARDS, ["D5", "D6", "D8"]),
-        (replace(PATCHED, implementation=Implementation.NCCL2), {}, "auto", Mode.GUARDED, {HANDLING: "2"}, ["N1", "N3"]),
+        (replace(PATCHED, implementation=Implementation.NCCL2), {}, "auto", Mode.GUARDED, {HANDLING: "2", **WAIT}, ["N1", "N3"]),
         (NCCL2, {}, "auto", Mode.GUARDED, NONE, ["N3"]),
-        (NCCL2, {HANDLING: "2"}, "auto", Mode.GUARDED, {}, ["N1", "N3"]),
+        (NCCL2, {HANDLING: "2"}, "auto", Mode.GUARDED, WAIT, ["N1", "N3"]),
         (replace(STOCK, distributed=False), {}, "on", Mode.OFF, {}, []),
         (replace(STOCK, implementation=Implementation.NONE), {}, "on", Mode.OFF, {}, []),
         (replace(STOCK, implementation=Implementation.OTHER), {}, "auto", Mode.OFF, {}, []),
@@ -83,6 +85,8 @@ def test_the_table(facts, environ, shim, mode, environment, remaining):
         ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "true"}, "0", ["D2", "D7"]),
         ({"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "60000"}, "1", ["D2"]),
         ({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "1"}, "0", []),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "0", []),
+        ({"NCCL_BLOCKING_WAIT": "true"}, "0", []),
     ],
 )
 def test_what_the_user_has_set_stays_and_is_told(environ, wanted, remaining):
