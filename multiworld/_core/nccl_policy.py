@@ -271,7 +271,7 @@ _EVENTS = _Guard(
     "0",
     "an operation that outlives the thread that posted it ends this process",
 )
-# A wait whose time is over aborts the communicator, also with 0: what else it had pending is stale, and not failed.
+# A wait whose time is over aborts the communicator, also with 0: what else was pending is stale, not failed.
 _BLOCKING = _Guard(
     "TORCH_NCCL_BLOCKING_WAIT",
     "0",
@@ -309,7 +309,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     legacy = facts.implementation is Implementation.LEGACY
     # A build that contradicts itself is held unpatched.
     acting = facts.patched and not facts.disagreements and any(topic in facts.topics for topic in _NEEDED)
-    handling = replace(_HANDLING, value=_handling(environ, acting=acting, detail=facts.detail))
+    handling = replace(_HANDLING, value=_handling(facts, environ, acting=acting))
     name, value = handling.found(environ) or (handling.name, handling.value)
     handled = value.strip()
     # The patches are of the older implementation only, and of one mode.
@@ -345,11 +345,12 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
     )
 
 
-def _handling(environ: Mapping[str, str], *, acting: bool, detail: bool) -> str:
-    debugging = detail or environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL"
+def _handling(facts: NcclFacts, environ: Mapping[str, str], *, acting: bool) -> str:
+    debugging = facts.detail or environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL"
     asked = next((environ[name] for name in _DESYNC if name in environ), None)
-    # Torch refuses to do nothing where it is to find out which member is behind, and ends the process then.
+    # The older NCCL refuses to do nothing where it is to find out which member is behind: the process ends.
     desync = debugging or (asked is not None and not _is_false(asked))
+    desync = desync and facts.implementation is Implementation.LEGACY
     return CLEAN_UP_ONLY if acting or desync else NO_HANDLING
 
 
