@@ -89,7 +89,10 @@ def test_ci_runs_every_test_once():
         '"-- tests/contract/test_llm_serving.py"',
     ]  # fmt: skip
     assert re.search(r"^checks=\(.*\bcoverage\b.*\)$", text, re.MULTILINE), "it runs the others"
-    for function, shares in (("contract", ["1", "2"]), ("others_of", ["1", "2", '3 "tests/unit --timeout=1800"'])):
+    for function, shares in (
+        ("contract", ["1", "2"]),
+        ("others_of", ["1", "2", '3 "tests/unit --timeout=1800"']),
+    ):
         assert sorted(re.findall(rf"^ *{function} (.*?) \|\|", text, re.MULTILINE)) == shares
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
