@@ -62,6 +62,9 @@ class Trainer:
         self.progress = Progress.of(args)
         self.present: Any = None  # a Sharded
         self.generation = self.ended = 0
+        self.made = (
+            0  # steps of `present`: the history may be of another member, which has made more, or fewer
+        )
 
     def train(self) -> None:
         """Train with the present members."""
@@ -78,6 +81,7 @@ class Trainer:
                     self.present.optimizer.step()
                     self.history.steps.append([loss, self.world.world_size])
                     self.history.generation = self.generation
+                    self.made += 1
                     self.ended += 1
                     if self.world.rank == 0:
                         self.progress.tell(self.world.step)
@@ -99,17 +103,19 @@ class Trainer:
             if self.history.generation == self.generation:
                 # This member broke off when others had the word that all have their gradients: it has them, too.
                 self.present.optimizer.step()
+                self.made += 1
             else:
                 self.present = None  # it was away: the others made steps without it, and its shards are old
         self.ended = self.world.step
         with self.world:
             new = Sharded(self.world.world_size)
-            step, saved = new.take_over(self.world, self.present, len(self.history.steps), self.folder)
+            step, saved = new.take_over(self.world, self.present, self.made, self.folder)
         if saved is not None:
             self.sampler.load_state_dict(saved)
             del self.history.steps[step:]
-        self.present, self.generation = new, self.world.generation
-        say("%r, step %d%s", self.world, step, ", of the checkpoint" if saved is not None and step else "")
+        self.present, self.generation, self.made = new, self.world.generation, len(self.history.steps)
+        of = ", of the checkpoint" if saved is not None and step else ""
+        say("%r, step %d%s", self.world, self.made, of)
 
     def gradients(self, present: Sharded, pixels: torch.Tensor, labels: torch.Tensor) -> float:
         """Make the gradients of a step; return the loss of all members' samples once all have them."""

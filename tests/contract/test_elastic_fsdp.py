@@ -72,13 +72,16 @@ def state_of(net, optimizer):
     return dict(zip(("net", "optimizer"), get_state_dict(net, optimizer), strict=True))
 
 
-def load_state(net, optimizer, state):
+def load_state(net, optimizer, state, step):
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
+    if not step:
+        optimizer.state.clear()  # get_state_dict has made it as of one step
+        return
     set_state_dict(net, optimizer, model_state_dict=state["net"], optim_state_dict=state["optimizer"])
 
 
-def trains(me, folder):
+def trains(me, folder, stops=None):
     import torch.distributed.checkpoint as dcp
 
     losses, folder = Losses(), Path(folder)
@@ -87,27 +90,26 @@ def trains(me, folder):
         state=losses,
     )  # fmt: skip
     net = optimizer = None
-    generation = ended = stop = 0
+    generation = ended = made = stop = 0  # made: steps of `net`; the losses may be another member's
+    stops = {1: A_BREAK, 2: ANOTHER} if stops is None else stops
     while not stop:
         try:
             if generation != w.generation:
                 if net is not None and w.step > ended:
                     net = caught_up(me, net, optimizer, away=losses.generation != generation)
+                    made += 1
                 old = None if net is None else state_of(net, optimizer)
                 with w:
-                    made = sharded(w.world_size)
-                    new = state_of(*made)
-                    missing = reshard(w, old, new, len(losses.each))
+                    model = sharded(w.world_size)
+                    new = state_of(*model)
+                    missing = reshard(w, old, new, made)
                     at = restored(w, dcp, folder, new) if missing else len(losses.each)
                     losses.each = losses.each[:at]
-                    if at:
-                        load_state(*made, new)
-                    else:
-                        made[1].state.clear()  # get_state_dict has made it as of one step
-                (net, optimizer), generation, ended = made, w.generation, w.step
-                me.emit("in", step=len(losses.each), seats=w.seats, missing=missing)
+                    load_state(*model, new, at)
+                (net, optimizer), generation, ended, made = model, w.generation, w.step, at
+                me.emit("in", step=at, seats=w.seats, missing=missing)
             step, word = len(losses.each), ""
-            if {1: A_BREAK, 2: ANOTHER}.get(generation) == step:
+            if stops.get(generation) == step:
                 me.emit("at", step=step)
                 word = me.hear()
             elif me._conn.poll(0):
@@ -120,6 +122,7 @@ def trains(me, folder):
                 dist.all_reduce(vote)  # all have their gradients
                 interrupted(me, w, word)
             optimizer.step()
+            made += 1
             losses.each.append(vote[0].item())
             losses.generation = generation
             stop = vote[1].item()
@@ -250,13 +253,13 @@ def test_shards_of_a_member_that_was_away_are_not_taken(cast, tmp_path):
     stopped = members[-1]
     for each in members:
         each.expect("at")
-    os.kill(stopped.process.pid, signal.SIGSTOP)
+    stopped.stop()
     for each in members[:3]:
         each.say("go")  # into a step that breaks
     shrunk = entered(members[:3])
     assert (shrunk.step, len(shrunk.seats)) == (A_BREAK, 3), "the other replica has its shard"
     say(members[:3], "go", "go", "go")  # and steps are made without it
-    os.kill(stopped.process.pid, signal.SIGCONT)
+    stopped.go_on()
     stopped.say("go")
     assert stopped.expect("away")
     back = entered(members)
@@ -267,6 +270,38 @@ def test_shards_of_a_member_that_was_away_are_not_taken(cast, tmp_path):
     first, *others = [each.expect("done").losses for each in members]
     assert all(each == first for each in others)
     assert len(first) > back.step
+    torch.testing.assert_close(torch.tensor(first), torch.tensor(by_hand(len(first))), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="FSDP2 of this torch needs a GPU"
+)
+def test_shards_are_of_the_step_that_their_member_made(cast, tmp_path):
+    """The others went back to the beginning, and all but one were lost there: its steps are fewer than those of the shards."""
+    program = {"folder": str(tmp_path), "stops": {1: A_BREAK, 2: 0}}
+    members = {f"s{number}": cast.start(trains, number, **program) for number in range(4)}
+    seats = entered([*members.values()]).seats
+    for each in members.values():
+        each.expect("at")
+    stopped = members[seats[3]]
+    stopped.stop()
+    members[seats[1]].kill()  # the replica of its shard
+    others = [members[seats[0]], members[seats[2]]]
+    for each in others:
+        each.say("go")
+    again = entered(others)
+    assert (again.step, "net.0.weight" in again.missing) == (0, True)
+    for each in others:
+        each.expect("at")
+    others[1].kill()
+    stopped.go_on()
+    left = [others[0], stopped]
+    for each in left:
+        each.say("go")
+    assert entered(left).step == 0
+    left[0].say("stop")
+    first, second = [each.expect("done").losses for each in left]
+    assert first == second
     torch.testing.assert_close(torch.tensor(first), torch.tensor(by_hand(len(first))), rtol=1e-3, atol=1e-4)
 
 
