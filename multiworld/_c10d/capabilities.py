@@ -145,6 +145,7 @@ def nccl_facts(backend: str = "nccl") -> NcclFacts:
         remote_error=_knows_remote_error(),
         patched=marker is not None or bool(problems),
         topics=tuple(topic.name for topic in marker.topics) if marker else (),
+        number=marker.number if marker else 0,
         disagreements=problems,
         groups=_nccl_groups(),
         thread_events=_keeps_events_by_thread(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,12 @@ class Marker:
     builder: str
     overlay: Overlay | None
     disagreements: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Number of the build, of patches/targets.toml; 0 where the version had none."""
+        found = re.search(r"(?:^|\.)m8d(\d+)", self.local)
+        return int(found[1]) if found else 0
 
     @property
     def agrees(self) -> bool:

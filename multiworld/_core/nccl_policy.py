@@ -27,6 +27,10 @@ __all__ = [
 CLEAN_UP_ONLY = "2"
 """Value of TORCH_NCCL_ASYNC_ERROR_HANDLING: abort the communicator, leave the process alone."""
 
+TELLS_FROM = 4
+"""Number of the first patched builds whose backends tell whether NCCL's abort goes on. Older ones, asked the
+same, say for ever that it does."""
+
 NO_HANDLING = "0"
 """Value of the same variable: note the failure and do nothing."""
 
@@ -117,6 +121,7 @@ class NcclFacts:
         remote_error: whether the build knows ncclRemoteError; None where it could not be asked.
         patched: whether a marker was found.
         topics: of the patched build, in order; empty for an official one.
+        number: of the patched build, which tells two of one version apart; 0: it has none.
         disagreements: where the marker and the library differ, or why the marker cannot be read.
         groups: how many NCCL groups this process has already; they keep the environment they were made in.
         thread_events: whether it keeps CUDA events of operations per thread, and uses them after the thread
@@ -131,6 +136,7 @@ class NcclFacts:
     remote_error: bool | None = None
     patched: bool = False
     topics: tuple[str, ...] = ()
+    number: int = 0
     disagreements: tuple[str, ...] = ()
     groups: int = 0
     thread_events: bool = False
@@ -341,7 +347,7 @@ def decide(facts: NcclFacts, environ: Mapping[str, str], *, shim: str = "auto") 
         survives=survives,
         fragile=legacy and "group-guard" not in topics,
         torch_aborts=handled != NO_HANDLING,
-        abort_returns="abort-offload" in topics,
+        abort_returns="abort-offload" in topics and not 0 < facts.number < TELLS_FROM,
     )
 
 

@@ -144,7 +144,9 @@ def _abort(
     except Exception:
         if is_nccl(backend.name()):
             _given_up.append(backend)
-        raise
+        if goes_on is None:
+            raise
+        # Where the process could have no more threads, torch's watchdog tries again.
     return goes_on
 
 

@@ -227,6 +227,33 @@ def test_an_abort_that_fails_is_over():
     assert here.ended(time.monotonic() + 20)
 
 
+def test_an_abort_that_fails_where_the_build_tells_is_over_when_nccl_is_through(monkeypatch):
+    """A patched build's watchdog tries again where the process could have no more threads."""
+    kept, given_up = [], []
+    monkeypatch.setattr(inflight, "_hanging", kept)
+    monkeypatch.setattr(nccl, "_given_up", given_up)
+    over = threading.Event()
+
+    class Backend:
+        def name(self):
+            return "nccl"
+
+        def abort(self):
+            raise RuntimeError("Resource temporarily unavailable")
+
+        def _is_initialized(self):
+            return not over.is_set()
+
+    here = traffic()
+    here.abort([nccl.aborter(Backend(), tells=True)])
+    here._aborting[0].join(20)
+    assert len(kept) == len(given_up) == 1
+    assert here.ended(time.monotonic()) is False
+    over.set()
+    assert here.ended(time.monotonic() + 30)
+    assert kept == []
+
+
 def test_a_block_says_that_the_world_ended_in_it_once(monkeypatch):
     here, settled = traffic(), []
 

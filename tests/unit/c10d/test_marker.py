@@ -54,6 +54,14 @@ def test_a_patched_torch_is_read_and_agrees(tmp_path):
     assert marker.library == "torch/lib/nccl.so.2"
 
 
+@pytest.mark.parametrize(
+    ("local", "number"),
+    [("cu124.m8d4", 4), ("m8d12.edited1a2b3c4d", 12), ("m8d0.new1a2b3c4d", 0), ("mine", 0), ("cu124.xm8d3", 0)],
+)
+def test_a_build_has_a_number(local, number):
+    assert marker_for(library(), local=local).number == number
+
+
 def test_a_stock_torch_has_none(tmp_path):
     (tmp_path / "torch/lib").mkdir(parents=True)
     assert read_marker(tmp_path / "torch") is None

@@ -161,7 +161,9 @@ def test_a_patched_build_acts_only_under_clean_up_only():
     asleep = decide(PATCHED, {HANDLING: "0"})
     assert (asleep.mode, asleep.survives, asleep.fragile) == (Mode.GUARDED, True, True)
     assert not asleep.abort_returns  # before NCCL's
-    assert decide(replace(PATCHED, topics=ALL), {HANDLING: "2"}).abort_returns
+    whole = replace(PATCHED, topics=ALL)
+    told = [decide(replace(whole, number=number), {HANDLING: "2"}).abort_returns for number in (0, 3, 4)]
+    assert told == [True, False, True]
     assert "the patches act only with 2" in asleep.warning()
     assert asleep.next_step == f"Unset {HANDLING}, or set it to 2"
     assert dict(asleep.environment) == MONITORS
