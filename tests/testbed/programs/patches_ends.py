@@ -142,13 +142,13 @@ def barrier_other_mode(me: Rank) -> None:
         time.sleep(FOREVER)
     me.bed.set("ABORT_HANG_PHASE", "after")  # the barrier's stream goes on
     me.bed.set("ABORT_HANG_MS", HANG)
-    me.bed.set("GROUPEND_HANG_MS", HANG)  # so the abort comes between the launch and the wait
+    me.bed.set("LAUNCH_HANG_MS", HANG)  # so the abort comes between the launch and the wait
     launched = me.bed.count("launches")
     thread = threading.Thread(target=lambda: me.attempt("barrier", dist.barrier))
     thread.start()
     until(lambda: me.bed.count("launches") > launched)
     threading.Thread(target=backend_of(me).abort, daemon=True).start()
     me.event("aborts", seen=aborted(me))
-    me.bed.set("GROUPEND_HANG_MS", 0)
+    me.bed.set("LAUNCH_HANG_MS", 0)
     thread.join()
     os._exit(0)

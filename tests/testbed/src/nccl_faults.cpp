@@ -43,9 +43,9 @@ int enqueue_result(uint64_t id, const char* kind) {
 
 int group_end_result(uint64_t id) { return static_cast<int>(number(id, "GROUPEND_RESULT")); }
 
-long group_end_hang_ms(uint64_t id) { return number(id, "GROUPEND_HANG_MS"); }
-
 bool launch_hangs(uint64_t id) { return concerns(id) && launches().hit(); }
+
+long launch_hang_ms(uint64_t id) { return number(id, "LAUNCH_HANG_MS"); }
 
 int init_result(uint64_t id) { return static_cast<int>(number(id, "INIT_RESULT")); }
 

@@ -9,8 +9,8 @@ namespace bed::nccl::faults {
 bool concerns(uint64_t id);
 int enqueue_result(uint64_t id, const char* kind);  // 0: do not fail. Counts.
 int group_end_result(uint64_t id);
-long group_end_hang_ms(uint64_t id);
 bool launch_hangs(uint64_t id);                     // Counts.
+long launch_hang_ms(uint64_t id);
 int init_result(uint64_t id);
 long init_hang_ms(uint64_t id);
 int async_error(uint64_t id);

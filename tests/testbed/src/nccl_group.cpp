@@ -180,7 +180,7 @@ int end(bool by_user) {
   for (auto& batch : group.batches) {
     int launched = launch(batch);
     if (result == success || (result == in_progress && launched != success)) result = launched;
-    if (by_user) faults::hang([&] { return faults::group_end_hang_ms(batch.communicator->id); });
+    faults::hang([&] { return faults::launch_hang_ms(batch.communicator->id); });
   }
   return result;
 }
