@@ -20,7 +20,8 @@ from multiworld._c10d.lane import state_transfer
 from multiworld._c10d.lane.state_line import Line
 from multiworld._core import state_pieces
 from multiworld._core.state_notes import Kind
-from multiworld._join.state import _send
+from multiworld._join.kept_state import KeptState
+from multiworld._join.state import _receive, _send
 from multiworld._net.stores.store import open_store
 from multiworld.events import WorldStateReceived
 
@@ -290,6 +291,25 @@ def test_a_state_may_take_longer_than_the_timeout_of_operations(cast):
         assert not members[2].conn.poll(TIMEOUT / 5), "it ended before the state was there"
         members[0].say("go on")
     assert [each.expect("told", SOON).failed for each in members.values()] == [[], [], []]
+
+
+def test_a_state_that_has_come_is_loaded_though_another_transfer_has_failed(monkeypatch):
+    """Or its member, which has it, would be left with half of it where it was received in place."""
+    monkeypatch.setattr(state_transfer, "receive_state", lambda *_, **__: {"": "the others'"})
+    loaded, whole = [], []
+    world = SimpleNamespace(
+        _plan=SimpleNamespace(state=SimpleNamespace(load_state_dict=loaded.append), timeout=1.0),
+        _state_is_torn=whole.clear,
+        _state_is_whole=whole.append,
+    )
+    gen = SimpleNamespace(lane=object())
+
+    def broken():
+        raise ConnectionResetError("another member is lost")
+
+    with pytest.raises(ConnectionResetError):
+        _receive(world, gen, 0, KeptState(), broken, new=False)
+    assert (loaded, whole) == (["the others'"], [gen])
 
 
 def test_a_state_goes_to_several_members_at_once(monkeypatch):
