@@ -36,15 +36,17 @@ class TestAborts:
             (event,) = ranks.events(0, "operation")
             assert "abort" in event.fields["text"]
 
+    @pytest.mark.parametrize("asked", [False, True], ids=["watchdog", "program"])
     @pytest.mark.parametrize("pair", [False, True], ids=["one", "two"])
-    def test_without_a_thread_it_is_tried_again(self, run, pair):
-        with run("patches_ends:no_threads", pair=pair) as ranks:
+    def test_without_a_thread_it_is_tried_again(self, run, pair, asked):
+        with run("patches_ends:no_threads", pair=pair, asked=asked) as ranks:
             lose(ranks)
             assert until_logged(ranks, 0, "watchdog caught")
             still(ranks, 0, 1)
             ranks.tell("threads", ranks=[0])
             (aborted,) = ranks.wait("aborted", ranks=[0])
             assert aborted.fields["seen"]
+            assert [event.fields["ok"] for event in ranks.events(0, "refused")] == [False] * asked
             (wait,) = ranks.wait("wait", ranks=[0])
             assert names_remote_error(wait.fields["text"])
 

@@ -71,7 +71,10 @@ def maker_ends(me: Rank) -> None:
 
 
 def no_threads(me: Rank) -> None:
-    """The watchdog is to abort the group when the process can have no more threads. ``pair``: of two communicators."""
+    """The watchdog is to abort the group when the process can have no more threads.
+
+    ``pair``: of two communicators. ``asked``: the program aborts it then, too.
+    """
     world(me)
     warm(me)
     if me.config["pair"]:
@@ -83,6 +86,8 @@ def no_threads(me: Rank) -> None:
     me.bed.set("NO_THREADS", value=1)
     me.event("ready")
     me.hear("threads", timeout=FOREVER)
+    if me.config["asked"]:
+        me.attempt("refused", backend_of(me).abort)
     me.bed.set("NO_THREADS", value=0)
     me.event("aborted", seen=until(lambda: me.bed.count("comms") == 0))
     me.attempt("wait", work.wait)
