@@ -259,6 +259,9 @@ TIMEOUT = 6.0
 
 def waits(me):
     """One is behind after a breakage, and gets the state, of eight parts, as slowly as the test says."""
+    os.environ["M8D_STUCK_AFTER"] = "3"  # longer than a pause of the transfer, and shorter than all of them
+    stuck = []
+    mw.subscribe(lambda event: stuck.append(event.operation.kind) if type(event) is mw.WorldStuck else None)
     state_pieces.CHUNK = 1 << 20
     tell = Line.tell
 
@@ -276,7 +279,8 @@ def waits(me):
     if me.hear() == "ahead":
         outcome(w.advance)  # the world is broken; the step counts
     w.reform(TIMEOUT)
-    me.emit("told", failed=outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"])
+    told = {"counted": dict(w._gen.operations.totals.collectives), "stuck": tuple(stuck)}
+    me.emit("told", failed=outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"], **told)
     me.hear()
 
 
@@ -290,7 +294,9 @@ def test_a_state_may_take_longer_than_the_timeout_of_operations(cast):
         members[0].expect("part", SOON)
         assert not members[2].conn.poll(TIMEOUT / 5), "it ended before the state was there"
         members[0].say("go on")
-    assert [each.expect("told", SOON).failed for each in members.values()] == [[], [], []]
+    told = [each.expect("told", SOON) for each in members.values()]
+    assert [each.failed for each in told] == [[], [], []]
+    assert [(each.counted, each.stuck) for each in told] == [({}, ())] * 3, "to wait for it is no operation"
 
 
 def test_a_state_that_has_come_is_loaded_though_another_transfer_has_failed(monkeypatch):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from multiworld._c10d.lane.channels import number_of
 from multiworld._c10d.lane.group import WITHOUT_LIMITS, GroupCollectives
+from multiworld._core.operations.log import OperationLog
 
 if TYPE_CHECKING:
     from multiworld._c10d.lane.messages import Messages
@@ -39,7 +40,8 @@ class StateMeeting:
             carried=True,
             near=True,
             alone=True,
-            log=messages.log,
+            # Not the world's: that counts operations, and tells of those that wait for long, as this one may.
+            log=OperationLog(rank, size),
             limits=WITHOUT_LIMITS,
         )
 
