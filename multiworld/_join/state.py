@@ -64,17 +64,21 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     own = steps[gen.rank] if steps else None
     if wanted and gen.lane is None:
         raise _no_lane(world)
-    began = time.monotonic()
+    receivers = [rank for rank, source in wanted.items() if source == gen.rank]
+    began = has_it = time.monotonic()
     try:
         meet = _meeting(gen, resources) if wanted else _not_at_all
+        if wanted and provider is None and not receivers:
+            world._state_is_whole(gen)  # noqa: SLF001  (it serves what it has while others get theirs)
         # Those that are here run no code of the program until the end of the transfers, or have limits in it.
         meet(plan.timeout)
         if provider is not None:
             together = partial(meet, settings.MAX_TIMEOUT)
-            _receive(world, gen, provider, kept, together, new=own is None or own < 0)
+            has_it = _receive(world, gen, provider, kept, together, new=own is None or own < 0)
         else:
-            if gen.rank in wanted.values():
-                _send(gen, plan, [rank for rank, source in wanted.items() if source == gen.rank])
+            if receivers:
+                _send(gen, plan, receivers)
+                has_it = time.monotonic()  # it stood still until then
             meet(settings.MAX_TIMEOUT)
     except BaseException as error:
         # The others hear of it here: no transfer may have begun that would tell the other end.
@@ -87,14 +91,13 @@ def bring_up_to_date(world: World, kept: KeptState) -> None:
     if gen.state.value != "active":
         raise gen.error()
     world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
-    now = time.monotonic()
+    seconds = has_it - began  # of this member alone: others may get theirs for longer
     if provider is not None:
         text = "world %r: rank %d has its state from rank %d, in %.3f s"
         extra = about(gen.world, gen.number, gen.rank)
-        _log.info(text, gen.world, gen.rank, provider, now - began, extra=extra)
-    bus.publish(
-        WorldReady(gen.world, gen.number, gen.rank, now, -1 if provider is None else provider, now - began)
-    )
+        _log.info(text, gen.world, gen.rank, provider, seconds, extra=extra)
+    source = -1 if provider is None else provider
+    bus.publish(WorldReady(gen.world, gen.number, gen.rank, has_it, source, seconds))
 
 
 def _send(gen: Generation, plan: JoinPlan, receivers: list[int]) -> None:
@@ -141,7 +144,8 @@ def _receive(
     together: Callable[[], None],
     *,
     new: bool,
-) -> None:
+) -> float:
+    """Receive the state, and load it; return when it had come, in ``time.monotonic()`` seconds."""
     from multiworld._c10d.lane.state_transfer import receive_state  # noqa: PLC0415  (it loads torch)
 
     plan = world._plan  # noqa: SLF001  (joins make worlds)
@@ -168,6 +172,7 @@ def _receive(
             kept=kept.tensors,
             changes=world._state_is_torn,  # noqa: SLF001  (joins make worlds)
         )
+    has_it = time.monotonic()
     world._state_is_torn()  # noqa: SLF001  (also where nothing was received in place)
     try:
         together()  # before it is loaded: the other members wait for that in their next operation
@@ -175,6 +180,7 @@ def _receive(
         _load(plan, came)
         world._state_is_whole(gen)  # noqa: SLF001  (joins make worlds)
         kept.tensors.clear()
+    return has_it
 
 
 @contextlib.contextmanager
