@@ -19,9 +19,12 @@ import multiworld as mw
 from multiworld._c10d.lane import state_transfer
 from multiworld._c10d.lane.state_line import Line
 from multiworld._core import state_pieces
+from multiworld._core.membership.roster import Roster
 from multiworld._core.state_notes import Kind
+from multiworld._join import state as state_module
 from multiworld._join.kept_state import KeptState
 from multiworld._join.state import _receive, _send
+from multiworld._net.lane import door
 from multiworld._net.stores.store import open_store
 from multiworld.events import WorldStateReceived
 
@@ -316,6 +319,28 @@ def test_a_state_that_has_come_is_loaded_though_another_transfer_has_failed(monk
     with pytest.raises(ConnectionResetError):
         _receive(world, gen, 0, KeptState(), broken, new=False)
     assert (loaded, whole) == (["the others'"], [gen])
+
+
+def of_a_version(me, *, older):
+    """`older`: of one that knows no option of a lane but M8D_CHECK, which it sets, and takes each for that."""
+    if older:
+        os.environ["M8D_CHECK"] = "1"
+        door.MEETS = 0
+        Roster.checks = property(lambda roster: all(each.lane.options for each in roster.members))
+        state_module._meeting = lambda *_: lambda _: None
+    state = Parts(me.rank)
+    w = enter(me, "3:3", state=state, timeout=TIMEOUT)
+    failed = outcome(lambda: w.all_reduce(torch.ones(1)))["kinds"]
+    me.emit("told", failed=failed, ready=w.ready, value=float(state.tensors["w7"][0]))
+    me.hear()
+
+
+def test_members_of_two_versions_bring_a_state_and_call_alike(cast):
+    """All do as the older one does."""
+    members = [cast.start(of_a_version, number, older=number == 1) for number in range(3)]
+    told = [each.expect("told", SOON) for each in members]
+    assert [(each.failed, each.ready) for each in told] == [([], True)] * 3
+    assert len({each.value for each in told}) == 1
 
 
 def test_a_state_goes_to_several_members_at_once(monkeypatch):

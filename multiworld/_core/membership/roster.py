@@ -112,15 +112,17 @@ class Roster:
     @property
     def checks(self) -> bool:
         """Whether all members want the calls of each collective to be compared."""
-        return self._all_say(CHECKS)
+        # Versions without `MEETS` take each option for this one, and all members must decide alike.
+        return self._all_say(CHECKS if self.meets else CHECKS | MEETS)
 
     @property
     def meets(self) -> bool:
         """Whether all members wait for each other before and after a state is sent."""
         return self._all_say(MEETS)
 
-    def _all_say(self, option: int) -> bool:
-        return all(member.lane is not None and member.lane.options & option for member in self.members)
+    def _all_say(self, options: int) -> bool:
+        """Whether each member says at least one of these options."""
+        return all(member.lane is not None and member.lane.options & options for member in self.members)
 
     @property
     def one_host(self) -> bool:

@@ -472,9 +472,20 @@ def test_members_are_on_one_host_if_all_say_the_same_place(places, one):
     assert Roster("w", 1, 0, members, bytes(16), 5.0).one_host is one
 
 
-@pytest.mark.parametrize(("checks", "all_do"), [((1, 1), True), ((1, 0), False), ((1, None), False)])
-def test_calls_are_compared_if_all_members_want_it(checks, all_do):
-    addresses = [None if each is None else LaneAddress(2, "", 1, each) for each in checks]
+@pytest.mark.parametrize(
+    ("options", "all_do"),
+    [
+        ((1, 1), True),
+        ((1, 0), False),
+        ((1, None), False),
+        ((3, 3), True),
+        ((3, 2), False),
+        ((1, 2), True),  # the first is of a version that takes the other's number for this option
+        ((0, 3), False),
+    ],
+)
+def test_calls_are_compared_if_all_members_want_it(options, all_do):
+    addresses = [None if each is None else LaneAddress(2, "", 1, each) for each in options]
     members = tuple(dataclasses.replace(ask(0).member, lane=each) for each in addresses)
     assert Roster("w", 1, 0, members, bytes(16), 5.0).checks is all_do
 
