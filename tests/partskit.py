@@ -221,8 +221,8 @@ class Parts:
             else:
                 # Every other share begins at the end: files with similar names need the processor, or wait, alike. Then
                 # those of others, from the end that these come to last.
-                own_from_end = self._share[0] % 2 == 0
-                items[:] = _by_file(items, reverse=own_from_end) + _by_file(others, reverse=not own_from_end)
+                from_end = self._share[0] % 2 == 0
+                items[:] = _by_file(items, reverse=from_end) + _by_file(others, reverse=from_end)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:

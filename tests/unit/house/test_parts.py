@@ -94,6 +94,9 @@ def test_ci_runs_every_test_once():
         ("others_of", ["1", "2", '3 "tests/unit --timeout=1800"']),
     ):
         assert sorted(re.findall(rf"^ *{function} (.*?) \|\|", text, re.MULTILINE)) == shares
+    # The third share divides unit tests alone: without claims it leaves out, or repeats, what the two others have.
+    claims = re.findall(r'^(\w+)\(\).*\n *local -x M8D_SHARE_CLAIMS="\$tools/([\w-]+)"', text, re.MULTILINE)
+    assert sorted(claims) == [("contract", "claims"), ("others_of", "claims-others")]
     body = re.search(r"def tests_all\(.*?\n\n\n", (ROOT / "noxfile.py").read_text(), re.DOTALL)
     assert body
     assert "not long" not in body[0]
@@ -120,31 +123,48 @@ def pytest_configure(config):
 """
 
 
-def test_a_share_takes_what_the_other_has_not_begun(tmp_path):
-    """The first has its own file and one of the other's; the second, which comes late, finds nothing."""
-    folder, claims = tmp_path / "tests", tmp_path / "claims"
+@pytest.fixture
+def shared(tmp_path):
+    """Runs a share of files of two tests each: returns what passed, in its order, and all that was said."""
+    folder = tmp_path / "tests"
     folder.mkdir()
     (folder / "partsplugin.py").write_text(PLUGIN)
-    for name in "abc":
-        (folder / f"test_{name}.py").write_text("def test_one():\n    pass\n\n\ndef test_two():\n    pass\n")
-    partskit.Claims(claims).mine("test_b.py")  # begun elsewhere
 
-    def passed(share):
+    def run(share, names, claims):
+        for name in names:
+            text = "def test_one():\n    pass\n\n\ndef test_two():\n    pass\n"
+            (folder / f"test_{name}.py").write_text(text)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-rA", "-p", "partsplugin", "-p", "no:cacheprovider", "--share", share],
             cwd=folder, capture_output=True, text=True, timeout=120, check=False,
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{folder}", "M8D_SHARE_CLAIMS": str(claims)},
         )  # fmt: skip
-        return re.findall(r"^PASSED (\S+)", done.stdout, re.MULTILINE), done.stdout
+        return re.findall(r"^PASSED test_(\S+)", done.stdout, re.MULTILINE), done.stdout
 
-    found, text = passed("1/2")
-    assert sorted(found) == [f"test_{file}.py::test_{which}" for file in "ac" for which in ("one", "two")], (
-        text
-    )
-    found, text = passed("2/2")
+    return run
+
+
+def both(names):
+    return [f"{name}.py::test_{which}" for name in names for which in ("one", "two")]
+
+
+def test_a_share_takes_what_the_other_has_not_begun(tmp_path, shared):
+    """The first has its own file and one of the other's; the second, which comes late, finds nothing."""
+    claims = tmp_path / "claims"
+    partskit.Claims(claims).mine("test_b.py")  # begun elsewhere
+    found, text = shared("1/2", "abc", claims)
+    assert sorted(found) == both("ac"), text
+    found, text = shared("2/2", "abc", claims)
     assert found == [], text
     assert "6 items" in text
     assert "error" not in text.lower()
+
+
+@pytest.mark.parametrize(("share", "order"), [("1/2", "acbd"), ("2/2", "dbca")])
+def test_two_shares_begin_at_different_ends_and_meet(tmp_path, shared, share, order):
+    """The first one's files are a and c, the second one's b and d: each comes last to what the other begins with."""
+    found, text = shared(share, "abcd", tmp_path / "claims")
+    assert found == both(order), text
 
 
 def test_second_looks_do_not_lead_a_run_beyond_its_tests():
