@@ -48,6 +48,11 @@ _CONNECTING = 1.0
 _WAITS = 1.0
 """Seconds that members have to say what they are doing, when the launcher looks."""
 
+_OVER = frozenset({"closed", "failed"})
+
+_MOST = 1000
+"""Worlds whose last reports are kept for a further connection."""
+
 _STATES: dict[type[Event], str] = {
     WorldJoining: "joining",
     WorldActive: "active",
@@ -73,6 +78,8 @@ class LauncherReports:
         self.client: ControlClient | None = None
         self.retirement = Retirement()
         self._connecting = threading.Lock()
+        self._telling = threading.RLock()  # a signal's handler may publish, too
+        self._said: dict[str, dict[str, Any]] = {}  # the last report of each world, for a further connection
         self._causes: dict[str, str] = {}
         self._joining: set[str] = set()
         self._closed: set[str] = set()  # while they were joined
@@ -108,7 +115,12 @@ class LauncherReports:
                     "pid": os.getpid(),
                     "attempt": int(attempt) if attempt.isdigit() else 0,
                 })  # fmt: skip
-                self.client = client
+                with self._telling:
+                    self.client = client
+                    for world, said in tuple(self._said.items()):  # some may have been lost meanwhile
+                        client.report(said)
+                        if said["state"] in _OVER:
+                            del self._said[world]
                 if former is None:
                     bus.subscribe(self.tell)
                 return client
@@ -164,7 +176,15 @@ class LauncherReports:
         }
         if isinstance(event, WorldActive):
             said |= {"size": event.world_size, "sizes": _sizes(world)}
-        client.report(said)
+        with self._telling:
+            client = self.client or client
+            before = self._said.pop(world, {})
+            if state not in _OVER or not client.alive:
+                # That of a busy member has no sizes.
+                self._said[world] = before | said if isinstance(event, MemberBusy) else said
+                if len(self._said) > _MOST:
+                    del self._said[next(iter(self._said))]
+            client.report(said)
 
     def _look(self, question: dict[str, Any]) -> None:
         """Answer how this process's worlds stand, in another thread: members are asked."""

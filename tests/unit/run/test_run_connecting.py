@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import tempfile
 import time
@@ -12,6 +13,7 @@ from kits.meetkit import PATIENCE, until
 
 from multiworld._net import launcher_connection
 from multiworld._net.launcher_connection import ControlClient
+from multiworld.events import Breakage, Cause, MemberBusy, WorldActive, WorldBroken, WorldClosed
 from multiworld.joinall.launcher_client import LauncherClient
 from multiworld.launched import reports
 
@@ -126,6 +128,52 @@ def test_a_connection_that_has_ended_is_made_again(launcher, mine):
     assert second.store == "tcp://a:1", "it is told anew only in a moment"
     assert b'"hello":"worker"' in launcher.accept().recv(1000)
     assert len(mine.subscribed) == 1
+
+
+def heard(theirs, count):
+    """What a launcher is told first: so many worlds, by name, and what each is said to be."""
+    told = b""
+    theirs.settimeout(PATIENCE)
+    while told.count(b"\n") < 1 + count:
+        told += theirs.recv(1 << 16)
+    first, *rest = [json.loads(line) for line in told.splitlines()]
+    assert first["hello"] == "worker"
+    return {each["world"]: each for each in rest}
+
+
+def test_a_connection_that_is_made_again_tells_how_all_worlds_stand(launcher, mine):
+    """What they became while there was none would be told with their next event, or never."""
+    launcher.listen()
+    mine.connect_if_launched()
+    tell = mine().tell
+    for name in ("stays", "breaks", "closes", "closed"):
+        tell(WorldActive(name, 3, 0, 1.0, 2))
+    tell(WorldClosed("closed", 3, 0, 2.0))
+    with launcher.accept() as theirs:
+        assert set(heard(theirs, 5)) == {"stays", "breaks", "closes", "closed"}
+    until(lambda: not mine().client.alive)
+    tell(MemberBusy("stays", 3, 0, 3.0, (1,), True))
+    breakage = Breakage(Cause.CRASHED, (1,), "it died", 3.0)
+    tell(WorldBroken("breaks", 3, 0, 3.0, breakage))
+    tell(WorldClosed("closes", 3, 0, 3.0))
+    mine.connect_if_launched()
+    told = heard(launcher.accept(), 3)
+    assert {name: each["state"] for name, each in told.items()} == {
+        "stays": "active", "breaks": "broken", "closes": "closed",
+    }  # fmt: skip
+    assert (told["stays"]["size"], told["stays"]["detail"]) == (2, "rank 1 busy: runs, but does not answer")
+    assert (told["breaks"]["cause"], told["breaks"]["ranks"]) == ("crashed", [1])
+
+
+def test_the_reports_that_are_kept_are_bounded(monkeypatch, launcher, mine):
+    monkeypatch.setattr(reports, "_MOST", 2)
+    launcher.listen()
+    mine.connect_if_launched()
+    for name in "abc":
+        mine().tell(WorldActive(name, 1, 0, 1.0, 2))
+    assert set(mine()._said) == {"b", "c"}
+    mine().tell(WorldClosed("b", 1, 0, 2.0))
+    assert set(mine()._said) == {"c"}
 
 
 def test_a_process_without_a_launcher_looks_for_none_again(monkeypatch, launcher, mine):

@@ -109,7 +109,7 @@ def test_the_log_has_it():
 def test_a_worker_tells_its_launcher(monkeypatch):
     said = []
     client = LauncherReports()
-    client.client = SimpleNamespace(report=said.append)
+    client.client = SimpleNamespace(report=said.append, alive=True)
     joined = {
         "train": SimpleNamespace(_plan=SimpleNamespace(assigned=True, least=1, world_size=4)),
         "other": SimpleNamespace(_plan=SimpleNamespace(assigned=False)),

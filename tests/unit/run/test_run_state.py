@@ -308,7 +308,7 @@ def test_a_member_that_is_busy_is_noted_until_it_answers_or_its_world_breaks():
 def test_a_worker_tells_its_launcher_which_member_is_busy():
     told = []
     launcher = LauncherReports()
-    launcher.client = SimpleNamespace(report=told.append)
+    launcher.client = SimpleNamespace(report=told.append, alive=True)
     launcher.tell(MemberBusy("w", 2, 0, 1.0, (1,), busy=True))
     launcher.tell(MemberBusy("w", 2, 0, 2.0, (1, 3), busy=True))
     launcher.tell(MemberBusy("w", 2, 0, 3.0, (1,), busy=False))
@@ -339,7 +339,7 @@ def test_a_member_that_answers_again_makes_no_world_whole():
 def test_a_join_that_fails_after_a_close_has_no_cause_of_an_earlier_breakage():
     told = []
     launcher = LauncherReports()
-    launcher.client = SimpleNamespace(report=told.append)
+    launcher.client = SimpleNamespace(report=told.append, alive=True)
     gone = Breakage(Cause.LEFT, (1,), "rank 1 left", 1.0)
     for event in (
         WorldBroken("w", 1, 0, 1.0, gone),
