@@ -15,7 +15,7 @@ LARGE = frames.EAGER_LIMIT + 10
 SIZES = st.integers(2, 6)
 CROWDS = st.integers(schedules.STAR + 1, schedules.STAR + 9)
 SEEDS = st.integers(0, 2**16)
-few = settings(max_examples=10)  # each takes as long as many of few members
+few = settings(max_examples=4)  # each takes as long as a hundred of few members
 
 
 class Member:
