@@ -207,6 +207,13 @@ def test_devices_and_memory(go):
     assert told[0]["seen"] == {"devices": 3, "megabytes": 512}
 
 
+def test_no_threads(go):
+    told, _ = go("no_threads", size=1)
+    assert "can't start new thread" in told[0]["refused"]["text"]
+    assert told[0]["own"]["result"] == [1.0, 1.0]
+    assert told[0]["allowed"]["ok"]
+
+
 def test_a_refused_kernel_fails_and_is_named(go):
     told, _ = go("kernel", size=1, allow_refused=True)
     assert not told[0]["kernel"]["ok"]

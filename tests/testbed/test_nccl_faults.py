@@ -207,6 +207,18 @@ def test_abort_hangs(pair, phase, ends):
     assert pair[0].ready(PATIENCE)
 
 
+def test_a_launch_and_a_destroy_hang_for_so_long(pair):
+    pair[0].set("LAUNCH_HANG_MS", 300)
+    began = time.monotonic()
+    assert begin(pair[0]) == SUCCESS
+    assert time.monotonic() - began >= 0.3
+    begin(pair[1])
+    pair[0].set("DESTROY_HANG_MS", 300)
+    result, seconds = pair[0].call("Destroy")
+    assert result == SUCCESS
+    assert seconds >= 0.3
+
+
 def test_an_abort_hangs_for_so_long(pair):
     begin(pair[0])
     pair[0].set("ABORT_HANG_MS", 300)

@@ -199,6 +199,15 @@ def machine(me: Rank) -> None:
     me.event("seen", devices=torch.cuda.device_count(), megabytes=total >> 20)
 
 
+def no_threads(me: Rank) -> None:
+    """Python can start no thread; the double can, for a stream."""
+    torch.cuda.set_device(me.device)
+    with me.bed.knobs(NO_THREADS=1):
+        me.attempt("refused", threading.Thread(target=int).start)
+        me.attempt("own", lambda: torch.ones(2).to(me.device).tolist())
+    me.attempt("allowed", threading.Thread(target=int).start)
+
+
 def kernel(me: Rank) -> None:
     """A kernel that is not modelled."""
     tensor = torch.arange(4.0).to(me.device)
