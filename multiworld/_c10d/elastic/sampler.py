@@ -26,8 +26,6 @@ class _World(Protocol):
     def world_size(self) -> int: ...
     @property
     def step(self) -> int: ...
-    @property
-    def _state_step(self) -> int | None: ...
 
 
 class ElasticBatchSampler(Sampler[list[int]]):
@@ -168,8 +166,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
         world = self._world
         if world is None:
             return self._place
-        # While the latest state is still to come, `world.step` is that of the others.
-        own = world._state_step
+        # While the latest state is still to come, `world.step` is that of the others. An object that stands
+        # for the world of one process has no more than a step.
+        own: int | None = getattr(world, "_state_step", world.step)
         steps = 0 if own is None else own - self._step
         if steps > 0:
             if self._epochs is None or steps > self._given:

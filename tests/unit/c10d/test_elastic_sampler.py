@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,3 +213,13 @@ def test_bad_sizes():
     sampler.follow(AsWorld(1, 0, 3, 0))
     with pytest.raises(ValueError, match="batch_size=2 for 3 members"):
         iter(sampler)
+
+
+def test_what_stands_for_a_world_has_a_step_and_no_more():
+    """As where one process makes the same steps alone."""
+    alone = types.SimpleNamespace(generation=1, rank=0, world_size=1, step=0)
+    sampler = ElasticBatchSampler(8, 4, shuffle=False)
+    sampler.follow(alone)
+    assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    alone.step = 1
+    assert sampler.state_dict() == {"epoch": 0, "taken": 4}

@@ -56,7 +56,13 @@ def test_a_patched_torch_is_read_and_agrees(tmp_path):
 
 @pytest.mark.parametrize(
     ("local", "number"),
-    [("cu124.m8d4", 4), ("m8d12.edited1a2b3c4d", 12), ("m8d0.new1a2b3c4d", 0), ("mine", 0), ("cu124.xm8d3", 0)],
+    [
+        ("cu124.m8d4", 4),
+        ("m8d12.edited1a2b3c4d", 12),
+        ("m8d0.new1a2b3c4d", 0),
+        ("mine", 0),
+        ("cu124.xm8d3", 0),
+    ],
 )
 def test_a_build_has_a_number(local, number):
     assert marker_for(library(), local=local).number == number
