@@ -174,13 +174,6 @@ def _span(seconds: float) -> str:
     return f"about {round(seconds / 60)} min"
 
 
-def _by_file(items: list[pytest.Item], *, reverse: bool) -> list[pytest.Item]:
-    """Sort tests by their files, as these come or the other way round; those of a file as they come."""
-    files = list(dict.fromkeys(_file(item.nodeid) for item in items))
-    order = {file: -number if reverse else number for number, file in enumerate(files)}
-    return sorted(items, key=lambda item: order[_file(item.nodeid)])
-
-
 def _part(path: Path) -> str:
     """Return the folder below tests/ that a test is in; of one that is elsewhere its own folder."""
     return path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else path.parent.name
@@ -218,11 +211,9 @@ class Parts:
             items[:] = [item for item in items if _file(item.nodeid) in mine]
             if self._claims is None:
                 config.hook.pytest_deselected(items=others)
-            else:
-                # Every other share begins at the end: files with similar names need the processor, or wait, alike. Then
-                # those of others, from the end that these come to last.
-                from_end = self._share[0] % 2 == 0
-                items[:] = _by_file(items, reverse=from_end) + _by_file(others, reverse=from_end)
+            else:  # from the other end, where those whose share it is come last
+                files = list(dict.fromkeys(_file(item.nodeid) for item in others))
+                items += [item for file in reversed(files) for item in others if _file(item.nodeid) == file]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:

@@ -265,10 +265,14 @@ class GroupCollectives:
             new.outputs = output
         return new
 
-    def barrier(self, device_ids: object = None, *, name: str = "barrier") -> Collective | None:
+    def barrier(self, device_ids: object = None) -> Collective | None:
         """As ``dist.barrier``, of a group whose only backend is gloo."""
         if not self._used or not self._alone or device_ids is not None:
             return None
+        return self.wait_for_all("barrier")
+
+    def wait_for_all(self, name: str) -> Collective:
+        """A barrier that is told by that name; whatever the limits are."""
         new = self._new(name, [])
         return self._numbered(new, schedules.barrier(new, _nothing, deep=self._deep))
 

@@ -54,8 +54,7 @@ class StateMeeting:
         Raises:
             Exception: the world's error.
         """
-        barrier = self._group.barrier(name=_NAME)
-        assert barrier is not None  # noqa: S101  (without limits all are the lane's)
+        barrier = self._group.wait_for_all(_NAME)
         try:
             barrier.wait(seconds)
             error = barrier.error
