@@ -160,8 +160,8 @@ def test_a_share_takes_what_the_other_has_not_begun(tmp_path, shared):
     assert "error" not in text.lower()
 
 
-@pytest.mark.parametrize(("share", "order"), [("1/2", "acbd"), ("2/2", "dbca")])
-def test_two_shares_begin_at_different_ends_and_meet(tmp_path, shared, share, order):
+@pytest.mark.parametrize(("share", "order"), [("1/2", "acdb"), ("2/2", "bdca")])
+def test_a_share_comes_last_to_what_the_other_begins_with(tmp_path, shared, share, order):
     """The first one's files are a and c, the second one's b and d: each comes last to what the other begins with."""
     found, text = shared(share, "abcd", tmp_path / "claims")
     assert found == both(order), text
