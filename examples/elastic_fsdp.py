@@ -62,9 +62,7 @@ class Trainer:
         self.progress = Progress.of(args)
         self.present: Any = None  # a Sharded
         self.generation = self.ended = 0
-        self.made = (
-            0  # steps of `present`: the history may be of another member, which has made more, or fewer
-        )
+        self.made = 0  # steps of `present`; the history may be of another member, which has made others
 
     def train(self) -> None:
         """Train with the present members."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiworld._c10d.lane.collective import Collective
     from multiworld._c10d.lane.messages import Messages
 
-__all__ = ["GenerationCollectives"]
+__all__ = ["GenerationCollectives", "wait_explained"]
 
 _CPU = torch.device("cpu")
 _Gloo: Any = getattr(torch._C._distributed_c10d, "ProcessGroupGloo", None)
@@ -140,13 +140,7 @@ class GenerationCollectives:
             Exception: the world's error.
         """
         collective.failed = self._failed  # where the caller is interrupted, and hears no more of it
-        try:
-            collective.wait(timeout)
-            error = collective.error
-        except TimeoutError as late:
-            error = TimeoutError(*late.args)
-        if error is not None:
-            self._messages.raise_explained(error)
+        wait_explained(collective, self._messages, timeout)
 
     async def until_over(self, collective: Collective) -> None:
         """Carry out a collective that was not begun, in the running loop; cancelled, it goes on.
@@ -218,3 +212,23 @@ class GenerationCollectives:
 
 def _ignore(_: object) -> None:
     """An error is raised where it is waited for."""
+
+
+def wait_explained(collective: Collective, messages: Messages, timeout: float) -> None:
+    """Carry out a collective, or wait until it is over.
+
+    Args:
+        collective: begun or not.
+        messages: of its generation.
+        timeout: seconds; 0: the group's.
+
+    Raises:
+        Exception: the world's error.
+    """
+    try:
+        collective.wait(timeout)
+        error = collective.error
+    except TimeoutError as late:
+        error = TimeoutError(*late.args)
+    if error is not None:
+        messages.raise_explained(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multiworld._c10d.lane.channels import number_of
+from multiworld._c10d.lane.collectives import wait_explained
 from multiworld._c10d.lane.group import WITHOUT_LIMITS, GroupCollectives
 from multiworld._core.operations.log import OperationLog
 
@@ -54,11 +55,4 @@ class StateMeeting:
         Raises:
             Exception: the world's error.
         """
-        barrier = self._group.wait_for_all(_NAME)
-        try:
-            barrier.wait(seconds)
-            error = barrier.error
-        except TimeoutError as late:
-            error = TimeoutError(*late.args)
-        if error is not None:
-            self._messages.raise_explained(error)
+        wait_explained(self._group.wait_for_all(_NAME), self._messages, seconds)
